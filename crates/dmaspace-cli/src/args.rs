@@ -1,4 +1,4 @@
-//! What the command line takes, and how it explains itself.
+//! The command line and its help.
 
 use clap::{Parser, Subcommand};
 
@@ -24,7 +24,7 @@ use crate::tables::TablesCommand;
     disable_help_subcommand = true
 )]
 pub(crate) struct Args {
-    /// Say on stderr what is being done; RUST_LOG picks more finely.
+    /// Log to stderr; RUST_LOG sets the filter.
     #[arg(short, long, global = true, display_order = 100)]
     pub(crate) verbose: bool,
     #[command(subcommand)]
@@ -33,21 +33,19 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Map real memory for devices, let them use it, check every byte, and give it back.
+    /// Map real memory for devices, run DMA through it, check every byte, and free it.
     #[command(
-        long_about = "Takes real memory of this process, pins and charges it, finds the physical \
-            runs of which it consists, builds I/O page tables over them, attaches devices of a \
-            software IOMMU, lets them read and write all of it through the tables, checks every \
-            byte, unmaps, gives everything back, and says what happened.\n\n\
-            With --backend vfio or iommufd the kernel does it for a device of the machine, which \
-            must be bound to vfio-pci (see `dmaspace devices`). Only a device whose registers are \
-            known here can be made to do DMA: that is QEMU's `edu` (give it all address bits: \
-            -device edu,dma_mask=0xffffffffffffffff), which copies samples. For others memory is \
-            only mapped and unmapped, and the report says so.\n\n\
-            Exit status: 0 when nothing was found wrong; 1 when a byte was wrong, a device \
-            faulted where it must not or did not where it must, or something broke; 2 when what \
-            was asked for cannot be had; 130 when interrupted. Whatever happens, nothing stays \
-            pinned.",
+        long_about = "Allocates memory, pins and charges it, finds its physical runs, builds I/O page \
+            tables for them, attaches devices of a software IOMMU, which read and write all of it \
+            through the tables, checks every byte, then unmaps, unpins and frees it. The report lists \
+            each step with its time.\n\n\
+            With --backend vfio or iommufd the kernel maps the memory for a PCI device, which must be \
+            bound to vfio-pci (see `dmaspace devices`). This program can start DMA only on QEMU's `edu`, \
+            which copies samples (it needs all address bits: -device edu,dma_mask=0xffffffffffffffff). \
+            For other devices it only maps and unmaps the memory, and the report says so.\n\n\
+            Exit status: 0 when all checks passed; 1 after a wrong byte, an unexpected or a missing \
+            fault, or a failure; 2 when an option cannot be satisfied; 130 when interrupted. Nothing \
+            stays pinned in any case.",
         after_long_help = "Examples:\n  \
             dmaspace map\n  \
             dmaspace map --size 1G --backing hugetlb-2m --format amdv1\n  \
@@ -57,7 +55,7 @@ pub(crate) enum Command {
             dmaspace map --backend iommufd --device 0000:00:05.0"
     )]
     Map(MapArgs),
-    /// Take a virtual machine's memory through everything, while devices do DMA all the time.
+    /// Run every operation on one virtual machine's memory during DMA.
     #[command(long_about = life::ABOUT, after_long_help = life::EXAMPLES)]
     Life(LifeArgs),
     /// Take the address space of a `life` over: what it starts by itself.
@@ -69,10 +67,10 @@ pub(crate) enum Command {
     PoolKeeper,
     /// List PCI devices: group, driver, node, unit, and whether and how each could be used.
     #[command(
-        long_about = "Lists the machine's PCI devices with group, IOMMU unit, memory node and \
-            driver, says whether and how each can be used, and which commands would bind those \
-            that cannot be used yet. An IOMMU group is never divided: all its devices are named. \
-            Nothing is opened or changed.\n\n\
+        long_about = "Lists the machine's PCI devices with group, IOMMU unit, memory node and driver, \
+            shows whether each is ready for passthrough and why not, and prints the commands that bind \
+            it. An IOMMU group is never divided, so all its devices are listed. Opens and changes \
+            nothing.\n\n\
             Exit status: 0; 1 when the kernel's list cannot be read; 2 when the result cannot be \
             written.",
         after_long_help = "Examples:\n  \
@@ -80,24 +78,25 @@ pub(crate) enum Command {
             dmaspace devices --json | jq '.devices[] | select(.state == \"ready\").address'"
     )]
     Devices(DevicesArgs),
-    /// Be the balloon of a virtual machine whose monitor speaks vhost-user.
+    /// Serve a balloon to a vhost-user monitor.
     #[command(long_about = balloon::ABOUT, after_long_help = balloon::EXAMPLES)]
     Balloon(BalloonArgs),
-    /// Drive a balloon's device in a guest, whatever its kernel has.
+    /// Drive a balloon device from a guest's user space.
     #[command(long_about = balloon_guest::ABOUT, after_long_help = balloon_guest::EXAMPLES)]
     BalloonGuest(BalloonGuestArgs),
-    /// Measure this machine: what others have published, page by page, and by runs.
+    /// Repeat five published measurements on this machine, page by page and by runs.
     #[command(long_about = bench::ABOUT, after_long_help = bench::EXAMPLES)]
     Bench(BenchArgs),
-    /// Look at I/O page tables in a file: list, explain, check, compare, draw.
+    /// Read I/O page tables from a file: list, explain, check, compare, draw.
     #[command(
         subcommand,
-        long_about = "Looks at I/O page tables that are in a file: an image of tables (which this \
-            library writes), a dump of memory with --format, --root and --offset, as QEMU's pmemsave or \
-            a crash dump gives, or what a running kernel shows of VT-d's tables in debugfs. They are read as the specifications say, not as we \
-            would have written them; files of any bytes are survived.\n\n\
-            Exit status: 0; 1 when `check` or `diff` find something, or the image is damaged; 2 \
-            when the file or what was asked for cannot be had.",
+        long_about = "Reads I/O page tables from a file: an image of tables (written by `tables image` \
+            or the library), a memory dump (QEMU's pmemsave, a crash dump) with --format, --root and \
+            --offset, or the kernel's text of VT-d tables in debugfs. The reader follows the \
+            specifications and shares no code with the engine's writers; damaged and \
+            hostile files are safe to read.\n\n\
+            Exit status: 0; 1 when `check` or `diff` find something, or the image is damaged; 2 when the \
+            file cannot be read or an option does not apply.",
         after_long_help = "Examples:\n  \
             dmaspace tables image tables.img --map 1G:64M:4G\n  \
             dmaspace tables dump tables.img\n  \
@@ -107,22 +106,23 @@ pub(crate) enum Command {
             dmaspace tables picture tables.img --svg tables.svg"
     )]
     Tables(TablesCommand),
-    /// Plan page tables for memory nodes, simulate what that is worth, and measure walks.
+    /// Plan page tables per memory node, simulate their effect, and measure walks.
     #[command(subcommand, disable_help_subcommand = true)]
     Numa(NumaCommand),
     /// Predict how long the kernel takes to map a virtual machine's memory, and which setting helps.
     #[command(
-        long_about = "Finds the guest RAM of a virtual machine that runs (--pid), or reads QEMU's command \
-            line (--qemu) or libvirt's XML (--libvirt). Says how this memory is backed and what of it is \
-            present, and estimates how long the kernel takes to fault in, zero, pin and map it for a \
-            device, by VFIO type 1 and by iommufd: today, and with each change that helps, with the line \
-            for QEMU, libvirt or the shell. The estimate needs a calibration of some hundred \
-            milliseconds. --pid accepts any other process, too.\n\n\
+        long_about = "Finds the guest RAM of a running virtual machine (--pid), or reads QEMU's command \
+            line (--qemu) or libvirt's XML (--libvirt). Reports the backing of this memory and how much \
+            of it is present, and estimates how long the kernel takes to fault in, zero, pin and map it \
+            for a device, with VFIO type 1 and with iommufd: with the current settings, and after each \
+            change that helps, with its line for QEMU, libvirt or the shell. The calibration for the \
+            estimate takes some hundred milliseconds. --pid also accepts processes that are not virtual \
+            machines.\n\n\
             --machine reports IOMMU units, how each group translates, kernel options, nodes, counters and \
             recent faults, each finding with the setting that would change it.\n\n\
-            Nothing is stopped or changed. What needs a privilege that is missing is left out and named.\n\n\
-            Exit status: 0; 2 when there is no such process, it may not be looked at, it has no memory of \
-            its own, or the configuration cannot be understood.",
+            Stops and changes nothing. Facts that require a missing privilege are left out and listed.\n\n\
+            Exit status: 0; 2 when the process does not exist, may not be inspected or has no memory of \
+            its own, or the configuration cannot be parsed.",
         after_long_help = "Examples:\n  \
             dmaspace inspect --pid $(pidof -s qemu-system-x86_64)\n  \
             dmaspace inspect --pid 4711 --json | jq '.advice[0]'\n  \

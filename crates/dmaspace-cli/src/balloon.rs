@@ -75,7 +75,7 @@ pub(crate) struct BalloonArgs {
 
     /// Do not offer free page reporting
     ///
-    /// The guest's free memory then stays with it until the balloon takes it.
+    /// The host then gets free memory back only by inflating the balloon.
     ///
     /// Example: --no-reporting
     #[arg(long)]
@@ -346,7 +346,7 @@ fn statistics(stats: &StatsReport) -> String {
         ("minor faults", stats.minor_faults),
         ("huge pages had", stats.huge_page_allocations),
         ("huge pages refused", stats.huge_page_failures),
-        ("killed for want of memory", stats.oom_kills),
+        ("killed by out-of-memory", stats.oom_kills),
     ];
     let memory = memory
         .into_iter()

@@ -78,7 +78,7 @@ mod exit {
     pub(crate) const INTERRUPTED: u8 = 130;
 }
 
-/// What the command line takes.
+/// The definition of the command line.
 pub fn command() -> clap::Command {
     Args::command()
 }
@@ -158,13 +158,13 @@ fn fail(error: &dyn Error, status: u8) -> u8 {
     status
 }
 
-/// A sentence on stderr. If nobody can read it, nobody can be told either.
+/// A sentence on stderr. A failure to write it cannot be reported.
 fn say(text: &str) {
     let _ = writeln!(io::stderr(), "dmaspace: {}", terminal::shown(text));
 }
 
-/// Tracing to stderr: what RUST_LOG asks for, or with `-v` all that our own crates tell. RUST_LOG has levels
-/// by crate or module; those by span or field would cost the program three crates and a twentieth of its build.
+/// Tracing to stderr: what RUST_LOG asks for, or with `-v` what our own crates log. RUST_LOG has levels by
+/// crate or module; those by span or field would cost the program three crates and a twentieth of its build.
 fn listen(verbose: bool) {
     let asked = env::var_os("RUST_LOG").map(OsString::into_string);
     let filter = match asked {

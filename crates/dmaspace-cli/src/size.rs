@@ -32,7 +32,7 @@ impl fmt::Display for SizeError {
         match self {
             Self::NotANumber => f.write_str("a size is a number with K, M, G or T, like 256M"),
             Self::Fraction => f.write_str(
-                "a size has no fraction; take the next smaller unit, like 1536M for 1.5G",
+                "a size has no fraction; use the next smaller unit, like 1536M for 1.5G",
             ),
             Self::Unit(unit) => write!(f, "unknown unit {unit:?}: there are K, M, G and T"),
             Self::TooLarge => f.write_str("no machine has that much: it is 16 EiB or more"),

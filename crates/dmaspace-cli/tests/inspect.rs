@@ -363,7 +363,7 @@ fn a_process_that_is_not_there_or_not_ours_is_refused_by_name() {
         let pid = std::process::id().to_string();
         let refusal = refused(ordinary.command(8 << 20, &["inspect", "--pid", &pid]));
         assert!(
-            refusal.ends_with("takes CAP_SYS_PTRACE (root)"),
+            refusal.ends_with("requires CAP_SYS_PTRACE (root)"),
             "{refusal}"
         );
     }

@@ -224,12 +224,12 @@ fn a_back_end_of_the_kernel_takes_a_device_and_draws_nothing() {
     };
     let none = said(&["--backend", "vfio"]);
     assert!(
-        none.starts_with("--backend vfio takes --device ADDRESS"),
+        none.starts_with("--backend vfio requires --device ADDRESS"),
         "{none}"
     );
     let software = said(&["--device", "0000:00:05.0"]);
     assert!(
-        software.starts_with("--device takes --backend vfio or iommufd"),
+        software.starts_with("--device requires --backend vfio or iommufd"),
         "{software}"
     );
     let kernel = ["--backend", "iommufd", "--device", "ffff:ff:1f.7"];

@@ -182,7 +182,7 @@ fn huge_pages_are_added_and_taken_out_again() {
     let _turn = turn();
     let name = "huge_pages_are_added_and_taken_out_again";
     if !is_root() || available() < 2 << 30 {
-        return skipped(name, "takes root and 2 GiB of memory");
+        return skipped(name, "requires root and 2 GiB of memory");
     }
     let before = pool();
     let options = ["map", "--json", "--size", "64M", "--backing", "hugetlb-2m"];
@@ -235,7 +235,7 @@ fn a_full_disk_keeps_the_old_drawing_and_nothing_half_written() {
     let _turn = turn();
     let name = "a_full_disk_keeps_the_old_drawing_and_nothing_half_written";
     if !is_root() || !has(&["unshare", "mount"]) {
-        return skipped(name, "takes root, unshare and mount");
+        return skipped(name, "requires root, unshare and mount");
     }
     let directory = tempfile::tempdir().unwrap();
     // A disk of its own, seen by nobody else, full but for the old drawing.
@@ -326,7 +326,7 @@ fn a_signal_ends_a_job_and_nothing_is_left() {
     let _turn = turn();
     let name = "a_signal_ends_a_job_and_nothing_is_left";
     if !is_root() || available() < 4 << 30 {
-        return skipped(name, "takes root and 4 GiB of memory");
+        return skipped(name, "requires root and 4 GiB of memory");
     }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("layout.svg");
@@ -437,7 +437,7 @@ fn a_terminal_shows_colour_and_the_progress_of_long_work() {
             "nothing of it stays: {rest:?}"
         );
     } else {
-        skipped(name, "long work takes root and 2 GiB of memory");
+        skipped(name, "long work requires root and 2 GiB of memory");
     }
 }
 
@@ -445,7 +445,10 @@ fn a_terminal_shows_colour_and_the_progress_of_long_work() {
 fn a_bar_is_never_drawn_into_a_pipe() {
     let _turn = turn();
     if !is_root() || available() < 2 << 30 {
-        return skipped("a_bar_is_never_drawn_into_a_pipe", "takes root and 2 GiB");
+        return skipped(
+            "a_bar_is_never_drawn_into_a_pipe",
+            "requires root and 2 GiB",
+        );
     }
     let begun = Instant::now();
     let (_, stderr, status) = run(dmaspace(&["map", "--size", "128M", "--backing", "4k"]));

@@ -65,7 +65,7 @@ devices, links in GB/s
   address       kind      group  unit   node  link
   0000:17:00.0  Ethernet  -      dmar0  0     25.0
   0000:b1:00.0  Ethernet  -      dmar1  1     (25.0)
-  in brackets not known, assumed
+  in brackets assumed
 
 predicted GB/s with leaves of 4 KiB (a formula, not measured)
   address       shared  per-node  near(0)  near(1)
@@ -204,7 +204,7 @@ fn what_cannot_be_planned_is_refused() {
     );
     let error = plan("[[node]]\nid = 0\nmemory_mib = 1\n", &["--emit", "qemu"]);
     assert!(
-        error.contains("a guest would have nothing to tell; --topology"),
+        error.contains("a guest could not show any; --topology"),
         "{error}"
     );
     let error = refused(dmaspace(&["numa", "plan", "--topology", "/nowhere"]));
@@ -328,7 +328,7 @@ fn what_is_published_is_simulated_and_called_that() {
     ]));
     assert_eq!((stderr.as_str(), status), ("", Some(0)));
     for line in [
-        "pcie-bench: random reads by window, VT-d, Gb/s (simulated)",
+        "pcie-bench: random reads by window in 4 KiB pages, VT-d, Gb/s (simulated)",
         "  20 of 20 rows that count are within 10 %",
         "origin 5: NCCL allreduce on machines of two sockets, GB/s (simulated)",
         "  3 of 3 rows that count are within 10 %",

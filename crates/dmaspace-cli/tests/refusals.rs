@@ -26,7 +26,7 @@ fn a_size_that_makes_no_sense_is_refused_with_what_would_do() {
         ("5000", "5000 bytes are no whole pages of 4K; try 4K or 8K"),
         (
             "1.5G",
-            "a size has no fraction; take the next smaller unit, like 1536M for 1.5G",
+            "a size has no fraction; use the next smaller unit, like 1536M for 1.5G",
         ),
         ("1GB", "unknown unit \"GB\": there are K, M, G and T"),
         ("lots", "a size is a number with K, M, G or T, like 256M"),
@@ -175,12 +175,12 @@ fn options_that_do_not_go_together_are_refused_by_name() {
         |options: &[&str]| refused(dmaspace(&[&["map", "--size", "999999T"], options].concat()));
     assert_eq!(
         refusal(&["--device", "0000:00:05.0"]),
-        "--device takes --backend vfio or iommufd: the software IOMMU has devices of its own"
+        "--device requires --backend vfio or iommufd: the software IOMMU has devices of its own"
     );
     for name in ["vfio", "iommufd"] {
         assert_eq!(
             refusal(&["--backend", name]),
-            format!("--backend {name} takes --device ADDRESS; `dmaspace devices` lists them")
+            format!("--backend {name} requires --device ADDRESS; `dmaspace devices` lists them")
         );
         for (option, value) in [
             ("--format", "vtd-ss"),

@@ -323,7 +323,7 @@ fn what_cannot_be_had_is_refused_in_a_sentence() {
     };
     assert!(of(&["/nowhere"]).starts_with("cannot read /nowhere: No such file"));
     assert!(
-        of(&[text(&dump)]).contains("is no image of tables: for a dump of memory say --format")
+        of(&[text(&dump)]).contains("is no image of tables: a dump of memory requires --format")
     );
     let vtd = ["--format", "vtd-ss", "--root"];
     let outside = of(&[

@@ -68,7 +68,7 @@ pub(super) fn run(rounds: &mut Rounds<'_>, report: &mut GroupReport) -> Result<(
     threads.sort_unstable();
     threads.dedup();
     report.notes = vec![
-        "leaves of 4 KiB and 2 MiB only, as in the origin; a device of the unit (a software one) reads meanwhile".into(),
+        "leaves of 4 KiB and 2 MiB only, as in the origin; a software device reads at the same time".into(),
         "dmaspace: Dma::map and Dma::unmap, with an address allocated for each; page by page: the same, with a call of \
          the table for each further page"
             .into(),
@@ -76,7 +76,7 @@ pub(super) fn run(rounds: &mut Rounds<'_>, report: &mut GroupReport) -> Result<(
     ];
     if threads.iter().any(|count| *count > processors) {
         report.notes.push(format!(
-            "more threads than the {processors} processors take turns: their times hold the waiting"
+            "more threads than the {processors} processors run in turns: their times include waiting"
         ));
     }
     let arm = ArmConfig {

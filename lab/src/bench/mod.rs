@@ -154,7 +154,7 @@ pub enum BenchError {
         format: &'static str,
     },
     /// A thread of the group cannot be had.
-    #[error("{group} takes more threads than there can be")]
+    #[error("{group} requires more threads than possible")]
     NoThread {
         /// The group.
         group: Group,

@@ -347,7 +347,7 @@ fn kernel(
         let ready =
             |device: &&DeviceReport| device.state == State::Ready && device.ways.contains(&way);
         let Some(device) = devices.devices.iter().find(ready) else {
-            let none = Failed::NotRun("no device: `dmaspace devices` says what it takes".into());
+            let none = Failed::NotRun("no device: `dmaspace devices` lists what is missing".into());
             none.or_report(report, name)?;
             continue;
         };

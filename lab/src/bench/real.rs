@@ -86,7 +86,7 @@ impl Real {
         if len == 0 {
             let (unit, fits) = (Bytes(unit), Bytes(wanted.min(fits)));
             return Err(Failed::NotRun(format!(
-                "it takes {unit}, {fits} are meant for it"
+                "it requires {unit}, the budget is {fits}"
             )));
         }
         let mapping = Mapping::new(backing, len, None).map_err(|error| Failed::because(&error))?;

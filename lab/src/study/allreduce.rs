@@ -79,9 +79,9 @@ const KNOBS: [Knob<Values>; 11] = [
         at: |values| &mut values.upper,
     },
     Knob {
-        name: "machines that take part",
+        name: "machines",
         unit: "",
-        basis: Basis::Assumed("an allreduce over NICs takes two; the origin does not say"),
+        basis: Basis::Assumed("an allreduce over NICs needs two; the origin does not state it"),
         varied: Varied::To([1.0, 4.0]),
         at: |values| &mut values.hosts,
     },

@@ -118,7 +118,7 @@ pub enum StudyError {
     #[error(transparent)]
     Simulation(#[from] SimulationError),
     /// A simulation has no outcome for a device.
-    #[error("the simulation says nothing of a device")]
+    #[error("the simulation has no result for a device")]
     NoOutcome,
 }
 

@@ -126,7 +126,7 @@ const KNOBS: [Knob<Values>; 8] = [
 ///
 /// When there is no memory for the tables.
 pub fn pcie_bench() -> Result<Study, StudyError> {
-    let title = "pcie-bench: random reads by window, VT-d, Gb/s";
+    let title = "pcie-bench: random reads by window in 4 KiB pages, VT-d, Gb/s";
     study(title, VALUES, &KNOBS, rows)
 }
 
@@ -136,7 +136,7 @@ pub(super) fn rows(values: &Values) -> Result<Vec<Row>, StudyError> {
     let large = Domain::map(FormatId::VtdSs, all, 2 * MIB, Some(0))?;
     let row = |bytes, window: u64, leaf: &str, domain, published, standing| {
         Ok::<_, StudyError>(Row {
-            name: format!("{bytes} B, {} in {leaf} pages", size(window)),
+            name: format!("{bytes} B, {}{leaf}", size(window)),
             published,
             simulated: gbps(values, domain, bytes, window * KIB)?,
             unit: "Gb/s",
@@ -147,17 +147,17 @@ pub(super) fn rows(values: &Values) -> Result<Vec<Row>, StudyError> {
     let last = WINDOWS.len() - 1;
     for (place, (window, published, _)) in WINDOWS.into_iter().enumerate() {
         let standing = fitted(place == 0 || place == last);
-        rows.push(row(64, window, "4 KiB", &small, published, standing)?);
+        rows.push(row(64, window, "", &small, published, standing)?);
     }
     for (place, (window, _, published)) in WINDOWS.into_iter().enumerate() {
         let standing = fitted(place == 0);
-        rows.push(row(128, window, "4 KiB", &small, published, standing)?);
+        rows.push(row(128, window, "", &small, published, standing)?);
     }
     let window = 64 * MIB / KIB;
     rows.push(row(
         64,
         window,
-        "2 MiB",
+        ", 2M pages",
         &large,
         LARGE_PAGES,
         Standing::Counts,

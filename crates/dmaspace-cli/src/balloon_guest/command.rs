@@ -150,7 +150,7 @@ fn sentence(event: &GuestEvent) -> String {
         } => {
             let (actual, target) = (size::bytes(*actual_bytes), size::bytes(*target_bytes));
             let starved = if *starved {
-                "; the guest has no more to give"
+                "; the guest has no more free memory"
             } else {
                 ""
             };
@@ -200,7 +200,7 @@ mod tests {
         let told = sentence(&event);
         assert_eq!(
             told,
-            "balloon: 1 MiB of 2 MiB; the guest has no more to give"
+            "balloon: 1 MiB of 2 MiB; the guest has no more free memory"
         );
     }
 }

@@ -22,16 +22,16 @@ use crate::{exit, fail, json, print, refuse};
 
 use program::Program;
 
-pub(crate) const ABOUT: &str = "Measures what the five documents measured that this project grew \
-    out of: pinning and mapping real memory, mapping by many threads, a balloon, page tables of \
-    every format, and tables on memory nodes (simulated). Each line has the published figures, \
-    the way before measured here (page by page; of pins, charged by page and by folio) and this \
-    project measured here, in one run and in turns: median, lowest and highest. What was published ran on other machines: compare ratios.\n\n\
-    Up to 8 GiB of memory are taken (--quick: 1 GiB), less when less is there, which is said. As \
-    root, pools of huge pages are raised for the time of the run. What cannot be had is named as \
+pub(crate) const ABOUT: &str = "Repeats the measurements of five public Linux patch series: pinning and \
+    mapping real memory, mapping by many threads, a balloon, page tables of every format, and tables on \
+    memory nodes (simulated). Each row has the published figures, the old method measured here (page by \
+    page; for pins by page and by folio) and dmaspace measured here, in one run and in turns: median, \
+    lowest and highest. The published figures are from other machines: compare ratios.\n\n\
+    Uses up to 8 GiB of memory (--quick: 1 GiB); with less it reports the reduced size. As root it \
+    raises the pools of huge pages during the run. Measurements that are impossible here are listed as \
     not run.\n\n\
-    Exit status: 0; 1 when the machine cannot be read or an operation fails that must not; 2 when \
-    a result cannot be written; 130 when interrupted. Whatever happens, everything is given back.";
+    Exit status: 0; 1 when the machine cannot be read or an operation fails; 2 when a result cannot be \
+    written; 130 when interrupted. All memory and pools are restored in any case.";
 
 pub(crate) const EXAMPLES: &str = "Examples:\n  \
     dmaspace bench tables --quick\n  \
@@ -65,7 +65,7 @@ pub(crate) struct BenchArgs {
 
     /// Write one page with tables and plots into FILE
     ///
-    /// It needs no network, and is light or dark as its reader has it.
+    /// The page needs no network, and follows the browser's light or dark setting.
     ///
     /// Example: --html report.html
     #[arg(long, value_name = "FILE")]

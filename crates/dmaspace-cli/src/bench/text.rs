@@ -173,7 +173,7 @@ pub(crate) fn machine(measured: &Measured) -> Vec<(&'static str, String)> {
     let host: &Host = &measured.report.machine;
     let processors = counted(host.processors as u64, "processor");
     let name = match host.processor.as_str() {
-        "" => "not told",
+        "" => "unknown",
         name => name,
     };
     let pool = |pages: Option<u64>| pages.map_or_else(|| "none".into(), count);

@@ -28,31 +28,31 @@ const USAGE: &str = "dmaspace inspect [OPTIONS]
 #[group(skip)]
 #[command(group = ArgGroup::new("what").required(true).args(["pid", "qemu", "libvirt", "machine"]))]
 pub(crate) struct InspectArgs {
-    /// Look at this process: a virtual machine's monitor, for instance
+    /// Inspect this process, for instance a virtual machine's monitor
     ///
     /// Example: --pid $(pidof -s qemu-system-x86_64)
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
 
-    /// Predict for the virtual machine that QEMU would make of this command line
+    /// Predict for the virtual machine of this QEMU command line
     ///
     /// Example: --qemu "qemu-system-x86_64 -m 4G -device vfio-pci,host=0000:01:00.0"
     #[arg(long, value_name = "LINE")]
     qemu: Option<String>,
 
-    /// Predict for the virtual machine that libvirt would make of the XML in FILE
+    /// Predict for the virtual machine of libvirt's XML in FILE
     ///
     /// Example: --libvirt domain.xml (from `virsh dumpxml --inactive`)
     #[arg(long, value_name = "FILE")]
     libvirt: Option<PathBuf>,
 
-    /// Look at the machine: IOMMU units, groups, kernel options, nodes, counters, faults
+    /// Inspect the machine: IOMMU units, groups, kernel options, nodes, counters, faults
     ///
     /// Example: --machine
     #[arg(long)]
     machine: bool,
 
-    /// Predict no times: do not try how fast this machine brings memory in and pins it
+    /// Predict no times, and skip the calibration of this machine
     ///
     /// Example: --no-times
     #[arg(long, conflicts_with = "machine")]

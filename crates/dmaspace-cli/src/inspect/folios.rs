@@ -82,9 +82,9 @@ impl Folios {
         Err(Missing {
             what: "folios",
             why: match self.file {
-                None => "/proc/kpageflags takes root".into(),
+                None => "/proc/kpageflags requires root".into(),
                 Some(_) => {
-                    format!("there are too many small pages to look at each: {left_out} left out")
+                    format!("too many small pages to read each: {left_out} left out")
                 }
             },
         })
@@ -128,7 +128,7 @@ mod tests {
         folios.add(2 << 30, PAGE, None, false);
         let missing = folios.take().unwrap_err();
         assert_eq!(missing.what, "folios");
-        assert_eq!(missing.why, "/proc/kpageflags takes root");
+        assert_eq!(missing.why, "/proc/kpageflags requires root");
     }
 
     #[test]

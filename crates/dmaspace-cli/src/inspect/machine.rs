@@ -151,7 +151,7 @@ impl MachineReport {
         {
             report.missing.push(missing(
                 "ATS",
-                "configuration space behind the first 64 bytes takes root (CAP_SYS_ADMIN)",
+                "configuration space beyond the first 64 bytes requires root (CAP_SYS_ADMIN)",
             ));
         }
         report.findings = findings(&report, &devices, places);
@@ -159,7 +159,7 @@ impl MachineReport {
             Ok(log) => report.add_log(&log),
             Err(error) => report.missing.push(missing(
                 "faults",
-                &format!("the kernel's log takes CAP_SYSLOG (root): {error}"),
+                &format!("the kernel's log requires CAP_SYSLOG (root): {error}"),
             )),
         }
         Ok(report)
@@ -186,7 +186,7 @@ impl MachineReport {
         }
         if self.fault_count > 0 {
             self.findings.push(MachineFinding {
-                finding: format!("the kernel's log tells of {} DMA faults", self.fault_count),
+                finding: format!("the kernel's log contains {} DMA faults", self.fault_count),
                 setting: "dmaspace tables walk, over the tables of the device that faults".into(),
             });
         }
@@ -417,13 +417,13 @@ fn findings(
     let in_groups = devices.groups.iter().any(|group| !group.no_iommu);
     if !in_groups && !devices.hidden {
         say(
-            "no IOMMU translates for any device: none can be given away".into(),
+            "no IOMMU translates for any device: no device can be passed through".into(),
             "VT-d, AMD-Vi or SMMU in the firmware, and intel_iommu=on on the kernel's command line",
         );
     }
     if devices.groups.iter().any(|group| group.no_iommu) {
         say(
-            "VFIO gives devices away without an IOMMU: they reach all memory".into(),
+            "VFIO passes devices through without an IOMMU: they reach all memory".into(),
             "vfio.enable_unsafe_noiommu_mode=0",
         );
     }
@@ -474,8 +474,8 @@ fn findings(
         for device in &group.devices {
             if device.ats == Some(Ats::Off) {
                 say(
-                    format!("{} has a TLB of its own, which is off", device.address),
-                    "pci=noats taken off the kernel's command line, and a unit that serves device TLBs",
+                    format!("the device TLB (ATS) of {} is off", device.address),
+                    "remove pci=noats from the kernel's command line; the unit must support device TLBs",
                 );
             }
         }

@@ -62,7 +62,7 @@ pub enum InspectError {
     },
     /// It is another user's, or protected.
     #[error(
-        "process {pid} may not be looked at: it is another user's, or protected; that takes \
+        "process {pid} may not be inspected: it is another user's, or protected; this requires \
          CAP_SYS_PTRACE (root)"
     )]
     Denied {

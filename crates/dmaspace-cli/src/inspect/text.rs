@@ -19,7 +19,12 @@ pub(crate) fn process(found: &ProcessReport, paint: Paint) -> String {
     sheet.section(&format!("{what} {} ({})", found.pid, found.name));
     if found.ended {
         let mark = |text: &str| paint.warning(text);
-        sheet.marked("ended", mark, "!", "while it was looked at: this is a part");
+        sheet.marked(
+            "ended",
+            mark,
+            "!",
+            "during the inspection: this report is incomplete",
+        );
     }
     match &found.guest {
         Some(guest) => {

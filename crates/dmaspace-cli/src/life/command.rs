@@ -20,20 +20,21 @@ use crate::{exit, fail, json, print, refuse, size, this_program};
 pub(crate) const SUCCESSOR: &str = "life-successor";
 
 pub(crate) const ABOUT: &str = "\
-Takes real memory, in two halves for two memory nodes, pins and charges it by runs, and maps it through \
-a page table on each node, of two formats. From then on two devices of a software IOMMU, which are threads, \
-read, check and write every page until the end. Meanwhile a hole of 4 KiB is cut into the largest leaf and \
-closed again; leaves are split for dirty tracking, harvested and merged back; a virtio balloon (the guest's \
-driver and the device) takes 7 of 8 parts and gives them back; the address space goes to a second process, \
-which cuts a hole too, and ends it. Each step says what it moved, what it took, and what was found.\n\n\
-On a machine of one node the second is planned: its half and its tables lie on the first, and the report \
-says so. Any user can run it; huge pages are used where the machine gives them.\n\n\
-With --backend vfio or iommufd the kernel maps the memory for devices of the machine, which copy all the \
-time. What the interface cannot do (choose tables, cut a mapping, split leaves, tell dirty pages, merge) is \
-tried all the same, and printed as refused, by the name of what it lacks.\n\n\
-Exit status: 0 when every check held, no device met a fault outside of the holes, and every counter is at \
-zero in the end; 1 when not; 2 when what was asked for cannot be had; 130 when interrupted. Whatever \
-happens, nothing stays pinned.";
+Allocates memory in two halves, one per memory node, pins and charges it by runs, and maps it through \
+two page tables of different formats, one per node. Two devices of a software IOMMU, which are threads, \
+read, check and write every page from then to the end. During this DMA the program unmaps 4 KiB in the \
+largest leaf and maps it again; splits leaves for dirty tracking, reads and clears the dirty bits and \
+merges the leaves; inflates a virtio balloon (the guest's driver and the device) to 7 of 8 parts and \
+deflates it; and hands the address space over to a second process, which unmaps 4 KiB too, and ends it. \
+Each step reports the bytes it changed, its time and its checks.\n\n\
+On a machine of one node the second half and its tables are on the first node, and the report says so. \
+Any user can run it; it uses huge pages where the machine has them.\n\n\
+With --backend vfio or iommufd the kernel maps the memory for PCI devices, which copy all the time. \
+Operations that the interface lacks (choice of tables, partial unmap, split, dirty tracking, merge) are \
+attempted and printed as refused, with the missing feature.\n\n\
+Exit status: 0 when all checks passed, no device faulted outside the holes, and all counters are zero at \
+the end; 1 otherwise; 2 when an option cannot be satisfied; 130 when interrupted. Nothing stays pinned \
+in any case.";
 
 pub(crate) const EXAMPLES: &str = "Examples:\n  \
 dmaspace life\n  \
@@ -45,29 +46,28 @@ dmaspace life --json | jq '.steps[] | {step, took_ns, checked}'";
 /// The options of `dmaspace life`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LifeArgs {
-    /// How much memory the virtual machine has [default: 256M, or what the limit leaves]
+    /// Memory of the virtual machine [default: 256M, or what the limit leaves]
     ///
     /// A number of bytes, or with K, M, G or T (powers of 1024): 16 equal parts of whole pages. Two owners
-    /// have it pinned for a while, so that the limit on locked memory counts twice.
+    /// pin it during the handover, so it counts twice against the limit on locked memory.
     ///
     /// Example: --size 2G
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: Option<u64>,
 
-    /// Of which memory files it consists [default: the largest pages that are free]
+    /// Kind of the memory files [default: the largest pages that are free]
     ///
-    /// Huge pages that are asked for by name are added to the machine's pool where they are missing,
-    /// which takes root, and taken out again at the end.
+    /// Huge pages that are named here are added to the machine's pool if it has too few, which requires root,
+    /// and removed at the end.
     ///
     /// Example: --backing hugetlb-2m
     #[arg(long, value_name = "KIND", ignore_case = true, value_parser = backings())]
     backing: Option<Backing>,
 
-    /// Who maps the memory, and for which devices
+    /// Implementation that maps the memory
     ///
-    /// The kernel's own back ends map it for devices of the machine that --device names, and which are to
-    /// do DMA all the time: only QEMU's `edu` is known here. What an interface cannot do is tried, and its
-    /// refusal is printed.
+    /// The kernel's back ends map it for the devices of --device, which do DMA all the time: only QEMU's
+    /// `edu` is supported. Operations that an interface lacks are attempted, and the refusal is printed.
     ///
     /// Example: --backend vfio --device 0000:00:05.0
     #[arg(
@@ -78,10 +78,9 @@ pub(crate) struct LifeArgs {
     )]
     backend: BackendName,
 
-    /// A device for which the kernel maps the memory; may be given several times
+    /// PCI address of a device for which the kernel maps the memory; repeatable
     ///
-    /// Its PCI address, as `dmaspace devices` shows it. It and all of its group must be bound to vfio-pci, or
-    /// to nothing.
+    /// `dmaspace devices` lists them. All devices of its group must be bound to vfio-pci or have no driver.
     ///
     /// Example: --device 0000:00:05.0
     #[arg(long, value_name = "ADDRESS")]
@@ -89,8 +88,8 @@ pub(crate) struct LifeArgs {
 
     /// Use offsets in the memory files instead of page frames
     ///
-    /// Each half is one run then, so that leaves are as large as it is, whatever its pages are. Without the
-    /// privilege to read page frames it is so in any case.
+    /// Each half is then one run, and leaves are as large as the half, independent of its pages. This is the
+    /// default without the privilege to read page frames.
     ///
     /// Example: --offsets
     #[arg(long)]
@@ -106,8 +105,8 @@ pub(crate) struct LifeArgs {
 
     /// Draw the address space over time into FILE
     ///
-    /// A column after each step: leaves by size, the hole, what is dirty, what is in the balloon. The file is
-    /// written beside its place and moved there when it is whole.
+    /// One column per step: leaves by size, the hole, dirty pages, the balloon. The file is replaced
+    /// atomically.
     ///
     /// Example: --svg life.svg
     #[arg(long, value_name = "FILE")]
@@ -121,13 +120,13 @@ impl LifeArgs {
         let (name, backend) = match self.backend {
             BackendName::Software if devices.is_empty() => return Ok(LifeBackend::Software),
             BackendName::Software => bail!(
-                "--device takes --backend vfio or iommufd: the software IOMMU has devices of its own"
+                "--device requires --backend vfio or iommufd: the software IOMMU has devices of its own"
             ),
             BackendName::Vfio => ("vfio", LifeBackend::Vfio { devices }),
             BackendName::Iommufd => ("iommufd", LifeBackend::Iommufd { devices }),
         };
         if self.device.is_empty() {
-            bail!("--backend {name} takes --device ADDRESS; `dmaspace devices` lists them");
+            bail!("--backend {name} requires --device ADDRESS; `dmaspace devices` lists them");
         }
         let tables = "the tables, and what is in them, are the kernel's";
         for (given, option) in [(self.offsets, "--offsets"), (self.svg.is_some(), "--svg")] {

@@ -67,10 +67,10 @@ fn devices(addresses: &[String], way: Way) -> Result<Vec<DeviceReport>, JobError
     let machine = DevicesReport::read(&Places::default())?;
     let found = find(&machine, addresses, way)?;
     match found.iter().find(|shown| shown.id != edu::ID) {
-        _ if found.is_empty() => Err(JobError::Input("a life takes a device".into())),
+        _ if found.is_empty() => Err(JobError::Input("this back end requires --device".into())),
         None => Ok(found),
         Some(other) => Err(JobError::Input(format!(
-            "{} is {}, which this program cannot drive: a life takes QEMU's edu ({})",
+            "{} is {}, which this program cannot drive: `life` requires QEMU's edu ({})",
             other.address,
             other.id,
             edu::ID

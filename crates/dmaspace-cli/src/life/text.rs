@@ -22,7 +22,7 @@ pub(crate) fn write(report: &LifeReport, paint: Paint) -> String {
 fn lies(nodes: &[NodeShare]) -> String {
     let each = nodes.iter().map(|share| match share.node {
         Some(node) => format!("on node {node}"),
-        None => "on a node that the kernel does not tell".into(),
+        None => "on an unknown node".into(),
     });
     each.collect::<Vec<_>>().join(", ")
 }

@@ -17,30 +17,30 @@ use crate::size;
 /// The options of `dmaspace map`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MapArgs {
-    /// How much memory to map [default: 256M, or what the limit leaves]
+    /// Memory to map [default: 256M, or what the limit leaves]
     ///
     /// A number of bytes, or with K, M, G or T (powers of 1024): whole pages of the backing.
-    /// Without it 256 MiB, or what the limit on locked memory leaves; the report says so. A size
-    /// over the limit that is asked for is refused.
+    /// The default is reduced to what the limit on locked memory leaves, and the report says so; a larger
+    /// SIZE than that is refused.
     ///
     /// Example: --size 1G
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: Option<u64>,
 
-    /// Of which pages the memory consists
+    /// Kind of the memory's pages
     ///
-    /// Huge pages that are asked for by name are added to the machine's pool where they are
-    /// missing, which takes root, and taken out again at the end.
+    /// Huge pages that are named here are added to the machine's pool if it has too few, which requires root,
+    /// and removed at the end.
     ///
     /// Example: --backing hugetlb-2m
     #[arg(long, value_name = "KIND", default_value = AUTO, ignore_case = true,
           value_parser = backings())]
     backing: BackingChoice,
 
-    /// Who maps the memory, and for which devices
+    /// Implementation that maps the memory
     ///
-    /// The kernel's own back ends pin, charge and map it for the device that --device names. What
-    /// they do not tell (runs, leaves, tables) is left out of the report.
+    /// The kernel's back ends pin, charge and map it for the device of --device. They do not show runs,
+    /// leaves and tables, so the report leaves these out.
     ///
     /// Example: --backend vfio --device 0000:00:05.0
     #[arg(
@@ -51,10 +51,10 @@ pub(crate) struct MapArgs {
     )]
     backend: BackendName,
 
-    /// A device for which the kernel maps the memory; may be given several times
+    /// PCI address of a device for which the kernel maps the memory; repeatable
     ///
-    /// Its PCI address, as `dmaspace devices` and lspci -D show it. It and all of its group must be
-    /// bound to vfio-pci, or to nothing.
+    /// `dmaspace devices` and lspci -D list them. All devices of its group must be bound to vfio-pci or have
+    /// no driver.
     ///
     /// Example: --device 0000:00:05.0
     #[arg(long, value_name = "ADDRESS")]
@@ -75,7 +75,7 @@ pub(crate) struct MapArgs {
     #[arg(long, value_name = "FORMAT", ignore_case = true, value_parser = formats())]
     format: Option<FormatId>,
 
-    /// How many devices do DMA at the same time, 1 to 256 [default: 2]
+    /// Number of devices that do DMA at the same time, 1 to 256 [default: 2]
     ///
     /// Each device is a thread with its own IOTLB entries.
     ///
@@ -140,8 +140,8 @@ impl MapArgs {
             BackendName::Software => {
                 if !self.device.is_empty() {
                     bail!(
-                        "--device takes --backend vfio or iommufd: the software IOMMU has devices \
-                         of its own"
+                        "--device requires --backend vfio or iommufd: the software IOMMU has devices of \
+                         its own"
                     );
                 }
                 let default = Software::default();
@@ -166,7 +166,7 @@ impl MapArgs {
             (
                 self.svg.is_some(),
                 "--svg",
-                "the kernel does not tell the leaves that would be drawn",
+                "the kernel does not show the leaves to draw",
             ),
         ] {
             if given {
@@ -174,7 +174,7 @@ impl MapArgs {
             }
         }
         if self.device.is_empty() {
-            bail!("--backend {name} takes --device ADDRESS; `dmaspace devices` lists them");
+            bail!("--backend {name} requires --device ADDRESS; `dmaspace devices` lists them");
         }
         let devices = self.device.clone();
         Ok(match self.backend {
@@ -193,7 +193,7 @@ struct BackingChoice(Option<Backing>);
 
 fn backings() -> impl TypedValueParser<Value = BackingChoice> {
     let auto = PossibleValue::new(AUTO)
-        .help("The largest pages that the machine gives as it stands; the report says why");
+        .help("The largest pages available without changes; the report says why");
     let named = Backing::ALL.into_iter().map(|backing| {
         PossibleValue::new(backing.name()).help(match backing {
             Backing::Anon4K => "Anonymous memory in 4 KiB pages",
@@ -318,7 +318,7 @@ mod tests {
             let options = ["--backend", name, "--device", first, "--device", second];
             assert_eq!(job(&options).unwrap().backend, expected);
             let refusal = job(&options[..2]).unwrap_err();
-            let start = format!("--backend {name} takes --device ADDRESS");
+            let start = format!("--backend {name} requires --device ADDRESS");
             assert!(refusal.starts_with(&start), "{refusal}");
             for (option, value) in [
                 ("--format", "amdv1"),

@@ -223,7 +223,7 @@ pub(crate) fn hint(refused: &AttachError) -> &'static str {
     };
     match cause.downcast_ref() {
         Some(KernelError::Refused { errno, .. }) if Errno(*errno) == Errno::EPERM => {
-            " (where interrupts are not remapped, the kernel wants the parameter \
+            " (where interrupts are not remapped, the kernel requires the parameter \
              allow_unsafe_interrupts=1 of vfio_iommu_type1, or of iommufd)"
         }
         _ => "",

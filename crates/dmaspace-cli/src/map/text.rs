@@ -72,7 +72,7 @@ fn backend(sheet: &mut Sheet, backend: &BackendReport, device: &DeviceUsed, doma
             sizes.join(", ")
         }
         None => format!(
-            "{} and multiples of it; other sizes are not told",
+            "{} and multiples of it; the kernel does not list other sizes",
             bytes(backend.granule_bytes)
         ),
     };
@@ -101,10 +101,7 @@ fn memory(sheet: &mut Sheet, memory: &MemoryReport) {
     );
     if memory.pool_pages_added > 0 {
         let pages = counted(memory.pool_pages_added, "huge page");
-        sheet.value(
-            "",
-            &format!("{pages} added to the pool, and taken out again"),
-        );
+        sheet.value("", &format!("{pages} added to the pool, and removed again"));
     }
     let pages = format!(
         "{} of the memory in huge pages, {}",
@@ -122,7 +119,7 @@ fn runs(sheet: &mut Sheet, found: &RunsReport, pages: &str) {
     histogram(sheet, &found.run_sizes);
     let looks = match found.looks {
         0 => String::new(),
-        looks => format!(", {}", counted(looks, "look")),
+        looks => format!(", {}", counted(looks, "lookup")),
     };
     let (paint, reason) = (sheet.paint(), &found.addresses_reason);
     if found.addresses == "pagemap" {
@@ -151,7 +148,7 @@ fn charge(sheet: &mut Sheet, charge: &ChargeReport) {
     sheet.value("locked", &format!("{charged} on {counter}, {limit}"));
     let by = match &charge.pins {
         Some(_) => "by runs",
-        None => "in our ledger",
+        None => "in the ledger",
     };
     sheet.value(
         "steps",
@@ -194,8 +191,7 @@ fn tables(sheet: &mut Sheet, tables: Option<&TablesReport>) {
     let Some(tables) = tables else {
         sheet.value(
             "format",
-            "the kernel's own, of which it tells neither leaves nor pages, nor the runs that it \
-             has found",
+            "the kernel's; it shows neither leaves nor pages nor runs",
         );
         return;
     };
@@ -231,7 +227,7 @@ fn placement(sheet: &mut Sheet, placement: &PlacementReport, report: &MapReport)
         let devices = counted(domain.devices, "device");
         let lies = match (domain.table_bytes, &domain.nodes) {
             (Some(len), Some(found)) => format!("{} of tables, on {}", bytes(len), nodes(found)),
-            _ => "the kernel's tables, of which it tells nothing".into(),
+            _ => "the kernel's tables, which it does not show".into(),
         };
         let charged = domain.charged_bytes.map(bytes);
         let charged = charged.map_or_else(String::new, |len| format!("; {len} charged"));

@@ -21,35 +21,34 @@ use crate::{exit, fail, json, print, refuse, size};
 pub(crate) enum NumaCommand {
     /// Show nodes, units and devices, and the domains and tables that each policy would build.
     #[command(
-        long_about = "Reads which memory node each PCI device and IOMMU unit of the machine is on, \
-            or takes it from a file, and shows for each policy of placement (one table for all, \
-            one on each node, one on a given node) the domains that it would build, what their \
-            tables take on each node, how many entries a map of all memory writes, and what each \
-            device is predicted to get. Table bytes are exact; what devices get comes from a \
-            formula with values that are simulated, published or assumed (docs/numa.md). Nothing \
-            is opened or changed.\n\n\
-            With --emit it prints the other way out instead: a guest that knows the nodes, with \
-            its memory and processors bound to those of the host, in huge pages.\n\n\
-            Exit status: 0; 1 when the machine cannot be read; 2 when what was asked for cannot be \
-            had, or the result cannot be written.",
+        long_about = "Reads the memory node of each PCI device and IOMMU unit from the machine or from a \
+            file. For each placement policy (one table for all, one on each node, one on a given node) \
+            it shows the domains, the bytes of their tables on each node, the entries that a map of all \
+            memory writes, and the predicted bandwidth of each device. Table bytes are exact; bandwidths \
+            come from a formula with simulated, published or assumed values (docs/numa.md). Opens and \
+            changes nothing.\n\n\
+            With --emit it prints the configuration of a guest instead: with the host's nodes, its \
+            memory in huge pages, and its memory and processors bound to those of the host.\n\n\
+            Exit status: 0; 1 when the machine cannot be read; 2 when an option cannot be satisfied, or \
+            the result cannot be written.",
         after_long_help = "Examples:\n  \
             dmaspace numa plan\n  \
             dmaspace numa plan --topology two-sockets.toml --memory 512G --svg plan.svg\n  \
             dmaspace numa plan --emit qemu --memory 16G --viommu"
     )]
     Plan(PlanArgs),
-    /// Simulate a load on this machine or one of a file: what larger leaves and tables on each node give.
+    /// Simulate a load with each leaf size, and with one table or one per node.
     #[command(
-        long_about = "Simulates the devices of a machine at work through its IOMMU units, all at \
-            once, on tables that the engine really builds: bytes a second with leaves of 4 KiB, \
-            2 MiB and 1 GiB, with one table for all and with one on each node, and which change \
-            gives most. Nothing is measured, opened or changed.\n\n\
-            With --published it shows instead how far the simulation can be trusted: pcie-bench \
-            (random reads by window) and the allreduce on machines of two sockets, beside what was \
-            published. Each input is published, fitted or assumed; a row that an input was fitted \
-            to does not count as reproduced; each assumed input is varied, by 20 % up and down or \
-            to another count. Then which leaves, nodes and traffic make a table on each node pay. \
-            That takes a few seconds.\n\n\
+        long_about = "Simulates DMA of all devices through the machine's IOMMU units at the same time, \
+            on tables that the engine builds: bytes a second with leaves of 4 KiB, 2 MiB and 1 GiB, with \
+            one table for all and with one per node, and the change with the largest gain. Measures, \
+            opens and changes nothing.\n\n\
+            With --published it compares the simulation with published measurements instead: pcie-bench \
+            (random reads by window) and an allreduce on machines of two sockets. Each input is \
+            published, fitted or assumed; a row that an input was fitted to does not count as \
+            reproduced; each assumed input is varied, by 20 % up and down or to another count. A second \
+            table shows for which leaves, nodes and traffic a table per node pays. This takes a few \
+            seconds.\n\n\
             Exit status: 0; 1 when a published row that counts is not reproduced, or the machine \
             cannot be read; 2 when no unit translates for a device, or the result cannot be \
             written.",
@@ -59,16 +58,16 @@ pub(crate) enum NumaCommand {
             dmaspace numa simulate --published --svg heat.svg"
     )]
     Simulate(SimulateArgs),
-    /// Measure what walks of page tables take on this machine, near and far.
+    /// Measure page table walks on this machine, local and remote.
     #[command(
-        long_about = "Fills page tables on each memory node, asks the kernel page by page whether \
-            they lie there, and walks them from processors of each node: dependent reads, with \
-            caches emptied before each sample. Shows the median and the spread of a walk and of a \
-            read for each pair of nodes. With --device also what DMA takes by that device, through \
-            tables that the kernel makes for it, and for the devices of other nodes that were named. \
-            On a machine with one node there is nothing to compare: it says so and ends.\n\n\
-            Exit status: 0; 1 when something went wrong, or a device has read or written a wrong \
-            byte; 2 when a device cannot be used, or the result cannot be written.",
+        long_about = "Fills page tables on each memory node, checks their nodes with the kernel page by \
+            page, and walks them from processors of each node: dependent reads, with caches emptied \
+            before each sample. Shows the median and the spread of a walk and of a read for each pair of \
+            nodes. With --device also the DMA times of that device, through the kernel's tables for it \
+            and for the other named devices. On a machine with one node there is nothing to compare: it \
+            says so and ends.\n\n\
+            Exit status: 0; 1 after a failure or a wrong byte; 2 when a device cannot be used, or the \
+            result cannot be written.",
         after_long_help = "Examples:\n  \
             dmaspace numa measure\n  \
             dmaspace numa measure --json | jq '.walks[].memory.median_ns'\n  \
@@ -82,13 +81,13 @@ pub(crate) enum NumaCommand {
 pub(crate) struct PlanArgs {
     /// Plan for the machine of FILE [default: this machine]
     ///
-    /// TOML with [[node]], [[unit]] and [[device]]; docs/numa.md has all of it.
+    /// TOML with [[node]], [[unit]] and [[device]]; see docs/numa.md.
     ///
     /// Example: --topology two-sockets.toml
     #[arg(long, value_name = "FILE")]
     topology: Option<PathBuf>,
 
-    /// How much memory all devices reach [default: that of all nodes]
+    /// Memory that all devices reach [default: that of all nodes]
     ///
     /// A number of bytes, or with K, M, G or T (powers of 1024). With --emit that of the guest.
     ///
@@ -129,15 +128,16 @@ pub(crate) struct PlanArgs {
 
     /// Do not bind the guest's memory and processors to nodes of the host
     ///
-    /// The guest then only believes in its nodes, and has small pages: for tests on hosts that have fewer.
+    /// The guest's nodes are then not those of the host, and its pages are small: for tests on hosts with
+    /// fewer nodes.
     ///
     /// Example: --no-bind
     #[arg(long, requires = "emit")]
     no_bind: bool,
 
-    /// The huge pages of the guest's memory [default: 2m]
+    /// Huge pages of the guest's memory [default: 2m]
     ///
-    /// They come from pools of the host's nodes; the commands that raise these are printed too.
+    /// They come from the pools of the host's nodes; the commands that raise these are printed too.
     ///
     /// Example: --huge-pages 1g
     #[arg(
@@ -159,7 +159,7 @@ enum HugePages {
     /// Huge pages of 1 GiB
     #[value(name = "1g")]
     G1,
-    /// Pages as the host's kernel gives them
+    /// The host's default pages
     None,
 }
 
@@ -177,13 +177,13 @@ enum Emit {
 pub(crate) struct SimulateArgs {
     /// Simulate the machine of FILE [default: this machine]
     ///
-    /// TOML with [[node]], [[unit]] and [[device]]; docs/numa.md has all of it.
+    /// TOML with [[node]], [[unit]] and [[device]]; see docs/numa.md.
     ///
     /// Example: --topology two-sockets.toml
     #[arg(long, value_name = "FILE")]
     topology: Option<PathBuf>,
 
-    /// What the devices do
+    /// Traffic of the devices
     ///
     /// Example: --traffic random
     #[arg(
@@ -194,7 +194,7 @@ pub(crate) struct SimulateArgs {
     )]
     traffic: Load,
 
-    /// The memory in which they do it
+    /// Memory that the traffic covers
     ///
     /// A number of bytes, or with K, M, G or T (powers of 1024); at most 64G.
     ///
@@ -202,7 +202,7 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "4G")]
     memory: u64,
 
-    /// Show what was published beside what the simulation makes of it
+    /// Compare the simulation with published measurements
     ///
     /// Example: --published
     #[arg(long, conflicts_with_all = ["topology", "traffic", "memory"])]
@@ -216,7 +216,7 @@ pub(crate) struct SimulateArgs {
     #[arg(long)]
     json: bool,
 
-    /// Draw into FILE where a table on each node pays, of 16 devices on 2 to 8 nodes
+    /// Draw into FILE where a table per node pays, with 16 devices on 2 to 8 nodes
     ///
     /// The file is written beside its place and moved there when it is whole.
     ///
@@ -228,9 +228,9 @@ pub(crate) struct SimulateArgs {
 /// What devices do, simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Load {
-    /// Each device goes through 16 buffers of 4 MiB, page by page, one page at a time
+    /// Each device reads 16 buffers of 4 MiB in sequence, one page at a time
     Streams,
-    /// Each device has 64 reads of 512 bytes under way, anywhere
+    /// Each device has 64 reads of 512 bytes in flight, at random addresses
     Random,
 }
 
@@ -325,7 +325,7 @@ fn guest(args: &PlanArgs, emit: Emit, topology: &Topology, memory: u64) -> anyho
     let guest = GuestTopology::new(topology, memory, huge_bytes);
     let mut guest = guest.map_err(|error| match error {
         GuestError::NoNodes => anyhow!("{error}; --topology FILE describes a machine that has"),
-        GuestError::HugePages { .. } => anyhow!("{error}: take another --memory or --huge-pages"),
+        GuestError::HugePages { .. } => anyhow!("{error}: choose another --memory or --huge-pages"),
         error => error.into(),
     })?;
     guest.viommu = args.viommu;

@@ -62,7 +62,7 @@ pub struct GuestDevice {
 #[non_exhaustive]
 pub enum GuestError {
     /// There is no node with devices near memory.
-    #[error("no device is known to be near a node with memory: a guest would have nothing to tell")]
+    #[error("no device has a known node with memory: a guest could not show any")]
     NoNodes,
     /// The memory does not reach for all nodes.
     #[error("{bytes} bytes of memory are less than {unit} for each of {nodes} nodes", unit = runs::Bytes(*unit))]

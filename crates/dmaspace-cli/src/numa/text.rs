@@ -92,7 +92,7 @@ fn devices(sheet: &mut Sheet, plan: &Plan) {
         .iter()
         .any(|device| device.link_bytes_per_second.is_none())
     {
-        sheet.value("in brackets", "not known, assumed");
+        sheet.value("in brackets", "assumed");
     }
 }
 

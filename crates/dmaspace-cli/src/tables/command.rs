@@ -21,9 +21,9 @@ use crate::{exit, fail, json, print, refuse, size};
 /// What `dmaspace tables` does.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TablesCommand {
-    /// Write an image of tables to try the others on: of given runs, or of a process's pages
+    /// Write an image of tables of given runs, or of a process's pages, for the other commands
     ///
-    /// The engine builds the tables as it does for a unit. Where they lie is made up; no unit walks them.
+    /// The engine builds the tables as it does for a unit, at fictitious physical addresses.
     ///
     /// Example: dmaspace tables image tables.img --map 0x40000000:1G:0x100000000
     Image(ImageArgs),
@@ -31,22 +31,21 @@ pub(crate) enum TablesCommand {
     ///
     /// Example: dmaspace tables dump tables.img
     Dump(DumpArgs),
-    /// Explain the way to one address, entry by entry and field by field
+    /// Explain the walk to one address, entry by entry and field by field
     ///
-    /// What each entry says, where the walk ends, and what the unit would report if it faults.
+    /// Shows each entry, where the walk ends, and what the unit reports if it faults.
     ///
     /// Example: dmaspace tables walk memory.bin 0x40001000 --format vtd-ss --root 0x10a3000
     Walk(WalkArgs),
-    /// Say what is wrong with tables: entries that fault, shared tables, broken groups, waste
+    /// Find errors in tables: entries that fault, shared tables, broken groups, waste
     ///
-    /// Exit status 1 when something is wrong; what is only wasted is no error.
+    /// Exit status 1 after an error; waste is not an error.
     ///
     /// Example: dmaspace tables check tables.img
     Check(CheckArgs),
-    /// Say what two tables translate differently
+    /// Compare the translations of two tables
     ///
-    /// Sizes of leaves and the tables' own addresses are no difference. Exit status 1 when there is
-    /// one.
+    /// Sizes of leaves and the addresses of tables are not compared. Exit status 1 when translations differ.
     ///
     /// Example: dmaspace tables diff before.img after.img
     Diff(DiffArgs),
@@ -61,8 +60,7 @@ pub(crate) enum TablesCommand {
 pub(crate) struct SourceArgs {
     /// The format of the tables in a dump of memory
     ///
-    /// Without it the file is an image, which says itself what it holds, or the text that a running
-    /// kernel has of a device's tables.
+    /// Without it the file is an image, which contains its format, or the kernel's text of a device's tables.
     ///
     /// Example: --format vtd-ss
     #[arg(long, value_name = "FORMAT", ignore_case = true, requires = "root",
@@ -71,8 +69,8 @@ pub(crate) struct SourceArgs {
 
     /// The physical address of the root table in a dump
     ///
-    /// What the unit was told: the second-stage pointer of a context entry, a device table entry's page
-    /// table root, TTBR, iohgatp's page times 4096.
+    /// The root that the unit is programmed with: the second-stage pointer of a context entry, a device table
+    /// entry's page table root, TTBR, or iohgatp's page number times 4096.
     ///
     /// Example: --root 0x10a3000
     #[arg(long, value_name = "ADDRESS", value_parser = address, requires = "format")]
@@ -80,7 +78,7 @@ pub(crate) struct SourceArgs {
 
     /// The physical address of the dump's first byte [default: 0]
     ///
-    /// The first number that QEMU's `pmemsave` was given.
+    /// The first argument of QEMU's `pmemsave`.
     ///
     /// Example: --offset 0x10000000
     #[arg(long, value_name = "ADDRESS", value_parser = address, requires = "format")]
@@ -111,9 +109,9 @@ pub(crate) struct SourceArgs {
           value_parser = clap::value_parser!(u32).range(12..=63))]
     encryption_bit: Option<u32>,
 
-    /// The device of which tables are looked at, where a kernel's text has those of several
+    /// The device whose tables are read, if the kernel's text has several
     ///
-    /// Its PCI address, with `/` and a PASID behind it, if the tables are of one.
+    /// Its PCI address, followed by `/` and the PASID if the tables belong to one.
     ///
     /// Example: --device 0000:00:05.0
     // What requires --format is not refused for it where --device keeps that out.
@@ -138,8 +136,8 @@ pub(crate) struct ImageArgs {
 
     /// Map the pages of a process instead, at its own addresses
     ///
-    /// Those that devices could be given, as they lie now. Takes root: the kernel hides frame numbers from
-    /// others.
+    /// Those that could be mapped for a device, at their current physical addresses. Requires root: the
+    /// kernel hides frame numbers from other users.
     ///
     /// Example: --pid $(pidof -s qemu-system-x86_64)
     #[arg(long, value_name = "PID", conflicts_with = "map")]
@@ -235,7 +233,7 @@ pub(crate) struct CheckArgs {
 /// The options of `dmaspace tables diff`.
 #[derive(Debug, Args)]
 pub(crate) struct DiffArgs {
-    /// What it was: an image of tables, a dump of memory, or a kernel's text
+    /// The older tables: an image of tables, a dump of memory, or a kernel's text
     before: PathBuf,
     /// What it is
     after: PathBuf,
@@ -332,7 +330,7 @@ impl SourceArgs {
                 Some(_) => return Ok(TableFile::open_kernel_text(path, self.device.as_deref())?),
                 None => None,
             },
-            _ => bail!("a dump of memory takes --format and --root"),
+            _ => bail!("a dump of memory requires --format and --root"),
         };
         Ok(TableFile::open(path, place)?)
     }

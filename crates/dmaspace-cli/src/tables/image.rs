@@ -45,7 +45,7 @@ pub(crate) enum BuildImageError {
     Process { path: String, source: io::Error },
     #[error("the kernel shows the frames of process {pid} to CAP_SYS_ADMIN only: run it as root")]
     Hidden { pid: u32 },
-    #[error("process {pid} has no memory that devices could be given")]
+    #[error("process {pid} has no memory that can be mapped for a device")]
     Empty { pid: u32 },
 }
 

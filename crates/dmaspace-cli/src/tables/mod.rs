@@ -85,15 +85,17 @@ pub enum TablesError {
     },
     /// It is no image, and nothing says where in it tables are.
     #[error(
-        "{path} is no image of tables: for a dump of memory say --format and --root (and --offset, \
-         where the dump does not begin at address 0)"
+        "{path} is no image of tables: a dump of memory requires --format and --root (and --offset, if \
+         it does not begin at address 0)"
     )]
     NoImage {
         /// The file.
         path: PathBuf,
     },
     /// An image does not say what a dump has to be told.
-    #[error("{path} is an image of tables, which says itself what --format and --root would")]
+    #[error(
+        "{path} is an image of tables, which contains its format and root: omit --format and --root"
+    )]
     IsImage {
         /// The file.
         path: PathBuf,

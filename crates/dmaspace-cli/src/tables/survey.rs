@@ -325,7 +325,7 @@ impl Scan {
         class.bytes = class.bytes.saturating_add(covered);
         if covered < page.len {
             let text = format_args!(
-                "says it is one of several of a leaf of {}, of which only {} say so",
+                "is marked as part of a leaf of {}, of which only {} entries are marked",
                 runs::Bytes(page.len),
                 runs::Bytes(covered)
             );

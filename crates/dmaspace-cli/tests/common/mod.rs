@@ -97,7 +97,7 @@ impl Ordinary {
     /// `nth` tells the users of one suite apart: the kernel counts locked memory by user.
     pub(crate) fn new(test: &str, nth: u32) -> Option<Self> {
         if !is_root() || !has(&["prlimit", "setpriv"]) {
-            skipped(test, "takes root, prlimit and setpriv");
+            skipped(test, "requires root, prlimit and setpriv");
             return None;
         }
         let directory = tempfile::tempdir().unwrap();

@@ -37,7 +37,7 @@ impl Group {
                 return Some(group);
             }
         }
-        skipped(test, "takes root and control groups that can be made");
+        skipped(test, "requires root and control groups that can be made");
         None
     }
 

@@ -201,7 +201,7 @@ fn a_pool_of_huge_pages_is_put_back_by_its_keeper() {
     let _turn = turn();
     let name = "a_pool_of_huge_pages_is_put_back_by_its_keeper";
     if !is_root() || available() < 2 << 30 {
-        return skipped(name, "takes root and 2 GiB of memory");
+        return skipped(name, "requires root and 2 GiB of memory");
     }
     let before = pool();
     let options = |command| [command, "--size", "256M", "--backing", "hugetlb-2m"];
@@ -251,7 +251,7 @@ fn a_program_whose_keeper_is_killed_puts_the_pool_back_itself_and_names_the_caus
     let _turn = turn();
     let name = "a_program_whose_keeper_is_killed_puts_the_pool_back_itself_and_names_the_cause";
     if !is_root() || available() < 2 << 30 {
-        return skipped(name, "takes root and 2 GiB of memory");
+        return skipped(name, "requires root and 2 GiB of memory");
     }
     let before = pool();
     let mut named = 0;

@@ -125,7 +125,7 @@ fn each_file_on_a_full_disk_is_named_and_nothing_of_it_is_left() {
     let _turn = turn();
     let name = "each_file_on_a_full_disk_is_named_and_nothing_of_it_is_left";
     if !is_root() || !has(&["unshare", "mount"]) {
-        return skipped(name, "takes root, unshare and mount");
+        return skipped(name, "requires root, unshare and mount");
     }
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();

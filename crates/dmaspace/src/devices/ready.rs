@@ -58,7 +58,7 @@ fn together(group: u32, members: &[String]) -> String {
     match members {
         [] | [_] => String::new(),
         many => format!(
-            "; group {group} is given away as a whole: {}",
+            "; group {group} is passed through as a whole: {}",
             many.join(", ")
         ),
     }
@@ -94,7 +94,7 @@ impl DevicesReport {
             State::Bridge => NotReady::Never { address, reason },
             State::NoIommu => NotReady::Never {
                 address,
-                reason: format!("{reason}; `dmaspace devices` says what it takes"),
+                reason: format!("{reason}; `dmaspace devices` lists what is missing"),
             },
             _ if !there => NotReady::NoInterface { path, module },
             State::Bind => {

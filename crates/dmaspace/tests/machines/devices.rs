@@ -301,7 +301,7 @@ fn what_is_in_the_way_of_a_device_is_named() {
         );
         assert_eq!(
             said("00:02.0", way),
-            "0000:00:02.0 cannot be given to a program: no IOMMU translates for it; `dmaspace devices` says what it takes"
+            "0000:00:02.0 cannot be given to a program: no IOMMU translates for it; `dmaspace devices` lists what is missing"
         );
     }
     // Nothing is to be bound for an interface that is not there.
@@ -324,7 +324,7 @@ fn what_is_in_the_way_of_a_device_is_named() {
          echo 0000:00:04.0 > /sys/bus/pci/drivers/vfio-pci/bind"
     );
     let expected = "0000:00:03.0 cannot be used yet: 0000:00:03.1 of its group is bound to \
-                    snd_hda_intel; group 3 is given away as a whole: 0000:00:03.0, 0000:00:03.1; \
+                    snd_hda_intel; group 3 is passed through as a whole: 0000:00:03.0, 0000:00:03.1; \
                     as root: echo vfio-pci > ";
     let group = said("0000:00:03.0", Way::Iommufd);
     assert!(group.starts_with(expected), "{group}");

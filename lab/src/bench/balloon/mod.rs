@@ -114,8 +114,7 @@ const WHOLE: &str = "inflate";
 pub(super) fn run(rounds: &mut Rounds<'_>, report: &mut GroupReport) -> Result<(), BenchError> {
     report.notes = vec![
         "the origin's guest: 8 GiB under KVM; here: driver and device as two threads, no guest".into(),
-        "stages are processor time; send is what the clock says beyond them; inflate is their sum, by the \
-         clock"
+        "stages are processor time; send is the remaining elapsed time; inflate is their sum, elapsed"
             .into(),
     ];
     for (nth, kind) in (0..).zip(KINDS) {
@@ -274,7 +273,7 @@ fn is_zero(mapping: &Mapping, blocks: &Blocks) -> Result<(), &'static str> {
     };
     match blocks.taken.iter().all(zero) {
         true => Ok(()),
-        false => Err("the host has kept what was taken; inflate"),
+        false => Err("the host has kept the balloon's pages; inflate"),
     }
 }
 

@@ -83,7 +83,7 @@ fn masked(group: Group) -> Measured {
         .retain(|note| !machine.iter().any(|words| note.contains(words)));
     one.not_run = vec![NotRun {
         what: "hugetlb-1g".into(),
-        why: "it takes 1 GiB, 16 MiB are meant for it".into(),
+        why: "it requires 1 GiB, the budget is 16 MiB".into(),
     }];
     Measured {
         version: "0.1.0",

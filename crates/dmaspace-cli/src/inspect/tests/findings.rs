@@ -209,9 +209,9 @@ fn every_finding_names_its_setting() {
             "transparent huge pages are off",
             "transparent_hugepage/enabled",
         ),
-        ("0000:00:03.0 has a TLB of its own, which is off", "noats"),
+        ("the device TLB (ATS) of 0000:00:03.0 is off", "noats"),
         ("dmar1 serves devices of the nodes [0, 1]", "numa plan"),
-        ("the kernel's log tells of 2 DMA faults", "tables walk"),
+        ("the kernel's log contains 2 DMA faults", "tables walk"),
     ] {
         let there = found
             .iter()

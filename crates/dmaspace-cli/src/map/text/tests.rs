@@ -39,7 +39,7 @@ fn the_report_of_a_real_device_that_has_no_driver() {
 fn a_raised_pool_is_reported() {
     let text = write(&samples::striped(2), Paint::PLAIN);
     assert!(
-        text.contains("\n              1 huge page added to the pool, and taken out again\n"),
+        text.contains("\n              1 huge page added to the pool, and removed again\n"),
         "{text}"
     );
 }
@@ -91,7 +91,7 @@ fn containers_by_node_are_reported_with_what_each_is_charged() {
     let text = write(&report, Paint::PLAIN);
     assert!(text.contains(CONTAINERS), "{text}");
     let charged =
-        "1 device of node 1; the kernel's tables, of which it tells nothing; 256 MiB charged";
+        "1 device of node 1; the kernel's tables, which it does not show; 256 MiB charged";
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(flat.contains(charged), "{text}");
 }
@@ -146,8 +146,8 @@ placement
   policy      per-node: 3 domains
   domain      2 devices of node 0; 12 KiB of tables, on node 0
   domain      1 device of node 1; 12 KiB of tables, on node 0
-  domain      1 device of no known node; the kernel's tables, of which it tells
-              nothing
+  domain      1 device of no known node; the kernel's tables, which it does not
+              show
   cost        12 KiB of tables, mapped in 3.10 µs, 256 MiB charged
   misplaced   tables for node 1 are not all there: 64 KiB on node 0
 
@@ -161,7 +161,7 @@ memory
   runs        3, 100 % of the memory in huge pages, node 0
                           2 MiB  × 1     2 MiB  ▏
               64 MiB to 128 MiB  × 2   254 MiB  ███████████████████████▊
-  addresses   real: page frames (pagemap), 131 looks
+  addresses   real: page frames (pagemap), 131 lookups
 
 charge
   locked      256 MiB on mm->pinned_vm, no limit applies
@@ -261,13 +261,12 @@ memory
 
 charge
   locked      256 MiB on mm->locked_vm, no limit applies
-  steps       1 in our ledger, 65,536 page by page
+  steps       1 in the ledger, 65,536 page by page
   VmLck       0 B before, 256 MiB while mapped, 0 B at the end
   VmPin       0 B before, 0 B while mapped, 0 B at the end
 
 tables
-  format      the kernel's own, of which it tells neither leaves nor pages, nor
-              the runs that it has found
+  format      the kernel's; it shows neither leaves nor pages nor runs
 
 times
   populate     31.2 ms      8.01 GiB/s
@@ -288,7 +287,7 @@ back end
   interface   iommufd: /dev/vfio/devices/vfio0
   device      0000:00:05.0 (8086:1234), group 3, dmar0, node 1
   mappings    2 mappings, no limit to them; 0 left at the end
-  pages       4 KiB and multiples of it; other sizes are not told
+  pages       4 KiB and multiples of it; the kernel does not list other sizes
   windows     0x0 to 0xfedfffff, 0xfef00000 to 0xffffffffffff
   cannot      unmap a part of a mapping; map memory that is not in this process
 
@@ -300,13 +299,12 @@ memory
 
 charge
   locked      256 MiB on mm->locked_vm, no limit applies
-  steps       1 in our ledger, 65,536 page by page
+  steps       1 in the ledger, 65,536 page by page
   VmLck       0 B before, 256 MiB while mapped, 0 B at the end
   VmPin       0 B before, 0 B while mapped, 0 B at the end
 
 tables
-  format      the kernel's own, of which it tells neither leaves nor pages, nor
-              the runs that it has found
+  format      the kernel's; it shows neither leaves nor pages nor runs
 
 times
   populate     31.2 ms      8.01 GiB/s

@@ -37,7 +37,7 @@ const COPIES: u64 = 8;
 
 /// What is said of the times of `edu`.
 const EMULATED: &str = "QEMU emulates it, and its timer takes a tenth of a second for each transfer: \
-    these times say next to nothing of tables";
+    these times show almost nothing about tables";
 
 /// Copies by one device through tables on one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -170,7 +170,7 @@ fn through(owner: &Arc<Owner>, device: &Opened, maker: &Opened) -> Result<DmaTim
     }
     if space.places().len() > 1 {
         row.not_run = Some(format!(
-            "its unit does not take tables that were made for {}",
+            "its unit does not accept the tables of {}",
             row.made_for
         ));
     } else {

@@ -33,7 +33,7 @@ pub(super) fn layout(level: u8, kind: Kind, word: u64) -> Layout {
             flag(2, "PXN", "may be executed", "not by privileged requests"),
             bits(3, 3, "NS", What::Ignored("security")),
             ignored(4, 4),
-            bits(8, 5, "Domain", What::Ignored("not looked at by an SMMU")),
+            bits(8, 5, "Domain", What::Ignored("ignored by an SMMU")),
             ignored(9, 9),
             address(31, 10),
         ]),
@@ -48,7 +48,7 @@ pub(super) fn layout(level: u8, kind: Kind, word: u64) -> Layout {
             fields.push(if large {
                 bits(8, 5, "address 39:36", What::Address(36))
             } else {
-                bits(8, 5, "Domain", What::Ignored("not looked at by an SMMU"))
+                bits(8, 5, "Domain", What::Ignored("ignored by an SMMU"))
             });
             fields.extend([
                 ignored(9, 9),

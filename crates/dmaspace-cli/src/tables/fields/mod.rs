@@ -89,7 +89,7 @@ const fn flag(bit: u8, name: &'static str, zero: &'static str, one: &'static str
 }
 
 const fn ignored(high: u8, low: u8) -> Bits {
-    bits(high, low, "ignored", What::Ignored("not looked at"))
+    bits(high, low, "ignored", What::Ignored("ignored"))
 }
 
 const fn reserved(high: u8, low: u8) -> Bits {
