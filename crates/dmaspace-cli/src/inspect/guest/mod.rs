@@ -286,6 +286,20 @@ pub enum ConfigError {
     /// A quote does not close.
     #[error("the command line has a quote that does not close")]
     Quotes,
+    /// The first word names another program.
+    #[error(
+        "{program:?} is not QEMU: the command line begins with qemu-system-ARCH, qemu-kvm or kvm"
+    )]
+    NotQemu {
+        /// Its name.
+        program: String,
+    },
+    /// An option of another program.
+    #[error("-{option} is not an option of QEMU")]
+    Option {
+        /// Without `-`.
+        option: String,
+    },
     /// The last option.
     #[error("-{option} needs a value")]
     NoValue {

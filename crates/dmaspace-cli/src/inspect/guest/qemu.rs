@@ -37,41 +37,48 @@ const NEUTRAL: [&str; 16] = [
     "x-use-canonical-path-for-ramblock-id",
 ];
 
+/// Options without a value that decide nothing here, of QEMU 5 to 10 (`qemu-options.hx`).
+const FLAGS: &str = "alt-grab async-teardown ctrl-grab curses daemonize enable-fips enable-kvm \
+    enable-sync-profile full-screen h help jitdump mem-prealloc no-acpi no-fd-bootchk no-frame no-hpet \
+    no-quit no-reboot no-shutdown no-user-config nodefaults nodefconfig nographic old-param \
+    only-migratable perfmap portrait preconfig S s semihosting show-cursor singlestep snapshot usb \
+    version win2k-hack xen-attach xen-domid-restrict";
+/// Options with a value.
+const VALUED: &str = "accel acpitable action add-fd append audio audiodev balloon bios blockdev \
+    boot cdrom chardev chroot compat cpu D d debugcon device dfilter display drive dtb dump-vmstate echr \
+    fda fdb fsdev fw_cfg g gdb global hda hdb hdc hdd icount incoming initrd iscsi k kernel L loadvm M m \
+    machine mem-path mon monitor msg mtdblock name net netdev nic numa object option-rom overcommit \
+    parallel pflash pidfile plugin prom-env qmp qmp-pretty qtest qtest-log readconfig realtime rotate rtc \
+    run-with runas sandbox sd seed semihosting-config serial set shim smbios smp soundhw spice tb-size \
+    tpmdev trace usbdevice uuid vga virtfs vnc watchdog watchdog-action writeconfig xen-domid";
+
 /// Properties of one option.
 type Pairs = BTreeMap<String, String>;
 
 /// The machine that QEMU makes of this line, which may have a shell's quotes. `default_pool` is the size of a
 /// page of the pool that is used where none is named.
 pub fn qemu_line(line: &str, default_pool: u64) -> Result<Guest, ConfigError> {
-    qemu(
-        &shlex::split(line).ok_or(ConfigError::Quotes)?,
-        default_pool,
-    )
+    let words = shlex::split(line).ok_or(ConfigError::Quotes)?;
+    // `virsh domxml-to-native` writes the environment first.
+    let mut program = words.iter().skip_while(|word| word.contains('='));
+    let program = program
+        .next()
+        .map_or("", |path| path.rsplit('/').next().unwrap_or(path));
+    if !matches!(program, "qemu" | "qemu-kvm" | "kvm") && !program.starts_with("qemu-system-") {
+        return Err(ConfigError::NotQemu {
+            program: plain(program),
+        });
+    }
+    let mut found = Found::of(&words, default_pool)?;
+    match found.unknown.take() {
+        Some(option) => Err(ConfigError::Option { option }),
+        None => found.guest(),
+    }
 }
 
-/// As [`qemu_line`], of arguments.
+/// As [`qemu_line`], of the arguments of a process that is known to be QEMU, perhaps a newer one.
 pub fn qemu(arguments: &[String], default_pool: u64) -> Result<Guest, ConfigError> {
-    let mut found = Found::default();
-    let mut arguments = arguments.iter().map(String::as_str);
-    while let Some(argument) = arguments.next() {
-        let Some(option) = argument.strip_prefix('-') else {
-            continue;
-        };
-        let option = option.strip_prefix('-').unwrap_or(option);
-        match option {
-            "mem-prealloc" => found.prealloc = true,
-            "S" => found.stopped = true,
-            "m" | "mem-path" | "machine" | "M" | "object" | "numa" | "device" | "smp" | "name"
-            | "drive" => {
-                let value = arguments.next().ok_or_else(|| ConfigError::NoValue {
-                    option: option.into(),
-                })?;
-                found.take(option, value, default_pool)?;
-            }
-            _ => {}
-        }
-    }
-    found.guest()
+    Found::of(arguments, default_pool)?.guest()
 }
 
 /// What the options say.
@@ -83,6 +90,8 @@ struct Found {
     prealloc: bool,
     stopped: bool,
     libvirt: bool,
+    /// The first option that no QEMU is known to have.
+    unknown: Option<String>,
     /// The type of the machine, its limit of memory below 4 GiB, and whether its firmware is in flash.
     kind: Option<String>,
     most_below_4g: Option<u64>,
@@ -95,6 +104,30 @@ struct Found {
 }
 
 impl Found {
+    fn of(arguments: &[String], pool: u64) -> Result<Self, ConfigError> {
+        let mut found = Self::default();
+        let mut arguments = arguments.iter().map(String::as_str);
+        while let Some(argument) = arguments.next() {
+            // Any other word is an image of a disk.
+            let Some(option) = argument.strip_prefix('-') else {
+                continue;
+            };
+            let option = option.strip_prefix('-').unwrap_or(option);
+            let is_in = |options: &str| options.split(' ').any(|known| known == option);
+            if is_in(VALUED) {
+                let value = arguments.next().ok_or_else(|| ConfigError::NoValue {
+                    option: option.into(),
+                })?;
+                found.take(option, value, pool)?;
+            } else if !is_in(FLAGS) {
+                found.unknown.get_or_insert_with(|| plain(option));
+            }
+            found.prealloc |= option == "mem-prealloc";
+            found.stopped |= option == "S";
+        }
+        Ok(found)
+    }
+
     fn take(&mut self, option: &str, value: &str, pool: u64) -> Result<(), ConfigError> {
         let implied = match option {
             "m" => "size",
@@ -104,10 +137,11 @@ impl Found {
             "smp" => "cpus",
             "name" => "guest",
             "drive" => "file",
-            _ => {
+            "mem-path" => {
                 self.path = Some(plain(value));
                 return Ok(());
             }
+            _ => return Ok(()),
         };
         let mut pairs = pairs(option, value, implied)?;
         let mut text = |name: &str| pairs.remove(name);
@@ -368,6 +402,11 @@ mod tests {
             ("qemu-system-x86_64 -m 4096", 4 << 30),
             ("qemu-system-x86_64 -m 4G,slots=2,maxmem=8G", 4 << 30),
             ("qemu-system-x86_64 --m size=512M", 512 << 20),
+            (
+                "LC_ALL=C /usr/bin/kvm -append '-m 1' -m 1G disk.img",
+                1 << 30,
+            ),
+            ("qemu -append -m -m 1G", 1 << 30),
         ] {
             let ram = Ram {
                 bytes,
@@ -515,6 +554,12 @@ mod tests {
                 "qemu 'a",
                 "the command line has a quote that does not close",
             ),
+            (
+                "/bin/foo -m 4G",
+                "\"foo\" is not QEMU: the command line begins with qemu-system-ARCH, qemu-kvm or kvm",
+            ),
+            ("qemu -m 4G -ram 1G", "-ram is not an option of QEMU"),
+            ("qemu -m 4G --vfio", "-vfio is not an option of QEMU"),
             ("qemu -m", "-m needs a value"),
             ("qemu -m 4X", "-m: \"4X\" is no size"),
             (
