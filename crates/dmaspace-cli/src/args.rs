@@ -1,6 +1,7 @@
 //! The command line and its help.
 
 use clap::{Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::balloon::{self, BalloonArgs};
 use crate::balloon_guest::{self, BalloonGuestArgs};
@@ -20,8 +21,7 @@ use crate::tables::TablesCommand;
     about = "Device memory: pinned, charged, mapped and checked in runs, never page by page",
     after_help = "Start with: dmaspace map",
     arg_required_else_help = true,
-    infer_subcommands = true,
-    disable_help_subcommand = true
+    infer_subcommands = true
 )]
 pub(crate) struct Args {
     /// Log to stderr; RUST_LOG sets the filter.
@@ -107,7 +107,7 @@ pub(crate) enum Command {
     )]
     Tables(TablesCommand),
     /// Plan page tables per memory node, simulate their effect, and measure walks.
-    #[command(subcommand, disable_help_subcommand = true)]
+    #[command(subcommand)]
     Numa(NumaCommand),
     /// Predict how long the kernel takes to map a virtual machine's memory, and which setting helps.
     #[command(
@@ -131,6 +131,15 @@ pub(crate) enum Command {
             dmaspace inspect --machine"
     )]
     Inspect(InspectArgs),
+    /// Print a completion script for a shell.
+    #[command(after_long_help = "Examples:\n  \
+        dmaspace completions bash > ~/.local/share/bash-completion/completions/dmaspace\n  \
+        dmaspace completions zsh > /usr/local/share/zsh/site-functions/_dmaspace\n  \
+        dmaspace completions fish > ~/.config/fish/completions/dmaspace.fish")]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
 }
 
 #[cfg(test)]

@@ -57,6 +57,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
+use clap_complete::Shell;
 use hostmem::keep_pools_by;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
@@ -106,10 +107,20 @@ pub fn run() -> ExitCode {
                 Command::Tables(command) => tables::run(&command),
                 Command::Numa(command) => numa::run(&command),
                 Command::Inspect(inspect_args) => inspect::run(&inspect_args),
+                Command::Completions { shell } => complete(shell),
             }
         }
     };
     ExitCode::from(status)
+}
+
+fn complete(shell: Shell) -> u8 {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command(), "dmaspace", &mut script);
+    match print(&String::from_utf8_lossy(&script)) {
+        Ok(()) => exit::RIGHT,
+        Err(error) => refuse(&error),
+    }
 }
 
 /// This program, to be started with a hidden command.

@@ -7,9 +7,13 @@
 #[path = "../examples/manuals.rs"]
 mod manuals;
 
+mod common;
+
 use std::fs;
 
 use clap::Command;
+
+use common::{dmaspace, run};
 
 /// All commands that are not hidden, by their whole names joined with `-`.
 fn commands() -> Vec<(String, Command)> {
@@ -20,7 +24,10 @@ fn commands() -> Vec<(String, Command)> {
             add(&format!("{name}-{}", nested.get_name()), nested, all);
         }
     }
-    let (mut all, mut root) = (Vec::new(), dmaspace_cli::command());
+    let (mut all, mut root) = (
+        Vec::new(),
+        dmaspace_cli::command().disable_help_subcommand(true),
+    );
     root.build();
     add("dmaspace", &root, &mut all);
     all
@@ -59,5 +66,16 @@ fn every_command_has_a_page_with_its_options_and_is_completed() {
         "fish/vendor_completions.d/dmaspace.fish",
     ] {
         assert!(read(script.into()).contains("balloon-guest"));
+    }
+    assert_eq!(run(dmaspace(&["completions", "bash"])).0, bash);
+}
+
+#[test]
+fn help_explains_a_command_as_its_own_option_does() {
+    for command in [&[][..], &["map"], &["tables", "walk"]] {
+        let of = |words: Vec<&str>| run(dmaspace(&words));
+        let help = of([&["help"], command].concat());
+        assert_eq!(help, of([command, &["--help"]].concat()));
+        assert_eq!((help.1.as_str(), help.2), ("", Some(0)));
     }
 }
