@@ -65,7 +65,7 @@ devices, links in GB/s
   address       kind      group  unit   node  link
   0000:17:00.0  Ethernet  -      dmar0  0     25.0
   0000:b1:00.0  Ethernet  -      dmar1  1     (25.0)
-  in brackets assumed
+  in brackets: assumed
 
 predicted GB/s with leaves of 4 KiB (a formula, not measured)
   address       shared  per-node  near(0)  near(1)
@@ -280,7 +280,7 @@ fn a_load_on_a_machine_is_simulated_on_one_screen() {
     }
     let best = shown
         .lines()
-        .skip_while(|line| !line.starts_with("what would help"));
+        .skip_while(|line| !line.starts_with("gain over"));
     assert!(
         best.skip(1).any(|line| line.ends_with("  leaves of 2 MiB")),
         "{shown}"
@@ -329,9 +329,9 @@ fn what_is_published_is_simulated_and_called_that() {
     assert_eq!((stderr.as_str(), status), ("", Some(0)));
     for line in [
         "pcie-bench: random reads by window in 4 KiB pages, VT-d, Gb/s (simulated)",
-        "  20 of 20 rows that count are within 10 %",
+        "  20 of 20 counted rows are within 10 %",
         "origin 5: NCCL allreduce on machines of two sockets, GB/s (simulated)",
-        "  3 of 3 rows that count are within 10 %",
+        "  3 of 3 counted rows are within 10 %",
         "16 devices in 4 GiB: GB/s of all, one table and one per node (simulated)",
     ] {
         assert!(shown.lines().any(|found| found == line), "{line}\n{shown}");

@@ -202,7 +202,7 @@ impl fmt::Display for Change {
         match self {
             Self::Transparent => f.write_str("transparent huge pages"),
             Self::Pool(page) => write!(f, "hugetlb pages of {}", bytes(*page)),
-            Self::Threads(threads) => write!(f, "{threads} threads bring memory in"),
+            Self::Threads(threads) => write!(f, "fault in by {threads} threads"),
             Self::Iommufd => f.write_str("iommufd instead of type 1"),
             Self::ByFile => f.write_str("iommufd by the memory's file"),
             Self::Low(most) => write!(f, "{} below 4 GiB", bytes(*most)),
@@ -262,7 +262,7 @@ impl Change {
                 Monitor::Libvirt => lines.push(format!(
                     "in <memoryBacking>: <allocation mode='immediate' threads='{threads}'/>"
                 )),
-                _ => lines.push("madvise(MADV_POPULATE_WRITE) in each thread, of a part".into()),
+                _ => lines.push("madvise(MADV_POPULATE_WRITE) on a part in each thread".into()),
             },
             Self::Iommufd => lines = iommufd(guest),
             Self::ByFile => {
@@ -413,7 +413,7 @@ mod tests {
         let expected = [
             "hugetlb pages of 2 MiB",
             "transparent huge pages",
-            "4 threads bring memory in",
+            "fault in by 4 threads",
             "iommufd instead of type 1",
             "hugetlb pages of 1 GiB",
         ];
@@ -505,7 +505,7 @@ mod tests {
         let guest = qemu(
             "qemu -machine memory-backend=a -object memory-backend-file,id=a,size=2560M,mem-path=/f",
         );
-        let threads = lines(&guest, "4 threads bring memory in");
+        let threads = lines(&guest, "fault in by 4 threads");
         let expected = "-object memory-backend-file,id=a,size=2560M,mem-path=/f,share=off,\
             prealloc=on,prealloc-threads=4";
         assert_eq!(threads, expected);
@@ -531,7 +531,7 @@ mod tests {
                  in <memoryBacking>: <hugepages><page size='2' unit='M'/></hugepages>",
             ),
             (
-                "4 threads bring memory in",
+                "fault in by 4 threads",
                 "in <memoryBacking>: <allocation mode='immediate' threads='4'/>",
             ),
             (

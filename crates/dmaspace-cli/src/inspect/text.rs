@@ -214,9 +214,10 @@ fn start(sheet: &mut Sheet, found: &StartReport, size: u64, advice: &[Advice]) {
     row("together, no reboot", found.together);
     sheet.table(&rows);
     if cfg!(debug_assertions) {
+        sheet.gap();
         sheet.value(
-            "debug build",
-            "calibrated 3 to 4 times slower than by a release build",
+            "note",
+            "calibrated by a debug build: 3 to 4 times slower than a release build",
         );
     }
 }
@@ -272,16 +273,13 @@ fn advice(sheet: &mut Sheet, others: &[Advice]) {
             .saved_ns
             .map_or(String::new(), |ns| format!(": saves {}", duration(ns)));
         let boot = match (advice.reboot, advice.saved_ns) {
-            (true, Some(saved)) => {
+            (true, Some(_)) => {
                 let without = others.iter().filter(|other| !other.reboot);
                 let without = without
                     .filter_map(|other| other.saved_ns)
                     .max()
                     .unwrap_or(0);
-                format!(
-                    ", needs a reboot ({} of it without)",
-                    percent(without.min(saved), saved)
-                )
+                format!(", needs a reboot (without one: {})", duration(without))
             }
             (true, None) => ", needs a reboot".into(),
             (false, _) => String::new(),
@@ -395,8 +393,8 @@ pub(crate) fn machine(found: &MachineReport, paint: Paint) -> String {
     }
     for finding in &found.findings {
         let mark = |text: &str| paint.warning(text);
-        sheet.marked("", mark, "!", &finding.finding);
-        sheet.value("", &format!("by: {}", finding.setting));
+        sheet.marked("finding", mark, "!", &finding.finding);
+        sheet.value("setting", &finding.setting);
     }
     unknown(&mut sheet, &found.missing);
     sheet.into_text()
@@ -668,12 +666,14 @@ start: the kernel maps 4 GiB (estimate: 1,048,576 faults)
   hugetlb pages of 2 MiB  200 ms       10.0 ms   210 ms ± 100 ms
   hugetlb pages of 1 GiB  100 ms       10.0 ms   110 ms ± 100 ms
   together, no reboot     110 ms       10.0 ms   120 ms ± 100 ms
-  debug build calibrated 3 to 4 times slower than by a release build
+
+  note        calibrated by a debug build: 3 to 4 times slower than a release
+              build
 
 what would help
   1. hugetlb pages of 2 MiB: saves 1.39 s
      -object a
-  2. hugetlb pages of 1 GiB: saves 1.49 s, needs a reboot (93.3 % of it without)
+  2. hugetlb pages of 1 GiB: saves 1.49 s, needs a reboot (without one: 1.39 s)
      -object b
 
 not known
@@ -708,7 +708,7 @@ faults
   DMAR: [DMA Write NO_PASID] fault
 
 findings
-              ! transparent huge pages are off
-              by: echo madvise > enabled
+  finding     ! transparent huge pages are off
+  setting     echo madvise > enabled
 ";
 }

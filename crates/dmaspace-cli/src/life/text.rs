@@ -66,6 +66,9 @@ fn memory(sheet: &mut Sheet, report: &LifeReport) {
         });
         let value = format!("{} {on}{planned}", bytes(part.size_bytes));
         sheet.value(&format!("node {}", part.node), &value);
+        if !planned.is_empty() {
+            sheet.value("planned", &format!("the machine has no node {}", part.node));
+        }
     }
 }
 

@@ -92,7 +92,7 @@ fn devices(sheet: &mut Sheet, plan: &Plan) {
         .iter()
         .any(|device| device.link_bytes_per_second.is_none())
     {
-        sheet.value("in brackets", "assumed");
+        sheet.line("  in brackets: assumed");
     }
 }
 
@@ -161,6 +161,12 @@ fn domains(sheet: &mut Sheet, policy: &PolicyPlan) {
 
 fn notes(sheet: &mut Sheet, plan: &Plan) {
     let paint = sheet.paint();
+    if !(plan.without_memory.is_empty()
+        && plan.mixed_groups.is_empty()
+        && plan.untranslated.is_empty())
+    {
+        sheet.gap();
+    }
     let mut note = |text: String| sheet.marked("note", |mark| paint.warning(mark), "!", &text);
     for fallback in &plan.without_memory {
         let node = fallback.node;
@@ -229,7 +235,7 @@ pub(crate) fn simulated(found: &Simulated, paint: Paint) -> String {
     sheet.table(&rows);
     sheet.gap();
     sheet.value("reads", "table entries that a request reads");
-    sheet.value("remote", "how many of them are on another node");
+    sheet.value("remote", "share of these entries on another node");
     helps(&mut sheet, &found.rows);
     sheet.into_text()
 }
@@ -240,7 +246,7 @@ fn helps(sheet: &mut Sheet, rows: &[LoadRow]) {
         return;
     };
     sheet.section(&format!(
-        "what would help, beside leaves of {} in one table",
+        "gain over leaves of {} in one table",
         bytes(today.leaf_bytes)
     ));
     let mut gains: Vec<(f64, String)> = Vec::new();
@@ -284,7 +290,7 @@ fn one(sheet: &mut Sheet, study: &Study) {
     let reproduced = study.counting().filter(|row| row.is_reproduced()).count();
     let tolerance = TOLERANCE * 100.0;
     sheet.line(&format!(
-        "  {reproduced} of {counting} rows that count are within {tolerance} %"
+        "  {reproduced} of {counting} counted rows are within {tolerance} %"
     ));
     sheet.gap();
     let mut rows = vec![["input", "value", "unit", "is"].map(String::from)];
@@ -317,8 +323,8 @@ fn row(row: &Row) -> [String; 5] {
     let standing = match row.standing {
         Standing::Counts if row.is_reproduced() => "reproduced",
         Standing::Counts => "not reproduced",
-        Standing::Fitted => "fitted, does not count",
-        Standing::Follows => "follows from a fitted row, does not count",
+        Standing::Fitted => "fitted, not counted",
+        Standing::Follows => "follows from fit, not counted",
     };
     [
         row.name.clone(),
@@ -364,5 +370,5 @@ fn heat_map(sheet: &mut Sheet, map: &HeatMap) {
     sheet.table(&rows);
     sheet.gap();
     sheet.value("reads", "table entries that a request reads with one table");
-    sheet.value("remote", "how many of them are on another node");
+    sheet.value("remote", "share of these entries on another node");
 }
