@@ -78,7 +78,12 @@ fn masked(group: Group) -> Measured {
             samples: 3,
         };
     }
-    let machine = ["processors take turns", "16 MiB", "instead of", "pinned by"];
+    let machine = [
+        "processors run in turns",
+        "16 MiB",
+        "instead of",
+        "pinned by",
+    ];
     one.notes
         .retain(|note| !machine.iter().any(|words| note.contains(words)));
     one.not_run = vec![NotRun {
