@@ -5,16 +5,19 @@
 
 use std::fmt::Write as _;
 
-/// Colours of paper, text and plots, light and dark, and what they colour.
+/// Fonts and colours of all pictures, light and dark. Viewers without variables show the light colour in front; curves
+/// and bars have none.
 pub const STYLE: &str = "\
-:root{color-scheme:light dark;--paper:#fff;--ink:#1b2126;--faint:#56616b;--line:#d5dbe0;\
+:root{color-scheme:light dark;--paper:#fff;--ink:#1b2126;--faint:#56616b;--line:#d5dbe0;--empty:#e4e8eb;\
 --old:#8a949d;--c0:#d44d32;--c1:#2b9f8e;--c2:#e6a82e;--c3:#476fc4}\n\
 @media (prefers-color-scheme:dark){:root{--paper:#14181c;--ink:#e8ecef;--faint:#a3adb6;\
---line:#38424b;--old:#7d8891;--c0:#ec7a62;--c1:#46b8a8;--c2:#f0bf5c;--c3:#7f9fe6}}\n\
+--line:#38424b;--empty:#2a3138;--old:#7d8891;--c0:#ec7a62;--c1:#46b8a8;--c2:#f0bf5c;--c3:#7f9fe6}}\n\
 :root{--c4:#cc79a7;--c5:#56b4e9;--c6:#9b6fd0;--c7:#b07a3c;--c8:#6aa84f}\n\
-svg{font:12px system-ui,sans-serif}svg text{fill:var(--ink)}svg .head{font-weight:600;font-size:13px}\
-svg .small{font-size:10px;fill:var(--faint)}\n\
-.paper{fill:var(--paper)}.grid{stroke:var(--line)}.curve,.dots{fill:none;stroke:var(--of);stroke-width:2}\
+svg{font:12px system-ui,sans-serif}svg text,.ink{fill:#1b2126;fill:var(--ink)}\
+svg .head{font-weight:600;font-size:15px}svg .faint{fill:#56616b;fill:var(--faint)}svg .small{font-size:10px}\n\
+.paper{fill:#fff;fill:var(--paper)}.empty{fill:#e4e8eb;fill:var(--empty)}\
+.grid{stroke:#d5dbe0;stroke:var(--line)}.tick{stroke:#8a949d;stroke:var(--old)}\n\
+.curve,.dots{fill:none;stroke:var(--of);stroke-width:2}\
 .dots{stroke-width:5;stroke-linecap:round}.curve.dashed{stroke-dasharray:5 4}.bar{fill:var(--of)}\n\
 .old{--of:var(--old)}.c0{--of:var(--c0)}.c1{--of:var(--c1)}.c2{--of:var(--c2)}.c3{--of:var(--c3)}\
 .c4{--of:var(--c4)}.c5{--of:var(--c5)}.c6{--of:var(--c6)}.c7{--of:var(--c7)}.c8{--of:var(--c8)}\n";
@@ -71,6 +74,8 @@ const RIGHT: f64 = 12.0;
 const PARTS: f64 = 8.0;
 /// The most that a character takes on average, of the style's 12 pixels.
 const CHARACTER: f64 = 7.0;
+/// Half of a row of the legend.
+const COLUMN: f64 = 220.0;
 
 impl Plot {
     /// The picture as a part of a page that has [`STYLE`]; `None` without a point.
@@ -82,7 +87,8 @@ impl Plot {
     pub fn svg(&self) -> Option<String> {
         self.draw(|title, height| {
             format!(
-                "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n\
+                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+                 viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n\
                  <style>\n{STYLE}</style>\n<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n{}",
                 heading(title)
             )
@@ -190,7 +196,7 @@ pub fn bars(title: &str, unit: &str, names: &[String], lines: &[Line], linear: b
             let _ = writeln!(
                 body,
                 "<rect class=\"bar {colour}\" x=\"{left}\" y=\"{top:.1}\" width=\"{width:.1}\" \
-                 height=\"{:.1}\"/><text class=\"small\" x=\"{:.1}\" y=\"{:.1}\">{number}</text>",
+                 height=\"{:.1}\"/><text class=\"small faint\" x=\"{:.1}\" y=\"{:.1}\">{number}</text>",
                 BAR - 1.0,
                 left + width + 4.0,
                 top + BAR - 2.0
@@ -212,7 +218,7 @@ pub fn bars(title: &str, unit: &str, names: &[String], lines: &[Line], linear: b
         let _ = writeln!(
             svg,
             "<path class=\"grid\" d=\"M{place:.1} 24V{top}\"/>\
-             <text class=\"small\" x=\"{place:.1}\" y=\"{below}\" text-anchor=\"middle\">{number}</text>"
+             <text class=\"small faint\" x=\"{place:.1}\" y=\"{below}\" text-anchor=\"middle\">{number}</text>"
         );
     }
     svg += &body;
@@ -232,14 +238,24 @@ fn heading(title: &str) -> String {
     format!("<title>{title}</title>\n<text class=\"head\" x=\"{LEFT}\" y=\"16\">{title}</text>\n")
 }
 
+/// Names in a row of the legend: one where a name does not fit into half of it.
+fn per_row(lines: &[Line]) -> usize {
+    let longest = lines.iter().map(|line| line.name.chars().count()).max();
+    match longest.unwrap_or(0) as f64 * CHARACTER + 18.0 <= COLUMN {
+        true => 2,
+        false => 1,
+    }
+}
+
 fn legend_height(lines: &[Line]) -> f64 {
-    18.0 * lines.len().div_ceil(2) as f64
+    18.0 * lines.len().div_ceil(per_row(lines)) as f64
 }
 
 fn legend(svg: &mut String, lines: &[Line], top: f64) {
+    let per_row = per_row(lines);
     for (nth, line) in lines.iter().enumerate() {
-        let x = 16.0 + (nth % 2) as f64 * 220.0;
-        let y = top + 2.0 + (nth / 2) as f64 * 18.0;
+        let x = 16.0 + (nth % per_row) as f64 * COLUMN;
+        let y = top + 2.0 + (nth / per_row) as f64 * 18.0;
         let _ = writeln!(
             svg,
             "<rect class=\"bar {}\" x=\"{x}\" y=\"{y:.1}\" width=\"12\" height=\"10\"/>\

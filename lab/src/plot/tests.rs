@@ -83,6 +83,21 @@ fn the_longest_name_has_room_beside_its_bars() {
 }
 
 #[test]
+fn long_names_have_rows_of_their_own_in_the_legend() {
+    let of = |name: &str| {
+        let named = |colour| Line {
+            name: name.into(),
+            ..line(colour, &[(1.0, 10.0)])
+        };
+        let svg = plot(vec![named("c0"), named("c1")]).svg().unwrap();
+        let second = svg.split("<rect class=\"bar c1\" x=\"").nth(1).unwrap();
+        second.split('"').next().unwrap().to_owned()
+    };
+    assert_eq!(of(&"a".repeat(28)), "236");
+    assert_eq!(of(&"a".repeat(29)), "16");
+}
+
+#[test]
 fn longer_bars_are_longer_times() {
     let all = [line("c0", &[(0.0, 100.0)]), line("c1", &[(0.0, 1.0)])];
     for (linear, widths, marks) in [

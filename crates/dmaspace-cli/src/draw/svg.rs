@@ -9,8 +9,9 @@ use std::ops::RangeInclusive;
 
 pub(crate) use lab::plot::escape;
 
-use crate::map::Stretch;
+use lab::plot::STYLE;
 
+use crate::map::Stretch;
 use crate::size::{bytes, count, counted};
 
 /// All lengths are in units of the picture, which are pixels unless it is scaled.
@@ -112,12 +113,10 @@ pub(crate) fn begin(height: u32, title: &str, subtitle: &str, style: &str) -> St
     let (title, subtitle) = (escape(title), escape(subtitle));
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" font-family=\"system-ui, sans-serif\" \
-         font-size=\"13\">\n<title>{title}</title>\n<style>\n{STYLE}{style}</style>\n\
+         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{title}</title>\n<style>\n{STYLE}{style}</style>\n\
          <rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n"
     );
-    let heading = "font-size=\"17\" font-weight=\"600\"";
-    text(&mut svg, "ink", MARGIN, 30, heading, &title);
+    text(&mut svg, "head", MARGIN, 30, "", &title);
     text(&mut svg, "faint", MARGIN, 50, "", &subtitle);
     svg
 }
@@ -136,14 +135,6 @@ pub(crate) fn counted_leaves(number: u64) -> String {
         many => format!("{} leaves", count(many)),
     }
 }
-
-/// The style of all pictures, light and dark.
-const STYLE: &str = "\
-    .paper{fill:#ffffff}.ink{fill:#1b2126}.faint{fill:#56616b}.empty{fill:#e4e8eb}\
-    .tick{stroke:#8a949d}\n\
-    @media (prefers-color-scheme: dark){\
-    .paper{fill:#14181c}.ink{fill:#e8ecef}.faint{fill:#a3adb6}.empty{fill:#2a3138}\
-    .tick{stroke:#6b757e}}\n";
 
 /// A part, as wide as it is beside the widest.
 fn strip(svg: &mut String, layout: &[Stretch], top: u32, widest: u128) {
@@ -280,30 +271,17 @@ pub(crate) fn class(leaf_bytes: u64) -> String {
     format!("s{}", leaf_bytes.max(1).ilog2())
 }
 
-/// Between colours that differ also to the colour-blind, by the logarithm of the size: from red over amber, teal and
-/// light blue to violet, so that neighbours among large leaves differ in lightness too.
+/// The colours of leaves of 4 KiB, 8 KiB and so on to 1 GiB: from red over green to violet, every second one
+/// lighter, so that neighbours differ also to the colour-blind.
+const COLOURS: [u32; 19] = [
+    0xdc464b, 0xff8b66, 0xc0630e, 0xe19e2e, 0x907b00, 0xa7b32c, 0x528b06, 0x57c15b, 0x038e59,
+    0x04c19f, 0x058b84, 0x0dbdc8, 0x02889e, 0x0ab9e9, 0x0684b9, 0x64affe, 0x3179ea, 0xb29dff,
+    0xa85cc8,
+];
+
 pub(crate) fn colour(leaf_bytes: u64) -> String {
-    const STOPS: [(u32, [u8; 3]); 5] = [
-        (12, [0xd4, 0x4d, 0x32]),
-        (16, [0xe6, 0xa8, 0x2e]),
-        (21, [0x2b, 0x9f, 0x8e]),
-        (26, [0x7c, 0xbb, 0xf5]),
-        (30, [0x5a, 0x1f, 0xa0]),
-    ];
-    let log = leaf_bytes.max(1).ilog2().clamp(12, 30);
-    let mut rgb = STOPS[0].1;
-    for pair in STOPS.windows(2) {
-        if let [(from, lower), (to, upper)] = pair
-            && (*from..=*to).contains(&log)
-        {
-            let part = f64::from(log - from) / f64::from(to - from);
-            for ((out, a), b) in rgb.iter_mut().zip(lower).zip(upper) {
-                *out = (f64::from(*a) * (1.0 - part) + f64::from(*b) * part).round() as u8;
-            }
-        }
-    }
-    let [r, g, b] = rgb;
-    format!("#{r:02x}{g:02x}{b:02x}")
+    let place = leaf_bytes.max(1).ilog2().clamp(12, 30) - 12;
+    format!("#{:06x}", COLOURS.get(place as usize).unwrap_or(&0))
 }
 
 /// A rectangle, with what a pointer over it shows.
@@ -363,14 +341,47 @@ mod tests {
         );
     }
 
+    /// CIE 1976 L*a*b* of a colour of sRGB (IEC 61966-2-1, white D65).
+    fn lab(colour: u32) -> [f64; 3] {
+        let [_, rgb @ ..] = colour.to_be_bytes();
+        let [r, g, b] = rgb.map(|part| match f64::from(part) / 255.0 {
+            dark @ ..=0.04045 => dark / 12.92,
+            part => ((part + 0.055) / 1.055).powf(2.4),
+        });
+        let f = |t: f64| match t {
+            ..=0.008_856 => t * 7.787 + 16.0 / 116.0,
+            t => t.cbrt(),
+        };
+        let x = f((0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505);
+        let y = f(0.2126 * r + 0.7152 * g + 0.0722 * b);
+        let z = f((0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089);
+        [116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)]
+    }
+
+    /// The difference between two colours (CIE 1976).
+    fn delta_e(one: u32, other: u32) -> f64 {
+        let squares = lab(one).into_iter().zip(lab(other));
+        squares.map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt()
+    }
+
     #[test]
-    fn sizes_have_colours_of_their_own() {
-        let colours: Vec<_> = (12..=30).map(|log| colour(1 << log)).collect();
-        assert_eq!(colours[0], "#d44d32");
-        assert_eq!(colours[9], "#2b9f8e");
-        assert_eq!(colours[18], "#5a1fa0");
-        let distinct: std::collections::BTreeSet<_> = colours.iter().collect();
-        assert_eq!(distinct.len(), colours.len());
+    fn sizes_differ_in_colour_from_each_other_and_from_the_paper() {
+        assert!((delta_e(0, 0xff_ffff) - 100.0).abs() < 0.1);
+        // Paper and empty strips, light and dark.
+        let grounds = [0xff_ffff, 0xe4_e8eb, 0x14_181c, 0x2a_3138];
+        for (nth, one) in COLOURS.into_iter().enumerate() {
+            for other in COLOURS.into_iter().take(nth).chain(grounds) {
+                let differ = delta_e(one, other);
+                assert!(differ >= 15.0, "{one:06x} {other:06x}: {differ:.1}");
+            }
+        }
+        for ground in grounds.map(|ground| format!("#{ground:06x}")) {
+            assert!(STYLE.replace("#fff;", "#ffffff;").contains(&ground));
+        }
+    }
+
+    #[test]
+    fn sizes_beyond_the_colours_have_the_first_and_the_last() {
         assert_eq!(colour(0), colour(4096));
         assert_eq!(colour(u64::MAX), colour(1 << 30));
     }

@@ -132,10 +132,10 @@ fn panel(svg: &mut String, report: &LifeReport, moments: &[&Moment], root: usize
         let (from, to) = (LEFT - 8, LEFT - 2);
         *svg +=
             &format!("<line class=\"tick\" x1=\"{from}\" y1=\"{y}\" x2=\"{to}\" y2=\"{y}\"/>\n");
-        let attributes = "text-anchor=\"end\" font-family=\"monospace\" font-size=\"10\"";
+        let attributes = "text-anchor=\"end\" font-family=\"monospace\"";
         text(
             svg,
-            "faint",
+            "small faint",
             LEFT - 10,
             y + 4,
             attributes,
@@ -148,10 +148,9 @@ fn panel(svg: &mut String, report: &LifeReport, moments: &[&Moment], root: usize
 fn drawn(state: BandState) -> Option<(String, String)> {
     match state {
         BandState::Absent => None,
-        BandState::Mapped { leaf_bytes } => Some((
-            class(leaf_bytes),
-            format!("leaves of {}", bytes(leaf_bytes)),
-        )),
+        BandState::Mapped { leaf_bytes } => {
+            Some((class(leaf_bytes), format!("{} leaves", bytes(leaf_bytes))))
+        }
         BandState::Dirty => Some(("dirty".into(), "dirty".into())),
         BandState::Hole => Some(("hole".into(), "a hole of 4 KiB".into())),
         BandState::Balloon => Some(("balloon".into(), "in the balloon".into())),
@@ -163,13 +162,13 @@ fn labels(svg: &mut String, report: &LifeReport, moments: &[&Moment], y: u32) {
     let width = column(moments.len());
     for (at, moment) in moments.iter().enumerate() {
         let x = (f64::from(LEFT) + (at as f64 + 0.5) * width - 1.5) as u32;
-        let attributes = "text-anchor=\"middle\" font-size=\"10\"";
-        text(svg, "ink", x, y, attributes, moment.after.name());
+        let attributes = "text-anchor=\"middle\"";
+        text(svg, "small", x, y, attributes, moment.after.name());
         let step = report.steps.iter().find(|step| step.step == moment.after);
         if let Some(step) = step {
             text(
                 svg,
-                "faint",
+                "small faint",
                 x,
                 y + 14,
                 attributes,
@@ -208,13 +207,12 @@ fn time(svg: &mut String, report: &LifeReport, moments: &[&Moment], y: u32) {
     ];
     bar(svg, "all", &all, y + LINES + 34);
     let words = all.map(|(name, ns)| format!("{name} {}", duration(ns)));
-    let attributes = "font-size=\"10\"";
     text(
         svg,
-        "faint",
+        "small faint",
         LEFT,
         y + LINES + 66,
-        attributes,
+        "",
         &words.join(", "),
     );
 }
@@ -223,9 +221,9 @@ fn time(svg: &mut String, report: &LifeReport, moments: &[&Moment], y: u32) {
 fn bar(svg: &mut String, name: &str, parts: &[(&str, u64)], y: u32) -> Vec<(f64, f64)> {
     let total = parts.iter().map(|part| part.1).sum::<u64>();
     let scale = f64::from(WIDTH - MARGIN - LEFT) / total.max(1) as f64;
-    let attributes = "text-anchor=\"end\" font-size=\"10\"";
     let label = format!("{name}, {}", duration(total));
-    text(svg, "faint", LEFT - 8, y + 13, attributes, &label);
+    let attributes = "text-anchor=\"end\"";
+    text(svg, "small faint", LEFT - 8, y + 13, attributes, &label);
     let mut x = f64::from(LEFT);
     let mut ends = Vec::new();
     for (nth, (name, ns)) in parts.iter().enumerate() {
@@ -234,8 +232,7 @@ fn bar(svg: &mut String, name: &str, parts: &[(&str, u64)], y: u32) -> Vec<(f64,
         let hint = format!("{name}: {}", duration(*ns));
         *svg += &rect(class, [x, y.into(), width, 18.0], &hint);
         if width > 6.0 * name.len() as f64 + 8.0 {
-            let attributes = "font-size=\"10\"";
-            text(svg, "ink", x as u32 + 4, y + 13, attributes, name);
+            text(svg, "small", x as u32 + 4, y + 13, "", name);
         }
         ends.push((x, x + width));
         x += width;
@@ -255,7 +252,7 @@ fn legend(svg: &mut String, moments: &[&Moment], y: u32) {
         let x = MARGIN + at % 7 * 131;
         let y = y + at / 7 * 20;
         *svg += &rect(class, [x.into(), (y - 11).into(), 13.0, 13.0], "");
-        text(svg, "ink", x + 19, y, "font-size=\"12\"", &escape(what));
+        text(svg, "ink", x + 19, y, "", &escape(what));
     }
 }
 

@@ -213,7 +213,7 @@ pub(crate) fn heat_map(map: &HeatMap) -> String {
             "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"14\" fill=\"{colour}\"/>\n"
         );
         let words = format!("{times:.1} times");
-        text(&mut svg, "faint", x + 2, y + 28, "font-size=\"11\"", &words);
+        text(&mut svg, "faint", x + 2, y + 28, "", &words);
     }
     svg + "</svg>\n"
 }
