@@ -1,6 +1,6 @@
 //! The steps of the job, in the order in which they are done, over any back end.
 //!
-//! What differs from one to the other is a [`Side`]: where the memory goes, what can be looked at
+//! What differs from one to the other is a [`Backend`]: where the memory goes, what can be looked at
 //! while it is mapped, and what has to be closed. A step that a back end does not do by itself, or
 //! a number that it cannot tell, is left out of the report.
 
@@ -18,7 +18,7 @@ use super::clock::{Clock, nanoseconds};
 use super::kernel;
 use super::memory::{self, Account, Taken};
 use super::report::{Lack, MapReport, WindowReport};
-use super::software::SoftwareSide;
+use super::software::SoftwareBackend;
 use super::{JobError, MapBackend, MapJob, Watch};
 
 /// The unit of our own pins: the smallest part that could be given back.
@@ -27,7 +27,7 @@ const PIECE: u64 = 32 << 20;
 const PAGE: u64 = 4096;
 
 /// A back end, as far as the job has to know it.
-pub(super) trait Side {
+pub(super) trait Backend {
     /// The address space.
     fn space(&self) -> &Ioas;
 
@@ -71,32 +71,32 @@ pub(super) fn run(job: &MapJob, watch: &mut dyn Watch) -> Result<MapReport, JobE
         MapBackend::Software(software) => {
             let pinner = Pinner::probe(PIECE)?;
             let account = Account::of_pinner(&pinner)?;
-            let side = |size| SoftwareSide::new(software, job.placement, size);
+            let backend = |size| SoftwareBackend::new(software, job.placement, size);
             let pinner = Arc::new(pinner);
             let memory = |mapping, frames| HostMemory::with_pinner(mapping, pinner, frames);
-            run_on(job, memory, account, side, watch)
+            run_on(job, memory, account, backend, watch)
         }
         // The kernel pins.
         MapBackend::Vfio { devices } => {
-            let side = kernel::vfio(devices, job.placement)?;
+            let backend = kernel::vfio(devices, job.placement)?;
             let account = Account::of_process()?;
             let memory = |mapping, _| HostMemory::new(mapping);
-            run_on(job, memory, account, |_| Ok(side), watch)
+            run_on(job, memory, account, |_| Ok(backend), watch)
         }
         MapBackend::Iommufd { devices } => {
-            let side = kernel::iommufd(devices, job.placement)?;
+            let backend = kernel::iommufd(devices, job.placement)?;
             let account = Account::of_user()?;
             let memory = |mapping, _| HostMemory::new(mapping);
-            run_on(job, memory, account, |_| Ok(side), watch)
+            run_on(job, memory, account, |_| Ok(backend), watch)
         }
     }
 }
 
-fn run_on<S: Side>(
+fn run_on<S: Backend>(
     job: &MapJob,
     memory: impl FnOnce(Arc<Mapping>, FrameSource) -> HostMemory,
     account: Account,
-    side: impl FnOnce(u64) -> Result<S, JobError>,
+    backend: impl FnOnce(u64) -> Result<S, JobError>,
     watch: &mut dyn Watch,
 ) -> Result<MapReport, JobError> {
     let mut report = MapReport::default();
@@ -109,8 +109,8 @@ fn run_on<S: Side>(
 
     let frames = FrameSource::detect(&mapping);
     let memory = Arc::new(memory(mapping, frames));
-    let outcome = side(memory.len())
-        .and_then(|side| with_side(side, &account, &memory, frames, watch, &mut report));
+    let outcome = backend(memory.len())
+        .and_then(|backend| with_backend(backend, &account, &memory, frames, watch, &mut report));
     drop(memory);
     if let Some(pool) = pool {
         pool.restore()?;
@@ -119,8 +119,8 @@ fn run_on<S: Side>(
 }
 
 /// Everything from the pin to the unpin.
-fn with_side<S: Side>(
-    mut side: S,
+fn with_backend<S: Backend>(
+    mut backend: S,
     account: &Account,
     memory: &Arc<HostMemory>,
     frames: FrameSource,
@@ -129,13 +129,13 @@ fn with_side<S: Side>(
 ) -> Result<(), JobError> {
     let size = memory.len();
     let ledger = account.ledger()?;
-    let iova = side.place(size, &ledger, watch)?;
+    let iova = backend.place(size, &ledger, watch)?;
     report.charge.before = Counted::now()?;
     let (in_use, steps) = (ledger.in_use(), ledger.steps());
 
     let whole = Memory::new(memory.clone(), &ledger);
     let mut clock = Clock::new(watch, size);
-    let mapped = side
+    let mapped = backend
         .space()
         .map(iova, &whole, Span::new(0, size), Prot::RW, &mut clock);
     report.times.pin_ns = clock.taken(Step::Pin);
@@ -154,14 +154,14 @@ fn with_side<S: Side>(
         frames,
         range: Span::new(iova, size),
     };
-    let result = describe(&mut side, memory, report)
-        .and_then(|()| side.while_mapped(&mapped, watch, report));
+    let result = describe(&mut backend, memory, report)
+        .and_then(|()| backend.while_mapped(&mapped, watch, report));
 
     let mut clock = Clock::new(watch, size);
-    side.space().unmap_all(&mut clock)?;
+    backend.space().unmap_all(&mut clock)?;
     report.times.unmap_ns = clock.spent(Step::EmptyTables) + clock.spent(Step::Flush);
     report.times.unpin_ns = clock.taken(Step::Unpin);
-    let closed = side.close(report);
+    let closed = backend.close(report);
     result?;
     closed?;
     report.charge.after = Counted::now()?;
@@ -169,14 +169,14 @@ fn with_side<S: Side>(
 }
 
 /// Fills in what can be said of any memory and any back end.
-fn describe<S: Side>(
-    side: &mut S,
+fn describe<S: Backend>(
+    backend: &mut S,
     memory: &HostMemory,
     report: &mut MapReport,
 ) -> Result<(), JobError> {
     report.memory.huge_bytes = memory.mapping().folios()?.huge;
     report.memory.nodes = scenario::nodes(memory.mapping())?;
-    let space = side.space();
+    let space = backend.space();
     let backend = &mut report.backend;
     backend.granule_bytes = space.granule();
     backend.lacks = space

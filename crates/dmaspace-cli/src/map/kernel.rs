@@ -19,7 +19,7 @@ use iopt::Prot;
 use runs::{Iova, Span};
 
 use super::clock::nanoseconds;
-use super::job::{Mapped, Side};
+use super::job::{Backend, Mapped};
 use super::report::{
     DeviceUsed, DomainReport, MapReport, MappingsReport, PlacementReport, SampleReport,
 };
@@ -36,7 +36,7 @@ const LARGEST: u64 = 1 << 30;
 const PAGE: u64 = 4096;
 
 /// Devices of the machine, attached to an address space of the kernel.
-pub(super) struct KernelSide {
+pub(super) struct KernelBackend {
     // Dropped in this order: a group stays in its container while a device of it is open.
     devices: Vec<Used>,
     space: Ioas,
@@ -85,7 +85,7 @@ impl Used {
 pub(super) fn vfio(
     addresses: &[String],
     placement: Option<Placement>,
-) -> Result<KernelSide, JobError> {
+) -> Result<KernelBackend, JobError> {
     let machine = DevicesReport::read(&Places::default())?;
     let found = find(&machine, addresses, Way::Type1)?;
     let space = Ioas::over_kernel(Type1::open(Some(GRANULE)));
@@ -116,7 +116,7 @@ pub(super) fn vfio(
         let device = Opened::OfGroup(device);
         devices.push(Used { device, shown });
     }
-    Ok(KernelSide {
+    Ok(KernelBackend {
         devices,
         space,
         attach_ns,
@@ -129,7 +129,7 @@ pub(super) fn vfio(
 pub(super) fn iommufd(
     addresses: &[String],
     placement: Option<Placement>,
-) -> Result<KernelSide, JobError> {
+) -> Result<KernelBackend, JobError> {
     let machine = DevicesReport::read(&Places::default())?;
     let found = find(&machine, addresses, Way::Iommufd)?;
     let first = found.first().cloned().unwrap_or_default();
@@ -151,7 +151,7 @@ pub(super) fn iommufd(
         let device = Opened::Bound(bound);
         devices.push(Used { device, shown });
     }
-    Ok(KernelSide {
+    Ok(KernelBackend {
         devices,
         space,
         attach_ns,
@@ -252,7 +252,7 @@ fn domain(place: &Place) -> DomainReport {
     }
 }
 
-impl Side for KernelSide {
+impl Backend for KernelBackend {
     fn space(&self) -> &Ioas {
         &self.space
     }

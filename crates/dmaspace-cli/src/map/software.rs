@@ -19,7 +19,7 @@ use scenario::{nodes, pattern};
 
 use super::clock::nanoseconds;
 use super::compared::compare;
-use super::job::{Mapped, Side};
+use super::job::{Backend, Mapped};
 use super::report::{
     DmaReport, DomainReport, MapReport, NodeShare, PinsReport, PlacementReport, RunsReport,
     SizeClass, Stretch, TablesReport, UnitReport,
@@ -35,7 +35,7 @@ const TABLE_WINDOW: u64 = 1 << 46;
 const LEVELS: u8 = 4;
 
 /// Tables of ours, the address space over them, and a unit that walks them.
-pub(super) struct SoftwareSide<'a> {
+pub(super) struct SoftwareBackend<'a> {
     job: &'a Software,
     placement: Option<Placement>,
     tables: Arc<NodeTables>,
@@ -89,7 +89,7 @@ impl BuildDomain for Tables {
     fn ended(&mut self, _domain: DomainId) {}
 }
 
-impl<'a> SoftwareSide<'a> {
+impl<'a> SoftwareBackend<'a> {
     /// With room for tables of `size` bytes on each node.
     pub(super) fn new(
         job: &'a Software,
@@ -122,7 +122,7 @@ impl<'a> SoftwareSide<'a> {
     }
 }
 
-impl Side for SoftwareSide<'_> {
+impl Backend for SoftwareBackend<'_> {
     fn space(&self) -> &Ioas {
         &self.space
     }
@@ -201,7 +201,7 @@ impl Side for SoftwareSide<'_> {
     }
 }
 
-impl SoftwareSide<'_> {
+impl SoftwareBackend<'_> {
     /// Fills in what is to be said of runs, pins and tables; returns the runs.
     fn describe(&self, mapped: &Mapped<'_>, report: &mut MapReport) -> Result<Vec<Run>, JobError> {
         let (memory, frames) = (mapped.memory, mapped.frames);

@@ -60,13 +60,13 @@ impl DiffReport {
     }
 }
 
-/// One side, as far as it was looked at.
-struct Side<'a> {
+/// A position in the runs of one table.
+struct Cursor<'a> {
     runs: std::slice::Iter<'a, RunReport>,
     now: Option<&'a RunReport>,
 }
 
-impl<'a> Side<'a> {
+impl<'a> Cursor<'a> {
     fn new(runs: &'a [RunReport]) -> Self {
         let mut runs = runs.iter();
         let now = runs.next();
@@ -109,7 +109,7 @@ pub fn diff(before: &Survey, after: &Survey) -> DiffReport {
         complete: known(before) && known(after),
         ..DiffReport::default()
     };
-    let (mut left, mut right) = (Side::new(&before.runs), Side::new(&after.runs));
+    let (mut left, mut right) = (Cursor::new(&before.runs), Cursor::new(&after.runs));
     let mut at = 0u128;
     loop {
         left.pass(at);
