@@ -22,9 +22,9 @@ pub(super) fn run(
     report: &mut GroupReport,
 ) -> Result<(), BenchError> {
     report.notes = vec![
-        "simulated, not measured: real tables, caches and walks in software, only times are put in"
+        "simulated, not measured: tables of the engine, caches and walks in software; times are inputs"
             .into(),
-        "\"second socket alone\" with one table is what an input was fitted to; docs/numa.md"
+        "one input is fitted to \"second socket alone\" with one table; see docs/numa.md"
             .into(),
     ];
     for row in study::allreduce_rows()? {
