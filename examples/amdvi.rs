@@ -8,7 +8,7 @@
 use std::error::Error;
 
 use iommu::{AmdVi, DomainId, Unit, amdvi};
-use iopt::{Arena, AtomicMeta, Discard, Gather, Prot, Table, TableMemory, format::AmdV1};
+use iopt::{Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, format::AmdV1};
 use machine::{DEVICE, Machine, PC};
 use runs::Span;
 
@@ -88,7 +88,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     //    (INVALIDATE_IOMMU_PAGES and COMPLETION_WAIT, section 2.4), and only a flushed gather gives table
     //    pages back. Now, not earlier, the memory may have another use.
     let mut gather = Gather::new();
-    table.unmap(Span::new(IOVA, 2 * 4096), &mut gather, &mut Discard)?;
+    table.unmap(Span::new(IOVA, 2 * 4096), &mut gather, &mut NoRuns)?;
     let flushed = gather.flush_with(|what| unit.invalidate(DOMAIN, what))?;
     table.reclaim(flushed);
     let told = unit.counters();

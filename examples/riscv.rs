@@ -9,7 +9,7 @@
 use std::error::Error;
 
 use iommu::{DomainId, RiscvIommu, Unit, riscv};
-use iopt::{Arena, AtomicMeta, Discard, Gather, Prot, Table, TableMemory, format::RiscV};
+use iopt::{Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, format::RiscV};
 use machine::{DEVICE, Machine, RISCV};
 use runs::Span;
 
@@ -82,7 +82,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     //    (IOTINVAL.VMA and IOFENCE.C), and only a flushed gather gives table pages back. Now, not earlier,
     //    the memory may have another use.
     let mut gather = Gather::new();
-    table.unmap(Span::new(IOVA, 2 * 4096), &mut gather, &mut Discard)?;
+    table.unmap(Span::new(IOVA, 2 * 4096), &mut gather, &mut NoRuns)?;
     let flushed = gather.flush_with(|what| unit.invalidate(DOMAIN, what))?;
     table.reclaim(flushed);
     let told = unit.counters();

@@ -15,7 +15,7 @@ use std::{
 
 use iommu::{DeviceId, DomainId, Registers, Smmu, Unit, smmu};
 use iopt::walk::{Access, Walker};
-use iopt::{Discard, Gather, HeapTables, Prot, Table, TableMemory};
+use iopt::{Gather, HeapTables, NoRuns, Prot, Table, TableMemory};
 use iopt::{format::ArmStage1, format::K4};
 use runs::Span;
 
@@ -145,7 +145,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // 7. Take it away: TLBIVAL for each page, one sync for all (sections 15.5.35 and 15.5.36), and only then
     //    the memory may have another use.
     let mut gather = Gather::new();
-    table.unmap(Span::new(IOVA, 2 * 4096), &mut gather, &mut Discard)?;
+    table.unmap(Span::new(IOVA, 2 * 4096), &mut gather, &mut NoRuns)?;
     let flushed = gather.flush_with(|what| unit.invalidate(DOMAIN, what))?;
     table.reclaim(flushed);
     let told = unit.counters();

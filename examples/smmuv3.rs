@@ -8,7 +8,7 @@
 use std::error::Error;
 
 use iommu::{DomainId, SmmuV3, Unit, smmuv3};
-use iopt::{Arena, AtomicMeta, Discard, Gather, Prot, Table, TableMemory};
+use iopt::{Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory};
 use iopt::{format::ArmStage1, format::K4};
 use machine::{ARM, DEVICE, Machine};
 use runs::Span;
@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     //    (CMD_TLBI_NH_VA and CMD_SYNC, chapter 4), and only a flushed gather gives table pages back. Now, not
     //    earlier, the memory may have another use.
     let mut gather = Gather::new();
-    table.unmap(Span::new(IOVA, 2 * 4096), &mut gather, &mut Discard)?;
+    table.unmap(Span::new(IOVA, 2 * 4096), &mut gather, &mut NoRuns)?;
     let flushed = gather.flush_with(|what| unit.invalidate(DOMAIN, what))?;
     table.reclaim(flushed);
     let told = unit.counters();

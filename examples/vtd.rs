@@ -8,7 +8,7 @@
 use std::error::Error;
 
 use iommu::{DomainId, Unit, Vtd, vtd};
-use iopt::{Arena, AtomicMeta, Discard, Gather, Prot, Table, TableMemory, format::VtdSs};
+use iopt::{Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, format::VtdSs};
 use machine::{DEVICE, Machine, PC};
 use runs::Span;
 
@@ -76,7 +76,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // 7. Take it away. The gather knows what the unit may have cached; one flush for all of it, and only a
     //    flushed gather gives table pages back. Now, not earlier, the memory may have another use.
     let mut gather = Gather::new();
-    table.unmap(Span::new(IOVA, 2 * 4096), &mut gather, &mut Discard)?;
+    table.unmap(Span::new(IOVA, 2 * 4096), &mut gather, &mut NoRuns)?;
     let flushed = gather.flush_with(|what| unit.invalidate(DOMAIN, what))?;
     table.reclaim(flushed);
     let told = unit.counters();

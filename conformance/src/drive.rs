@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, bail, ensure};
 use iopt::format::Above;
-use iopt::{Discard, Format, Gather, MapError, Prot, Table, UnmapError};
+use iopt::{Format, Gather, NoRuns, Prot, Table, TableMapError, TableUnmapError};
 use runs::{Iova, Pa, PageSizes, Span};
 
 use crate::compare::{Counts, compare};
@@ -225,9 +225,9 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
         self.check()
     }
 
-    fn our_unmap(&mut self, range: Span<Iova>) -> Result<(), UnmapError> {
+    fn our_unmap(&mut self, range: Span<Iova>) -> Result<(), TableUnmapError> {
         let mut gather = Gather::new();
-        self.table.unmap(range, &mut gather, &mut Discard)?;
+        self.table.unmap(range, &mut gather, &mut NoRuns)?;
         if let Ok(flushed) = gather.flush_with(|_| Ok::<_, ()>(())) {
             self.table.reclaim(flushed);
         }
@@ -247,7 +247,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
                 ensure!(errno == 0, "Linux refuses it: errno {errno} at {at:#x}");
                 self.taken()
             }
-            Err(MapError::Overlap { .. }) => {
+            Err(TableMapError::Overlap { .. }) => {
                 // io-pgtable frees a table where a larger leaf goes, whatever it maps.
                 let len: u64 = runs.iter().map(|run| run.len).sum();
                 if !self.setup.linux.format.takes_ranges() && len >= self.second_size() {
@@ -298,8 +298,8 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
                 ensure!(bytes == range.len, "Linux unmapped {bytes:#x} bytes");
                 return self.taken();
             }
-            Err(UnmapError::Hole { at, .. }) => at == range.start,
-            Err(UnmapError::InsideLeaf { leaf, .. }) => leaf.iova != range.start,
+            Err(TableUnmapError::Hole { at, .. }) => at == range.start,
+            Err(TableUnmapError::InsideLeaf { leaf, .. }) => leaf.iova != range.start,
             Err(other) => bail!("we refuse it: {other}"),
         };
         // Linux unmaps up to where it comes to a stop, and whole leaves. So it refuses a request
@@ -368,7 +368,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
         for iova in outside {
             let ours = self.table.map(iova, &[Span::new(page, page)], prot);
             ensure!(
-                matches!(ours, Err(MapError::Range(_))),
+                matches!(ours, Err(TableMapError::Range(_))),
                 "{iova:#x}: {ours:?}"
             );
             if self.server.map(iova, page, page, flags)? == 0 {
@@ -390,7 +390,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
         );
         let ours = self.table.map(iova, &[Span::new(beyond, page)], prot);
         ensure!(
-            matches!(ours, Err(MapError::OutputTooWide { .. })),
+            matches!(ours, Err(TableMapError::OutputTooWide { .. })),
             "{ours:?}"
         );
         let errno = self.server.map(iova, beyond, page, flags)?;

@@ -4,8 +4,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use iopt::{
-    AnyTable, BuildError, Discard, FormatId, Gather, Interruption, Invalidation, ResizeError,
-    UnmapError,
+    AnyTable, BuildError, FormatId, Gather, Interruption, Invalidation, NoRuns, ResizeError,
+    TableUnmapError,
 };
 use runs::{Iova, PageSizes, Span};
 
@@ -74,8 +74,8 @@ impl Tables {
         &mut self,
         range: Span<Iova>,
         gather: &mut Gather,
-    ) -> Result<(), UnmapError> {
-        self.table.alone().unmap(range, gather, &mut Discard)
+    ) -> Result<(), TableUnmapError> {
+        self.table.alone().unmap(range, gather, &mut NoRuns)
     }
 
     /// See [`iopt::Table::unmap_mapped`].
@@ -83,8 +83,8 @@ impl Tables {
         &mut self,
         range: Span<Iova>,
         gather: &mut Gather,
-    ) -> Result<u64, UnmapError> {
-        self.table.alone().unmap_mapped(range, gather, &mut Discard)
+    ) -> Result<u64, TableUnmapError> {
+        self.table.alone().unmap_mapped(range, gather, &mut NoRuns)
     }
 
     /// See [`iopt::Table::split`].

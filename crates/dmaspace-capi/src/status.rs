@@ -107,9 +107,9 @@ failures! {
         | iopt::BuildError::TableAddress { .. } => Status::TableMemory,
         _ => Status::Format,
     };
-    iopt::MapError => |error| of_map(error);
-    iopt::UnmapError => |error| of_unmap(error);
-    hostmem::MapError => |_error| Status::Argument;
+    iopt::TableMapError => |error| of_map(error);
+    iopt::TableUnmapError => |error| of_unmap(error);
+    hostmem::MappingError => |_error| Status::Argument;
     hostmem::PinnerError => |_error| Status::System;
     iommu::FlushError => |_error| Status::Flush;
     ioas::KernelError => |error| of_kernel(error);
@@ -183,24 +183,28 @@ fn of_space_map(error: &ioas::MapError) -> Status {
     }
 }
 
-fn of_map(error: &iopt::MapError) -> Status {
+fn of_map(error: &iopt::TableMapError) -> Status {
     match error {
-        iopt::MapError::Range(_)
-        | iopt::MapError::OutputTooWide { .. }
-        | iopt::MapError::PageSize(_) => Status::Range,
-        iopt::MapError::Overlap { .. } => Status::Overlap,
-        iopt::MapError::Prot { .. } => Status::Prot,
-        iopt::MapError::NoTables(_) | iopt::MapError::Broken(_) => Status::TableMemory,
+        iopt::TableMapError::Range(_)
+        | iopt::TableMapError::OutputTooWide { .. }
+        | iopt::TableMapError::PageSize(_) => Status::Range,
+        iopt::TableMapError::Overlap { .. } => Status::Overlap,
+        iopt::TableMapError::Prot { .. } => Status::Prot,
+        iopt::TableMapError::NoTables(_) | iopt::TableMapError::Broken(_) => Status::TableMemory,
     }
 }
 
-fn of_unmap(error: &iopt::UnmapError) -> Status {
+fn of_unmap(error: &iopt::TableUnmapError) -> Status {
     match error {
-        iopt::UnmapError::Range(_) | iopt::UnmapError::PageSize(_) => Status::Range,
-        iopt::UnmapError::InsideLeaf { .. } | iopt::UnmapError::OtherSize { .. } => Status::Cuts,
-        iopt::UnmapError::Hole { .. } => Status::NotMapped,
-        iopt::UnmapError::DirtyWanted | iopt::UnmapError::DirtyNotKept { .. } => Status::Other,
-        iopt::UnmapError::Broken(_) => Status::TableMemory,
+        iopt::TableUnmapError::Range(_) | iopt::TableUnmapError::PageSize(_) => Status::Range,
+        iopt::TableUnmapError::InsideLeaf { .. } | iopt::TableUnmapError::OtherSize { .. } => {
+            Status::Cuts
+        }
+        iopt::TableUnmapError::Hole { .. } => Status::NotMapped,
+        iopt::TableUnmapError::DirtyWanted | iopt::TableUnmapError::DirtyNotKept { .. } => {
+            Status::Other
+        }
+        iopt::TableUnmapError::Broken(_) => Status::TableMemory,
     }
 }
 

@@ -10,7 +10,7 @@ use thiserror::Error;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
-use crate::mapping::{MapError, Mapping};
+use crate::mapping::{Mapping, MappingError};
 
 /// Why a region of guest memory is no mapping.
 #[derive(Debug, Error)]
@@ -27,7 +27,7 @@ pub enum GuestRegionError {
     File(#[source] io::Error),
     /// It is not made of whole pages.
     #[error(transparent)]
-    Mapping(#[from] MapError),
+    Mapping(#[from] MappingError),
 }
 
 impl Mapping {

@@ -100,7 +100,7 @@ pub use guest_region::GuestRegionError;
 pub use kept_pool::{KeptPool, KeptPoolError, keep_pool, keep_pools_by};
 pub use limits::{Counter, InUse, Limits, LimitsError};
 pub use machine::{HugeSize, Machine, Pool, ThpMode};
-pub use mapping::{MapError, Mapping};
+pub use mapping::{Mapping, MappingError};
 pub use nodes::{Folios, KernelNodes, LookError, NodePolicy};
 pub use pin::{Pin, ReleaseError, Steps};
 pub use pinner::{PinKind, Pinner, PinnerError};

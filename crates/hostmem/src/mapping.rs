@@ -49,7 +49,7 @@ pub struct Mapping {
 
 /// Why there is no mapping.
 #[derive(Debug, Error)]
-pub enum MapError {
+pub enum MappingError {
     /// A length of 0.
     #[error("a memory object of 0 bytes is none")]
     Empty,
@@ -158,7 +158,7 @@ impl Mapping {
     /// When `len` is 0, no multiple of [`Backing::page`] or more than the machine has, when the
     /// pool of huge pages is too small (it is never raised: see
     /// [`RaisedPool`](crate::RaisedPool)), or when the node has no memory.
-    pub fn new(backing: Backing, len: u64, node: Option<u32>) -> Result<Self, MapError> {
+    pub fn new(backing: Backing, len: u64, node: Option<u32>) -> Result<Self, MappingError> {
         Self::with_nodes(backing, len, node, &KernelNodes)
     }
 
@@ -172,16 +172,16 @@ impl Mapping {
         len: u64,
         node: Option<u32>,
         policy: &dyn NodePolicy,
-    ) -> Result<Self, MapError> {
+    ) -> Result<Self, MappingError> {
         check_length(backing, len)?;
         if let Some(node) = node {
             let nodes = policy.memory_nodes();
             if !nodes.contains(&node) {
-                return Err(MapError::NoSuchNode { node, nodes });
+                return Err(MappingError::NoSuchNode { node, nodes });
             }
         }
         let refused = |step| {
-            move |source| MapError::Refused {
+            move |source| MappingError::Refused {
                 step,
                 backing,
                 len,
@@ -219,7 +219,7 @@ impl Mapping {
         if let Some(node) = node {
             policy
                 .prefer(region.address(), len, node)
-                .map_err(|source| MapError::Node { node, len, source })?;
+                .map_err(|source| MappingError::Node { node, len, source })?;
         }
         Ok(Self {
             region,
@@ -240,11 +240,11 @@ impl Mapping {
     ///
     /// When the file is no memory file, when it is empty or no multiple of its pages, or when somebody
     /// could make it shorter: it must be sealed against that, as those of [`new`](Self::new) are.
-    pub fn of_file(file: OwnedFd) -> Result<Self, MapError> {
+    pub fn of_file(file: OwnedFd) -> Result<Self, MappingError> {
         let file = File::from(file);
         let backing = pages_of_file(&file)?;
         let refused = |step, len| {
-            move |source| MapError::Refused {
+            move |source| MappingError::Refused {
                 step,
                 backing,
                 len,
@@ -253,7 +253,7 @@ impl Mapping {
         };
         let sealed = sys::cannot_shrink(file.as_fd());
         if !sealed.map_err(refused("look at the seals of a file", 0))? {
-            return Err(MapError::Unsealed);
+            return Err(MappingError::Unsealed);
         }
         let metadata = file.metadata();
         let len = metadata
@@ -297,7 +297,7 @@ impl Mapping {
         start: NonNull<u8>,
         len: u64,
         file: Option<(OwnedFd, u64)>,
-    ) -> Result<Self, MapError> {
+    ) -> Result<Self, MappingError> {
         let (file, file_offset) = file.map_or((None, 0), |(file, at)| (Some(File::from(file)), at));
         let backing = match &file {
             // Some of its pages may be huge.
@@ -307,7 +307,7 @@ impl Mapping {
         check_pages(backing, len)?;
         let (address, page) = (start.as_ptr() as u64, backing.page());
         if !address.is_multiple_of(page) {
-            return Err(MapError::Address {
+            return Err(MappingError::Address {
                 address,
                 backing,
                 page,
@@ -392,49 +392,49 @@ impl Mapping {
 }
 
 /// Which pages a file in memory consists of.
-fn pages_of_file(file: &File) -> Result<Backing, MapError> {
-    let huge = sys::huge_page(file.as_fd()).map_err(|source| MapError::Refused {
+fn pages_of_file(file: &File) -> Result<Backing, MappingError> {
+    let huge = sys::huge_page(file.as_fd()).map_err(|source| MappingError::Refused {
         step: "look at the pages of a file",
         backing: Backing::Memfd,
         len: 0,
         source,
     })?;
     huge.map_or(Ok(Backing::Memfd), |page| {
-        Backing::of_pool(page).ok_or(MapError::HugePage { page })
+        Backing::of_pool(page).ok_or(MappingError::HugePage { page })
     })
 }
 
 /// Refuses what is not made of whole pages of the backing.
-fn check_pages(backing: Backing, len: u64) -> Result<Machine, MapError> {
+fn check_pages(backing: Backing, len: u64) -> Result<Machine, MappingError> {
     let page = backing.page();
     if len == 0 {
-        return Err(MapError::Empty);
+        return Err(MappingError::Empty);
     }
     if !len.is_multiple_of(page) {
-        return Err(MapError::Unaligned { len, backing, page });
+        return Err(MappingError::Unaligned { len, backing, page });
     }
     let machine = Machine::probe()?;
     if machine.page != 4096 {
-        return Err(MapError::BasePage { page: machine.page });
+        return Err(MappingError::BasePage { page: machine.page });
     }
     Ok(machine)
 }
 
 /// Refuses that, and more than can be had now.
-fn check_length(backing: Backing, len: u64) -> Result<(), MapError> {
+fn check_length(backing: Backing, len: u64) -> Result<(), MappingError> {
     let machine = check_pages(backing, len)?;
     if let Some(size) = backing.huge_size() {
         let free = machine.pool(size).map_or(0, |pool| pool.unreserved());
         let needed = len / size.bytes();
         if needed > free {
-            return Err(MapError::HugePages { size, needed, free });
+            return Err(MappingError::HugePages { size, needed, free });
         }
     } else if len > machine.available {
         let available = machine.available;
-        return Err(MapError::MoreThanAvailable { len, available });
+        return Err(MappingError::MoreThanAvailable { len, available });
     }
     match machine.cgroup_below(backing, len) {
-        Some(cgroup) => Err(MapError::OverCgroup {
+        Some(cgroup) => Err(MappingError::OverCgroup {
             len,
             cgroup: cgroup.clone(),
         }),
@@ -444,14 +444,14 @@ fn check_length(backing: Backing, len: u64) -> Result<(), MapError> {
 
 /// The error of mapping a memory file; a pool that has become too small since it was looked at
 /// is named.
-fn short_of_pages(backing: Backing, len: u64, source: io::Error) -> MapError {
+fn short_of_pages(backing: Backing, len: u64, source: io::Error) -> MappingError {
     match backing.huge_size() {
-        Some(size) if source.raw_os_error() == Some(libc::ENOMEM) => MapError::HugePages {
+        Some(size) if source.raw_os_error() == Some(libc::ENOMEM) => MappingError::HugePages {
             size,
             needed: len / size.bytes(),
             free: Pool::read(size).map_or(0, |pool| pool.unreserved()),
         },
-        _ => MapError::Refused {
+        _ => MappingError::Refused {
             step: "map a memory file",
             backing,
             len,

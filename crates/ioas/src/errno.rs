@@ -104,7 +104,7 @@ impl MapError {
                 Profile::Iommufd => Errno::ENOMEM,
             },
             Self::OverLimit(_) => Errno::ENOMEM,
-            Self::Table(iopt::MapError::NoTables(_)) => Errno::ENOMEM,
+            Self::Table(iopt::TableMapError::NoTables(_)) => Errno::ENOMEM,
             Self::Pin(PinFailed::Refused(_)) => Errno::EFAULT,
             Self::Interrupted | Self::Pin(PinFailed::Interrupted) => Errno::EINTR,
             Self::Table(_) => Errno::EINVAL,

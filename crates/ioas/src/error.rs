@@ -130,7 +130,7 @@ pub enum MapError {
     },
     /// The tables refuse.
     #[error(transparent)]
-    Table(iopt::MapError),
+    Table(iopt::TableMapError),
     /// The observer wanted to stop.
     #[error("interrupted while mapping")]
     Interrupted,
@@ -213,7 +213,7 @@ pub enum UnmapError {
     },
     /// The tables refuse. Nothing was unmapped.
     #[error(transparent)]
-    Table(iopt::UnmapError),
+    Table(iopt::TableUnmapError),
     /// The kernel refuses, for a reason of its own. Nothing was unmapped.
     #[error("the kernel does not unmap it")]
     Kernel(#[source] Cause),

@@ -238,7 +238,7 @@ impl MappedStorage {
         bytes: u64,
         node: Option<u32>,
         policy: &dyn NodePolicy,
-    ) -> Result<Mapping, hostmem::MapError> {
+    ) -> Result<Mapping, hostmem::MappingError> {
         let backing = if bytes < Backing::Thp.largest_page() {
             Backing::Anon4K
         } else {

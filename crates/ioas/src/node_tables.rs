@@ -137,7 +137,8 @@ impl NodeTables {
                 (Arc::new(arena.on_node(there.then_some(wanted.0))), None)
             }
             Err(
-                cause @ (hostmem::MapError::NoSuchNode { .. } | hostmem::MapError::Node { .. }),
+                cause @ (hostmem::MappingError::NoSuchNode { .. }
+                | hostmem::MappingError::Node { .. }),
             ) => (self.anywhere()?, Some(refusal(&cause))),
             Err(cause) => return Err(cause.into()),
         };
@@ -234,7 +235,7 @@ impl NodeTables {
 }
 
 /// What the system says, with what is behind it.
-fn refusal(cause: &hostmem::MapError) -> Box<str> {
+fn refusal(cause: &hostmem::MappingError) -> Box<str> {
     match core::error::Error::source(cause) {
         Some(source) => std::format!("{cause}: {source}").into(),
         None => cause.to_string().into(),

@@ -10,11 +10,11 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use hostmem::{Backing, MapError, Mapping};
+use hostmem::{Backing, Mapping, MappingError};
 use ioas::{HostTables, MappedStorage};
 use iopt::format::VtdSs;
 use iopt::walk::{Access, Walker};
-use iopt::{Cell, Discard, FormatId, Gather, Prot, Root, Table, Takeover};
+use iopt::{Cell, FormatId, Gather, NoRuns, Prot, Root, Table, Takeover};
 use runs::{PageSizes, Span};
 
 const BYTES: u64 = 1 << 20;
@@ -57,7 +57,7 @@ fn the_process_before() {
         .unwrap();
     let mut gather = Gather::new();
     let range = Span::new(at, 600 * PAGE);
-    table.unmap(range, &mut gather, &mut Discard).unwrap();
+    table.unmap(range, &mut gather, &mut NoRuns).unwrap();
     table.reclaim(gather.never_walked());
     println!("root {} tables {}", table.root().address, table.tables());
 }
@@ -129,7 +129,7 @@ fn tables_that_another_process_left_are_adopted_while_a_unit_walks() {
         assert_eq!(seen(&unit, told, 99 * G1 + 1500 * PAGE), None);
         let mut gather = Gather::new();
         let range = Span::new(99 * G1, 1500 * PAGE);
-        table.unmap(range, &mut gather, &mut Discard).unwrap();
+        table.unmap(range, &mut gather, &mut NoRuns).unwrap();
         table.reclaim(gather.never_walked());
         running();
         stop.store(true, Ordering::Relaxed);
@@ -137,7 +137,7 @@ fn tables_that_another_process_left_are_adopted_while_a_unit_walks() {
         for (iova, _, len) in FIRST {
             let mut gather = Gather::new();
             table
-                .unmap(Span::new(iova, len), &mut gather, &mut Discard)
+                .unmap(Span::new(iova, len), &mut gather, &mut NoRuns)
                 .unwrap();
             table.reclaim(gather.never_walked());
         }
@@ -150,7 +150,7 @@ fn a_file_that_may_shrink_is_not_mapped() {
     let plain = File::open("/proc/self/exe").unwrap();
     assert!(matches!(
         Mapping::of_file(plain.into()),
-        Err(MapError::Refused { .. })
+        Err(MappingError::Refused { .. })
     ));
     // A file in memory, but not sealed.
     let path = format!("/dev/shm/dmaspace-handover-{}", std::process::id());
@@ -166,5 +166,8 @@ fn a_file_that_may_shrink_is_not_mapped() {
     std::fs::remove_file(&path).unwrap();
     file.set_len(BYTES).unwrap();
     let refused = Mapping::of_file(file.into());
-    assert!(matches!(refused, Err(MapError::Unsealed)), "{refused:?}");
+    assert!(
+        matches!(refused, Err(MappingError::Unsealed)),
+        "{refused:?}"
+    );
 }

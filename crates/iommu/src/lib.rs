@@ -51,7 +51,7 @@
 //!
 //! // Unmap, flush, reclaim: then the memory may be used for something else.
 //! let mut gather = Gather::new();
-//! table.unmap(Span::new(0, 64 << 10), &mut gather, &mut iopt::Discard)?;
+//! table.unmap(Span::new(0, 64 << 10), &mut gather, &mut iopt::NoRuns)?;
 //! let flushed = gather.flush_with(|what| unit.invalidate(DomainId(1), what))?;
 //! table.reclaim(flushed);
 //! assert!(port.read(0, &mut words).is_err());

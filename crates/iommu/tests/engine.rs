@@ -76,7 +76,7 @@ fn dma(format: FormatId, levels: u8, sizes: PageSizes) {
     let mut gather = Gather::new();
     table
         .alone()
-        .unmap(Span::new(iova, len), &mut gather, &mut iopt::Discard)
+        .unmap(Span::new(iova, len), &mut gather, &mut iopt::NoRuns)
         .unwrap();
     // Not flushed: what is cached is still there.
     assert!(port.read(iova, &mut [0]).is_ok());
@@ -126,7 +126,7 @@ fn a_table_that_grows_is_followed_by_the_unit_at_the_flush() {
     let mut other = Gather::new();
     table
         .alone()
-        .unmap(Span::new(low, 0x1000), &mut other, &mut iopt::Discard)
+        .unmap(Span::new(low, 0x1000), &mut other, &mut iopt::NoRuns)
         .unwrap();
     for gather in [&mut other, &mut gather] {
         let flushed = gather

@@ -131,7 +131,7 @@ fn outside(
 /// Why nothing was mapped. The table's bytes are what they were, unless the table memory is
 /// [broken](BrokenMemory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MapError {
+pub enum TableMapError {
     /// The range or a run is not well formed.
     #[error(transparent)]
     Range(#[from] RangeError),
@@ -212,7 +212,7 @@ pub enum ResizeError<E> {
     Flush(E),
     /// The leaves at the ends were cut, but the range was not unmapped.
     #[error(transparent)]
-    Unmap(UnmapError),
+    Unmap(TableUnmapError),
     /// The table memory broke its contract.
     #[error(transparent)]
     Broken(#[from] BrokenMemory),
@@ -238,7 +238,7 @@ impl<E> ResizeError<E> {
 /// Why nothing was unmapped. The table's bytes are what they were, unless the table memory is
 /// [broken](BrokenMemory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UnmapError {
+pub enum TableUnmapError {
     /// The range is not well formed.
     #[error(transparent)]
     Range(#[from] RangeError),

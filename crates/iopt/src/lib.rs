@@ -106,12 +106,12 @@ pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 pub use arena::{HeapArena, HeapStorage, HeapTables};
 pub use cell::Cell;
 pub use engine::{
-    Damage, DamageKind, Discard, Inside, Interruption, Leaf, Leaves, MapPages, Nodes, Planned,
+    Damage, DamageKind, Inside, Interruption, Leaf, Leaves, MapPages, NoRuns, Nodes, Planned,
     Progress, RunSink, SharedTable, Table, Wants, WithDirty,
 };
 pub use error::{
-    BrokenMemory, BuildError, DirtyError, MapError, NoTables, PageSizeError, ProtectError,
-    RangeError, ResizeError, UnmapError,
+    BrokenMemory, BuildError, DirtyError, NoTables, PageSizeError, ProtectError, RangeError,
+    ResizeError, TableMapError, TableUnmapError,
 };
 pub use format::{Above, Aperture, Format, FormatId, Root};
 pub use gather::{Flushed, Gather, Invalidation};

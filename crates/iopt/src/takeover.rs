@@ -337,7 +337,7 @@ impl<F: Format> Adopted<F> {
     /// The table, as if it had always been ours. `memory` is the arena of
     /// [`Takeover::finish`], or leads to it.
     ///
-    /// Table memory with a ledger ([`Checked`](crate::observe::Checked)) is told of all leaves.
+    /// Table memory with a record ([`Checked`](crate::observe::Checked)) is told of all leaves.
     pub fn open<M: TableMemory>(self, memory: M) -> Result<Table<F, M>, AdoptError> {
         if memory.last_address() != self.last_address || memory.table_bytes() != F::TABLE_BYTES {
             return Err(AdoptError::OtherMemory);

@@ -1,7 +1,7 @@
 //! What the device refuses, with the cause that its status only hints at.
 
 use ioas::{AttachError, Cause, CloseError, DetachError, MapError, UnmapError};
-use iopt::MapError as TableError;
+use iopt::TableMapError;
 use runs::{GuestAddr, Iova, Span};
 
 use crate::wire::Status;
@@ -241,11 +241,13 @@ const fn map(cause: &MapError) -> Status {
         MapError::TooMany { .. } | MapError::OverLimit(_) | MapError::NoRoom { .. } => {
             Status::NoMem
         }
-        MapError::Table(TableError::NoTables(_)) => Status::NoMem,
-        MapError::Table(TableError::Range(_)) => Status::Range,
-        MapError::Table(TableError::Overlap { .. } | TableError::Prot { .. }) => Status::Inval,
+        MapError::Table(TableMapError::NoTables(_)) => Status::NoMem,
+        MapError::Table(TableMapError::Range(_)) => Status::Range,
+        MapError::Table(TableMapError::Overlap { .. } | TableMapError::Prot { .. }) => {
+            Status::Inval
+        }
         // The memory is where the tables cannot point to, or nowhere.
-        MapError::Table(TableError::OutputTooWide { .. }) | MapError::Pin(_) => Status::Fault,
+        MapError::Table(TableMapError::OutputTooWide { .. }) | MapError::Pin(_) => Status::Fault,
         MapError::Unsupported(_) => Status::Unsupp,
         _ => Status::DevErr,
     }

@@ -21,7 +21,7 @@ use iommu::{
     BadTarget, Config, DeviceId, DomainId, FormatSupport, SoftwareUnit, TargetMemory, Unit as _,
 };
 use iopt::format::{ArmConfig, ArmGranule};
-use iopt::{AnyTable, Discard, FormatId, Gather, HeapTables, Prot};
+use iopt::{AnyTable, FormatId, Gather, HeapTables, NoRuns, Prot};
 use runs::{Iova, Offset, Pa, PageSizes, Span};
 
 use super::report::{Group, GroupReport, Key, Subject, Unit};
@@ -350,7 +350,7 @@ impl Space {
             for at in (page..bracket.size).step_by(page as usize) {
                 let call = black_box(Span::<Iova>::new(start + at, page));
                 if unmaps {
-                    table.unmap(call, &mut gather, &mut Discard).ok()?;
+                    table.unmap(call, &mut gather, &mut NoRuns).ok()?;
                 } else {
                     let run = black_box(Span::<Pa>::new(RAM.start + part.start + at, page));
                     table.map(call.start, &[run], Prot::RW).ok()?;

@@ -70,9 +70,9 @@ pub trait Sink {
 }
 
 /// They are not wanted.
-pub struct Discard;
+pub struct Unwanted;
 
-impl Sink for Discard {
+impl Sink for Unwanted {
     const WANTED: bool = false;
 
     #[inline(always)]
@@ -323,7 +323,7 @@ impl<P: Peer> Ready<P> {
             }
             if !stays && warm.is_some() {
                 let peer = &mut ready.peer;
-                peer.unmap(*range, leaves, Tables::Stay, &mut Discard)?;
+                peer.unmap(*range, leaves, Tables::Stay, &mut Unwanted)?;
             }
         }
         if matches!(work, Work::Translate { .. }) {
@@ -404,7 +404,7 @@ impl<P: Peer> Ready<P> {
                 nothing,
                 |p, range, _, _| p.split(range),
                 |p, range, pa, leaves| {
-                    p.unmap(range, Leaves::Small, Tables::GoBack, &mut Discard)?;
+                    p.unmap(range, Leaves::Small, Tables::GoBack, &mut Unwanted)?;
                     p.map(range, pa, leaves)
                 },
             ),
@@ -438,7 +438,7 @@ fn discard<P: Peer, const BACK: bool>(
     _: u64,
     leaves: Leaves,
 ) -> Result<()> {
-    peer.unmap(range, leaves, back(BACK), &mut Discard)
+    peer.unmap(range, leaves, back(BACK), &mut Unwanted)
 }
 
 /// Unmaps a range whose runs are wanted.

@@ -28,7 +28,7 @@ pub enum DomainError {
     Build(#[from] iopt::BuildError),
     /// The range cannot be mapped.
     #[error("cannot map the memory")]
-    Map(#[from] iopt::MapError),
+    Map(#[from] iopt::TableMapError),
 }
 
 impl Domain {

@@ -153,7 +153,7 @@ pub enum SuccessorError {
     },
     /// A memory file cannot be mapped.
     #[error("cannot map a memory file")]
-    Mapping(#[from] hostmem::MapError),
+    Mapping(#[from] hostmem::MappingError),
     /// Memory cannot be pinned at all.
     #[error("cannot pin memory")]
     Pinner(#[from] hostmem::PinnerError),

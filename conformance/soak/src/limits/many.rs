@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use ioas::{Ioas, Ledger, Memory, Synthetic};
 use iommu::{BadTarget, DeviceId, DomainId, SoftwareUnit, TargetMemory};
 use iopt::format::VtdSs;
-use iopt::{AnyTable, FormatId, Gather, HeapTables, MapError, Prot, SharedTable, Table};
+use iopt::{AnyTable, FormatId, Gather, HeapTables, Prot, SharedTable, Table, TableMapError};
 use runs::{Iova, Pa, PageSizes, Span};
 
 use crate::{anonymous, any};
@@ -196,7 +196,7 @@ pub(crate) fn threads(count: u64, rounds: u64) -> anyhow::Result<String> {
 
 fn unmap(table: &SharedTable<VtdSs, Arc<HeapTables>>, range: Span<Iova>) -> anyhow::Result<()> {
     let mut gather = Gather::new();
-    table.unmap(range, &mut gather, &mut iopt::Discard)?;
+    table.unmap(range, &mut gather, &mut iopt::NoRuns)?;
     let flushed = gather.flush_with(|_| Ok::<_, std::convert::Infallible>(()))?;
     table.reclaim(flushed);
     Ok(())
@@ -220,7 +220,7 @@ fn play(
         // processor meanwhile has all others wait.
         while let Err(cause) = table.map(own.start, &[Span::new(frame, PAGE)], Prot::RW) {
             ensure!(
-                matches!(cause, MapError::NoTables(_)),
+                matches!(cause, TableMapError::NoTables(_)),
                 "thread {number}: {cause}"
             );
             table.poll();

@@ -79,7 +79,7 @@ fn top(format: FormatId, levels: u8, last: u64) -> anyhow::Result<()> {
     let range = Span::new(iova, 2 * LARGE);
     table
         .alone()
-        .unmap(range, &mut gather, &mut iopt::Discard)
+        .unmap(range, &mut gather, &mut iopt::NoRuns)
         .map_err(any)?;
     let flushed = gather.flush_with(|_| Ok::<_, std::convert::Infallible>(()))?;
     table.reclaim(flushed);

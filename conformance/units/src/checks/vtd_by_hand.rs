@@ -6,7 +6,7 @@
 
 use anyhow::{Context as _, ensure};
 use iommu::Registers as _;
-use iopt::{Cell, Discard, Gather, Prot, Root, Table, TableMemory as _, format::VtdSs};
+use iopt::{Cell, Gather, NoRuns, Prot, Root, Table, TableMemory as _, format::VtdSs};
 use qtest::pci::Address;
 use runs::{Pa, Span};
 
@@ -312,7 +312,7 @@ pub(super) fn goes_on_with_what_it_knows_until_it_is_notified(rig: &Rig) -> anyh
     let copy = || rig.copy(0, at(0), at(PAGE), LONGEST);
     expect(copy()?, Seen::Copied, "mapped")?;
     let mut gather = Gather::new();
-    table.unmap(Span::new(PAGE, PAGE), &mut gather, &mut Discard)?;
+    table.unmap(Span::new(PAGE, PAGE), &mut gather, &mut NoRuns)?;
     expect(copy()?, Seen::Copied, "unmapped, but not invalidated")?;
     let flushed = gather.flush_with(|_| unit.forget())?;
     expect(copy()?, Seen::Untouched, "invalidated")?;

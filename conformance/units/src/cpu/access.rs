@@ -176,7 +176,7 @@ fn every_leaf_size<F: Format, const LOG2: u32>(
                     (machine.readq(address)?, if stored { second } else { first });
                 ensure!(found == expected, "{what}: {found:#x}, not {expected:#x}");
                 let mut gather = Gather::new();
-                table.unmap(Span::new(start, size), &mut gather, &mut iopt::Discard)?;
+                table.unmap(Span::new(start, size), &mut gather, &mut iopt::NoRuns)?;
                 table.reclaim(gather.flush_with(|_| accesses.flush())?);
                 let found = accesses.load(iova)?;
                 ensure!(found.is_none(), "{what}: unmapped, and loads {found:x?}");

@@ -82,7 +82,7 @@ pub(super) fn all<F: Format, const LOG2: u32>(
                 );
             }
             let mut gather = Gather::new();
-            table.unmap(Span::new(iova, size), &mut gather, &mut iopt::Discard)?;
+            table.unmap(Span::new(iova, size), &mut gather, &mut iopt::NoRuns)?;
             table.reclaim(gather.never_walked());
         }
     }

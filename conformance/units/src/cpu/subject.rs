@@ -4,7 +4,7 @@ use std::{convert::Infallible, sync::atomic::AtomicU32};
 
 use anyhow::{Context as _, ensure};
 use fastrand::Rng;
-use iopt::{Cell as _, Discard, Format, Gather, HeapArena, Prot, Table, TableMemory};
+use iopt::{Cell as _, Format, Gather, HeapArena, NoRuns, Prot, Table, TableMemory};
 use runs::{Iova, Pa, Run, Span};
 
 use super::{
@@ -97,7 +97,7 @@ impl<'p, F: Format, M: Walked> Subject<'p, F, M> {
                 range,
                 iopt::Interruption::Allowed,
                 gather,
-                &mut Discard,
+                &mut NoRuns,
                 |_| Ok::<_, Infallible>(()),
             )?;
             Ok(())

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use iopt::{AnyTable, Discard, Gather, MapError, Prot, TABLE_BYTES};
+use iopt::{AnyTable, Gather, NoRuns, Prot, TABLE_BYTES, TableMapError};
 use runs::{Iova, Run, Span};
 
 use super::clock::in_nanoseconds;
@@ -37,7 +37,7 @@ pub(super) fn compare(
                 *time = in_nanoseconds(taken);
             }
             let mut gather = Gather::new();
-            table.alone().unmap(range, &mut gather, &mut Discard)?;
+            table.alone().unmap(range, &mut gather, &mut NoRuns)?;
             table.reclaim(gather.never_walked());
         }
         rounds.push(round);
@@ -76,11 +76,11 @@ fn fill(
     Ok(taken)
 }
 
-fn map_run(table: &mut AnyTable, run: Run) -> Result<(), MapError> {
+fn map_run(table: &mut AnyTable, run: Run) -> Result<(), TableMapError> {
     table.map(run.iova, &[Span::new(run.pa, run.len)], Prot::RW)
 }
 
-fn map_pages(table: &mut AnyTable, run: Run) -> Result<(), MapError> {
+fn map_pages(table: &mut AnyTable, run: Run) -> Result<(), TableMapError> {
     for offset in (0..run.len).step_by(TABLE_BYTES as usize) {
         let page = [Span::new(run.pa + offset, TABLE_BYTES)];
         table.map(run.iova + offset, &page, Prot::RW)?;

@@ -262,7 +262,7 @@ mod tests {
     fn remap(table: &mut Table<VtdSs, Arc<HeapTables>>, page: u64, pa: Option<u64>) {
         let mut gather = Gather::new();
         let range = Span::new(IOVA + page * PAGE, PAGE);
-        table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+        table.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
         table.reclaim(gather.never_walked());
         if let Some(pa) = pa {
             table

@@ -170,7 +170,7 @@ pub enum JobError {
     Interrupted,
     /// The memory cannot be had.
     #[error("cannot get the memory")]
-    Mapping(#[source] hostmem::MapError),
+    Mapping(#[source] hostmem::MappingError),
     /// The memory cannot be brought in.
     #[error("cannot bring the memory in")]
     Populate(#[source] hostmem::PopulateError),
@@ -206,10 +206,10 @@ pub enum JobError {
     Map(#[source] ioas::MapError),
     /// The memory cannot be mapped again, to compare.
     #[error("cannot map the memory a second time, to compare")]
-    MapAgain(#[from] iopt::MapError),
+    MapAgain(#[from] iopt::TableMapError),
     /// What was mapped to compare cannot be unmapped.
     #[error("cannot unmap what was mapped a second time")]
-    UnmapAgain(#[from] iopt::UnmapError),
+    UnmapAgain(#[from] iopt::TableUnmapError),
     /// The physical runs of pinned memory cannot be read.
     #[error("cannot find the physical runs of pinned memory")]
     Runs(#[source] ioas::Cause),

@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hostmem::{Backing, MapError, Mapping};
+use hostmem::{Backing, Mapping, MappingError};
 use runs::{Iova, Offset, Span};
 
 use super::JobError;
@@ -72,7 +72,7 @@ pub(super) struct Found {
 pub(super) struct Neighbours(Arc<Mapping>);
 
 impl Neighbours {
-    pub(super) fn new() -> Result<Self, MapError> {
+    pub(super) fn new() -> Result<Self, MappingError> {
         let pages = Self(Arc::new(Mapping::new(Backing::Anon4K, 2 * PAGE, None)?));
         pages.fill();
         Ok(pages)
@@ -313,7 +313,7 @@ mod tests {
     fn remap(table: &mut Table<VtdSs, Tables>, page: u64, to: Option<u64>) {
         let mut gather = Gather::new();
         let range = Span::new(IOVA + page * PAGE, PAGE);
-        table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+        table.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
         table.reclaim(gather.never_walked());
         if let Some(to) = to {
             let run = [Span::new(PA + to * PAGE, PAGE)];

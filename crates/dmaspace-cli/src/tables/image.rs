@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use hostmem::ProcessPages;
 use iopt::geometry::Geometry;
-use iopt::{AnyTable, ArenaError, BuildError, HeapArena, MapError, Prot, Root};
+use iopt::{AnyTable, ArenaError, BuildError, HeapArena, Prot, Root, TableMapError};
 use runs::{PageSizes, Run, Span};
 use thiserror::Error;
 
@@ -40,7 +40,10 @@ pub(crate) enum BuildImageError {
     #[error("there is no room for {tables} tables")]
     Room { tables: u64, source: ArenaError },
     #[error("{:#x} + {} cannot be mapped", mapped.run.iova, runs::Bytes(mapped.run.len))]
-    Map { mapped: Mapped, source: MapError },
+    Map {
+        mapped: Mapped,
+        source: TableMapError,
+    },
     #[error("cannot read {path}")]
     Process { path: String, source: io::Error },
     #[error("the kernel shows the frames of process {pid} to CAP_SYS_ADMIN only: run it as root")]

@@ -27,7 +27,9 @@ pub(super) fn of_release(cause: &ReleaseError) -> Reason {
 pub(super) fn of_restore(cause: &MapError) -> Reason {
     match cause {
         MapError::OverLimit(_) => Reason::Limit,
-        MapError::Table(iopt::MapError::NoTables(_)) | MapError::TooMany { .. } => Reason::NoMemory,
+        MapError::Table(iopt::TableMapError::NoTables(_)) | MapError::TooMany { .. } => {
+            Reason::NoMemory
+        }
         MapError::Flush(_) => Reason::NotFlushed,
         MapError::Range(_) => Reason::NotCut,
         cause => of_kernel(cause),

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hostmem::{Backing, FrameSource, FramesError, MapError, Mapping, PopulateError};
+use hostmem::{Backing, FrameSource, FramesError, Mapping, MappingError, PopulateError};
 use runs::{Offset, Span};
 
 use super::*;
@@ -40,7 +40,7 @@ impl Foreign {
         self: &Arc<Self>,
         part: Span<Offset>,
         file: Option<(OwnedFd, u64)>,
-    ) -> Result<Mapping, MapError> {
+    ) -> Result<Mapping, MappingError> {
         // SAFETY: a part of what the owner keeps mapped, which nobody else accesses.
         unsafe {
             let start = self.start.byte_add(part.start as usize);
@@ -111,13 +111,13 @@ fn foreign_memory_is_pinned_where_it_is_and_its_owner_held() {
     let odd = |part| owner.map(part, None).map(|mapping| mapping.len());
     assert!(matches!(
         odd(Span::new(8, PAGE)),
-        Err(MapError::Address { .. })
+        Err(MappingError::Address { .. })
     ));
     assert!(matches!(
         odd(Span::new(0, 8)),
-        Err(MapError::Unaligned { .. })
+        Err(MappingError::Unaligned { .. })
     ));
-    assert!(matches!(odd(Span::new(0, 0)), Err(MapError::Empty)));
+    assert!(matches!(odd(Span::new(0, 0)), Err(MappingError::Empty)));
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn a_file_of_huge_pages_is_mapped_again_as_what_it_is() {
     );
     let inside = foreign(PAGE, Some((fd(), PAGE)));
     assert!(
-        matches!(inside, Err(MapError::Address { .. })),
+        matches!(inside, Err(MappingError::Address { .. })),
         "{inside:?}"
     );
 }

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use hostmem::{
-    Backing, FrameSource, FramesError, HugeSize, MapError, Mapping, Pool, PoolError, PoolWrite,
+    Backing, FrameSource, FramesError, HugeSize, Mapping, MappingError, Pool, PoolError, PoolWrite,
     RaisedPool,
 };
 use runs::Span;
@@ -73,17 +73,17 @@ fn bad_lengths_and_nodes_are_refused_with_their_numbers() {
     );
     let error = Mapping::new(Backing::Memfd, 1 << 60, None).unwrap_err();
     assert!(
-        matches!(error, MapError::MoreThanAvailable { len, .. } if len == 1 << 60),
+        matches!(error, MappingError::MoreThanAvailable { len, .. } if len == 1 << 60),
         "{error}"
     );
     let error = Mapping::new(Backing::Hugetlb1G, 1 << 60, None).unwrap_err();
     assert!(
-        matches!(error, MapError::HugePages { needed, .. } if needed == 1 << 30),
+        matches!(error, MappingError::HugePages { needed, .. } if needed == 1 << 30),
         "{error}"
     );
     let error = Mapping::new(Backing::Anon4K, PAGE, Some(63)).unwrap_err();
     assert!(
-        matches!(&error, MapError::NoSuchNode { node: 63, .. }),
+        matches!(&error, MappingError::NoSuchNode { node: 63, .. }),
         "{error}"
     );
 }

@@ -23,7 +23,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::{fmt, mem, slice};
 
 use iommu::{DeviceId, DomainId};
-use iopt::{AnyTable, Discard, Gather, Prot};
+use iopt::{AnyTable, Gather, NoRuns, Prot};
 use runs::{Iova, Offset, Pa, Span};
 
 use crate::endpoint::{Endpoint, EndpointKind};
@@ -100,7 +100,7 @@ pub enum DmaUnmapError {
         /// The buffer.
         buffer: DmaBuffer,
         /// Why.
-        cause: iopt::UnmapError,
+        cause: iopt::TableUnmapError,
     },
     /// It is unmapped, but devices may still reach it ([`UnmapError::Flush`]: it is pinned, and its address is not used
     /// again, until a later flush has succeeded), or memory that was flushed is still pinned ([`UnmapError::Unpin`]).
@@ -381,7 +381,7 @@ impl Dma {
         if mapped > 0 {
             let range = Span::new(whole(buffer.range, self.granule).start, mapped);
             let table = &self.domain.table;
-            if let Err(cause) = table.unmap(range, &mut gather, &mut Discard) {
+            if let Err(cause) = table.unmap(range, &mut gather, &mut NoRuns) {
                 // Not reached: it was mapped just now. Devices might reach the memory, so it stays held.
                 debug_assert!(false, "what was just mapped cannot be unmapped: {cause}");
                 return;
@@ -441,7 +441,7 @@ impl Dma {
         if matches!(self.flushing, Flushing::Strict) && local.unmapped.buffers.is_empty() {
             drop(local);
             let mut gather = Gather::new();
-            if let Err(cause) = table.unmap(range, &mut gather, &mut Discard) {
+            if let Err(cause) = table.unmap(range, &mut gather, &mut NoRuns) {
                 return Err(DmaUnmapError::Mapped { buffer, cause });
             }
             let settled = self.settle(&mut gather, [buffer], (shard, &attached.devices));
@@ -449,7 +449,7 @@ impl Dma {
         }
         // With others that wait for a flush.
         let gather = &mut local.unmapped.gather;
-        if let Err(cause) = table.unmap(range, gather, &mut Discard) {
+        if let Err(cause) = table.unmap(range, gather, &mut NoRuns) {
             return Err(DmaUnmapError::Mapped { buffer, cause });
         }
         local.unmapped.buffers.push(buffer);

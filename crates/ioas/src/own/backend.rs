@@ -160,7 +160,7 @@ impl Backend for Own {
                 .flat_map(|(areas, _)| domain.within(areas))
             {
                 if looked && let Some(leaf) = domain.leaf_over_ends(range) {
-                    let cause = iopt::UnmapError::InsideLeaf { range, leaf };
+                    let cause = iopt::TableUnmapError::InsideLeaf { range, leaf };
                     return Err(UnmapError::Table(cause));
                 }
                 looked = true;

@@ -224,7 +224,7 @@ impl Domain {
         range: Span<Iova>,
         owned: Span<Iova>,
         note: &mut dyn FnMut(Span<Iova>),
-    ) -> Result<(), iopt::UnmapError> {
+    ) -> Result<(), iopt::TableUnmapError> {
         if let Some(leaving) = &mut *self.leaving.lock() {
             leaving.empty(range, owned, note)?;
         }
@@ -248,7 +248,7 @@ impl Domain {
         areas: Extent,
         owned: Extent,
         note: &mut dyn FnMut(Span<Iova>),
-    ) -> Result<(), iopt::UnmapError> {
+    ) -> Result<(), iopt::TableUnmapError> {
         let halves = self.table.aperture().spans();
         for half in halves {
             if let (Some(range), Some(owned)) = (areas.within(half), owned.within(half)) {
@@ -465,7 +465,7 @@ pub(super) fn empty_table(
     owned: Span<Iova>,
     tracked: bool,
     note: &mut dyn FnMut(Span<Iova>),
-) -> Result<(), iopt::UnmapError> {
+) -> Result<(), iopt::TableUnmapError> {
     let owner = table.owning(owned);
     if !tracked {
         return owner.clear(range, gather);

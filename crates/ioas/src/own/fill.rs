@@ -218,7 +218,7 @@ pub(crate) fn map(
     let (mut all_there, mut round) = (false, 0);
     loop {
         match map_once(domains, at, runs, leaves) {
-            Err(iopt::MapError::NoTables(_)) if !all_there && round < ROUNDS => {
+            Err(iopt::TableMapError::NoTables(_)) if !all_there && round < ROUNDS => {
                 all_there = true;
                 for domain in domains {
                     all_there &= domain.table.poll();
@@ -238,7 +238,7 @@ fn map_once(
     at: u64,
     runs: &[Span<Pa>],
     leaves: Leaves,
-) -> Result<(), iopt::MapError> {
+) -> Result<(), iopt::TableMapError> {
     let prot = |domain: &Domain| domain.prot(leaves.prot, leaves.mmio);
     // A table that is alone plans, reserves and fills in one call, with short cuts.
     if let ([domain], false) = (domains, leaves.released) {

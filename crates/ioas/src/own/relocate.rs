@@ -85,7 +85,7 @@ impl Leaving {
         range: Span<Iova>,
         owned: Span<Iova>,
         note: &mut dyn FnMut(Span<Iova>),
-    ) -> Result<(), iopt::UnmapError> {
+    ) -> Result<(), iopt::TableUnmapError> {
         let (table, gather) = (&self.table, &mut self.gather);
         empty_table(table, gather, range, owned, self.tracked, note)
     }

@@ -13,7 +13,7 @@
 
 use alloc::vec::Vec;
 
-use iopt::{AnyMemory, AnyTable, Chain, MapError, NoTables};
+use iopt::{AnyMemory, AnyTable, Chain, NoTables, TableMapError};
 use runs::{Iova, Span};
 
 use crate::range_map::RangeMap;
@@ -42,7 +42,7 @@ impl Spare {
     }
 
     /// Sets aside what `range` can take.
-    pub(super) fn add(&mut self, range: Span<Iova>, table: &AnyTable) -> Result<(), MapError> {
+    pub(super) fn add(&mut self, range: Span<Iova>, table: &AnyTable) -> Result<(), TableMapError> {
         let known = self.levels.len();
         let more = (known..).map_while(|level| table.table_log2(level));
         let more: Vec<_> = more.map(|log2| (log2, RangeMap::default())).collect();
@@ -53,7 +53,7 @@ impl Spare {
             table.poll();
             self.take(fresh, table.memory())
         });
-        taken.map_err(MapError::NoTables)?;
+        taken.map_err(TableMapError::NoTables)?;
         self.wanted += fresh;
         self.change(range, |bytes, by| *bytes += by);
         Ok(())

@@ -257,7 +257,10 @@ fn regions_that_devices_cannot_have_are_refused_by_name() {
         matches!(
             odd,
             GuestRamError::Mapping {
-                cause: GuestRegionError::Mapping(hostmem::MapError::Unaligned { len: 5000, .. }),
+                cause: GuestRegionError::Mapping(hostmem::MappingError::Unaligned {
+                    len: 5000,
+                    ..
+                }),
                 ..
             }
         ),

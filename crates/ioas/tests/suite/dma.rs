@@ -542,7 +542,7 @@ fn table_memory_at_its_end_refuses_single_buffers() {
                                     mapped.fetch_add(1, Ordering::Relaxed);
                                 }
                                 Err(DmaError::Map(MapError::Table(cause))) => {
-                                    assert!(matches!(cause, iopt::MapError::NoTables(_)));
+                                    assert!(matches!(cause, iopt::TableMapError::NoTables(_)));
                                 }
                                 Err(other) => panic!("{other}"),
                             }

@@ -230,7 +230,7 @@ fn a_replay_that_fails_leaves_nothing_whichever_table_is_missing() {
                 Err(AttachError::Replay { cause, .. }) => {
                     assert!(matches!(
                         cause,
-                        MapError::Table(iopt::MapError::NoTables(_))
+                        MapError::Table(iopt::TableMapError::NoTables(_))
                     ));
                 }
                 Err(other) => panic!("{other}"),

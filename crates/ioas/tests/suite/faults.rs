@@ -214,7 +214,9 @@ fn too_little_table_memory_leaves_nothing_whichever_table_is_missing() {
             bench.tables.give_back(reserve);
             match result {
                 Ok(()) => break,
-                Err(MapError::Table(iopt::MapError::NoTables(NoTables { available, .. }))) => {
+                Err(MapError::Table(iopt::TableMapError::NoTables(NoTables {
+                    available, ..
+                }))) => {
                     assert!(available <= left * 4096);
                     assert_eq!(bench.state(), before, "{left} tables left");
                     refused += 1;
@@ -264,7 +266,7 @@ fn permissions_that_the_format_lacks_leave_nothing() {
         .map(AT, &bench.whole, part, Prot::EXECUTE, &mut ());
     assert!(matches!(
         refused,
-        Err(MapError::Table(iopt::MapError::Prot { .. }))
+        Err(MapError::Table(iopt::TableMapError::Prot { .. }))
     ));
     assert_eq!(bench.state(), before);
     assert_eq!(bench.unit.invalidates.calls(), 0, "nothing to forget");

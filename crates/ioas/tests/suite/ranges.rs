@@ -251,7 +251,7 @@ fn an_unmap_over_both_halves_is_all_or_nothing_even_with_a_damaged_table() {
     let refused = bench.space.unmap_all(&mut Watch::default()).unwrap_err();
     assert!(matches!(
         refused,
-        UnmapError::Table(iopt::UnmapError::InsideLeaf { .. })
+        UnmapError::Table(iopt::TableUnmapError::InsideLeaf { .. })
     ));
     assert_eq!(leaves(&bench.space), low);
     assert_eq!(bench.areas().len(), 2);

@@ -444,7 +444,7 @@ fn ten_threads_share_the_last_tables() {
                             assert_eq!(bench.space.translate(at), Some(FRAME + n * MIB));
                             bench.unmap(at, MIB).unwrap();
                         }
-                        Err(MapError::Table(iopt::MapError::NoTables(_))) => {
+                        Err(MapError::Table(iopt::TableMapError::NoTables(_))) => {
                             refused.fetch_add(1, Ordering::Relaxed);
                         }
                         Err(cause) => panic!("{cause}"),

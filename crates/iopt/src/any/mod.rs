@@ -17,10 +17,11 @@ use runs::{Iova, Pa, PageSizes, SizeHistogram, Span};
 use crate::arena::Storage;
 use crate::arena::erased::Erased;
 use crate::engine::{
-    Amount, Discard, Interruption, Leaf, Nodes, Plan, Progress, RunSink, SharedTable, Table,
+    Amount, Interruption, Leaf, NoRuns, Nodes, Plan, Progress, RunSink, SharedTable, Table,
 };
 use crate::error::{
-    BrokenMemory, BuildError, DirtyError, MapError, NoTables, ProtectError, ResizeError, UnmapError,
+    BrokenMemory, BuildError, DirtyError, NoTables, ProtectError, ResizeError, TableMapError,
+    TableUnmapError,
 };
 use crate::format::{Aperture, Format, FormatId, Root};
 use crate::gather::{Flushed, Gather, Invalidation};
@@ -177,7 +178,7 @@ impl AnyTable {
     }
 
     /// See [`Table::map`].
-    pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
+    pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError> {
         self.table.map(iova, runs, prot)
     }
 
@@ -189,7 +190,7 @@ impl AnyTable {
         size: u64,
         count: u64,
         prot: Prot,
-    ) -> Progress<MapError> {
+    ) -> Progress<TableMapError> {
         self.table.map_pages(iova, pa, size, count, prot)
     }
 
@@ -200,7 +201,7 @@ impl AnyTable {
         runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
-    ) -> Result<AnyPlanned<'t>, MapError> {
+    ) -> Result<AnyPlanned<'t>, TableMapError> {
         let table = &*self.table;
         let guard = table.guard();
         let plan = table.plan(iova, runs, prot, spare)?;
@@ -217,7 +218,7 @@ impl AnyTable {
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<(), UnmapError> {
+    ) -> Result<(), TableUnmapError> {
         self.owning(range).unmap(range, gather, sink)
     }
 
@@ -227,12 +228,12 @@ impl AnyTable {
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         self.owning(range).unmap_mapped(range, gather, sink)
     }
 
     /// See [`Table::clear`].
-    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), UnmapError> {
+    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), TableUnmapError> {
         self.owning(range).clear(range, gather)
     }
 
@@ -412,7 +413,7 @@ impl AnyOwner<'_> {
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<(), UnmapError> {
+    ) -> Result<(), TableUnmapError> {
         self.remove(range, Amount::Whole, gather, sink).map(|_| ())
     }
 
@@ -422,13 +423,13 @@ impl AnyOwner<'_> {
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         self.remove(range, Amount::Mapped, gather, sink)
     }
 
     /// See [`Table::clear`].
-    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), UnmapError> {
-        self.remove(range, Amount::Untold, gather, &mut Discard)
+    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), TableUnmapError> {
+        self.remove(range, Amount::Untold, gather, &mut NoRuns)
             .map(|_| ())
     }
 
@@ -439,7 +440,7 @@ impl AnyOwner<'_> {
         size: u64,
         count: u64,
         gather: &mut Gather,
-    ) -> Progress<UnmapError> {
+    ) -> Progress<TableUnmapError> {
         let table = &self.table.table;
         table.unmap_pages(iova, size, count, self.owned, gather)
     }
@@ -450,7 +451,7 @@ impl AnyOwner<'_> {
         amount: Amount,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         let told = DynSink::of(sink);
         self.table
             .table
@@ -490,7 +491,7 @@ impl AnyAdopted {
 
 impl AnyPlanned<'_> {
     /// See [`Planned::fill`](crate::Planned::fill).
-    pub fn fill(mut self) -> Result<(), MapError> {
+    pub fn fill(mut self) -> Result<(), TableMapError> {
         self.table.fill(&mut self.plan)
     }
 }

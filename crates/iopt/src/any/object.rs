@@ -10,12 +10,12 @@ use runs::{Iova, Pa, PageSizes, Run, SizeHistogram, Span};
 use super::ByWidth;
 use crate::arena::erased::Erased;
 use crate::engine::{
-    Amount, Discard, Disjoint, Interruption, Leaf, MapPages as _, Nodes, Plan, Progress, RunSink,
+    Amount, Disjoint, Interruption, Leaf, MapPages as _, NoRuns, Nodes, Plan, Progress, RunSink,
     SharedTable, Wants,
 };
 use crate::error::{
-    BrokenMemory, BuildError, DirtyError, MapError, ProtectError, RangeError, ResizeError,
-    UnmapError,
+    BrokenMemory, BuildError, DirtyError, ProtectError, RangeError, ResizeError, TableMapError,
+    TableUnmapError,
 };
 use crate::format::{Aperture, Format, Root};
 use crate::gather::{Flushed, Gather, Invalidation};
@@ -35,15 +35,15 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
     fn expresses(&self, prot: Prot) -> bool;
     fn tables(&self) -> u64;
     fn leaf_sizes(&self) -> SizeHistogram;
-    fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError>;
+    fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError>;
     fn plan<'t>(
         &self,
         iova: u64,
         runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
-    ) -> Result<Plan<'t>, MapError>;
-    fn fill(&self, plan: &mut Plan<'_>) -> Result<(), MapError>;
+    ) -> Result<Plan<'t>, TableMapError>;
+    fn fill(&self, plan: &mut Plan<'_>) -> Result<(), TableMapError>;
     fn drop_plan(&self, plan: &mut Plan<'_>);
     /// Inside for as long as the guard lives.
     fn guard(&self) -> Guard<'_, DefaultReclaim>;
@@ -54,7 +54,7 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
         amount: Amount,
         gather: &mut Gather,
         told: DynSink<'_>,
-    ) -> Result<u64, UnmapError>;
+    ) -> Result<u64, TableUnmapError>;
     fn map_pages(
         &self,
         iova: u64,
@@ -62,7 +62,7 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
         size: u64,
         count: u64,
         prot: Prot,
-    ) -> Progress<MapError>;
+    ) -> Progress<TableMapError>;
     fn unmap_pages(
         &self,
         iova: u64,
@@ -70,7 +70,7 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
         count: u64,
         owned: Option<Span<Iova>>,
         gather: &mut Gather,
-    ) -> Progress<UnmapError>;
+    ) -> Progress<TableUnmapError>;
     fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError>;
     fn resize(
         &self,
@@ -137,7 +137,7 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
         let _guard = self.guard();
         self.table().leaf_sizes()
     }
-    fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
+    fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError> {
         self.map(iova, runs, prot)
     }
     fn plan<'t>(
@@ -146,11 +146,11 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
         runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
-    ) -> Result<Plan<'t>, MapError> {
+    ) -> Result<Plan<'t>, TableMapError> {
         self.table()
             .plan_request(iova, runs, prot, spare, Disjoint::NOTHING)
     }
-    fn fill(&self, plan: &mut Plan<'_>) -> Result<(), MapError> {
+    fn fill(&self, plan: &mut Plan<'_>) -> Result<(), TableMapError> {
         self.table().fill_plan(plan, Disjoint::NOTHING)
     }
     fn drop_plan(&self, plan: &mut Plan<'_>) {
@@ -166,12 +166,12 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
         amount: Amount,
         gather: &mut Gather,
         mut told: DynSink<'_>,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         let _guard = self.guard();
         let table = self.table();
         let access = owned.map_or(Disjoint::ALL, |owned| table.owned(range, Some(owned)));
         match told.wants {
-            Wants::Nothing => table.unmap_as(range, amount, gather, &mut Discard, access),
+            Wants::Nothing => table.unmap_as(range, amount, gather, &mut NoRuns, access),
             Wants::Runs | Wants::DirtyRuns => {
                 table.unmap_as(range, amount, gather, &mut told, access)
             }
@@ -184,7 +184,7 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
         size: u64,
         count: u64,
         prot: Prot,
-    ) -> Progress<MapError> {
+    ) -> Progress<TableMapError> {
         (&mut &*self).map_pages(iova, pa, size, count, prot)
     }
     fn unmap_pages(
@@ -194,7 +194,7 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
         count: u64,
         owned: Option<Span<Iova>>,
         gather: &mut Gather,
-    ) -> Progress<UnmapError> {
+    ) -> Progress<TableUnmapError> {
         let _guard = self.guard();
         let table = self.table();
         let range = Span::new(iova, size.saturating_mul(count));

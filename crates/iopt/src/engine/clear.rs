@@ -9,7 +9,7 @@ use super::row::are_empty;
 use super::sink::{RunSink, Wants};
 use super::{L, Level, Table, part};
 use crate::cell::{Cell, Series};
-use crate::error::UnmapError;
+use crate::error::TableUnmapError;
 use crate::format::{Entry, Format};
 use crate::memory::TableMemory;
 
@@ -59,16 +59,16 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The error for it, of an operation on `range`.
     #[cold]
-    pub(super) fn refused(&self, refusal: Refusal, range: Span<Iova>) -> UnmapError {
+    pub(super) fn refused(&self, refusal: Refusal, range: Span<Iova>) -> TableUnmapError {
         let aperture = self.aperture();
         match refusal {
-            Refusal::Hole(at) => UnmapError::Hole {
+            Refusal::Hole(at) => TableUnmapError::Hole {
                 range,
                 at: aperture.extend(at),
             },
             Refusal::InsideLeaf(at) => {
                 let leaf = self.leaf_at(aperture.extend(at));
-                UnmapError::InsideLeaf {
+                TableUnmapError::InsideLeaf {
                     range,
                     leaf: leaf.map(|leaf| leaf.run).unwrap_or_default(),
                 }

@@ -28,7 +28,7 @@
 use super::sink::{RunSink, Wants};
 use super::{Level, SharedTable, Table};
 use crate::cell::Cell;
-use crate::error::{DirtyError, UnmapError};
+use crate::error::{DirtyError, TableUnmapError};
 use crate::format::Format;
 use crate::memory::TableMemory;
 use crate::reclaim::Reclaim;
@@ -61,14 +61,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Refuses a sink that would lose dirty state, and one that asks where there is none.
     #[inline(always)]
-    pub(super) fn check_sink(&self, sink: &impl RunSink) -> Result<(), UnmapError> {
+    pub(super) fn check_sink(&self, sink: &impl RunSink) -> Result<(), TableUnmapError> {
         let dirty = sink.wants() == Wants::DirtyRuns;
         if dirty && !self.format.keeps_dirty() {
             let format = self.format.id();
-            return Err(UnmapError::DirtyNotKept { format });
+            return Err(TableUnmapError::DirtyNotKept { format });
         }
         if !dirty && self.tracks_dirty() {
-            return Err(UnmapError::DirtyWanted);
+            return Err(TableUnmapError::DirtyWanted);
         }
         Ok(())
     }

@@ -6,9 +6,9 @@ use runs::{Iova, Pa, Span};
 
 use super::access::Disjoint;
 use super::removal_check::Amount;
-use super::sink::{Discard, RunSink};
+use super::sink::{NoRuns, RunSink};
 use super::{Leaf, SharedTable};
-use crate::error::{MapError, UnmapError};
+use crate::error::{TableMapError, TableUnmapError};
 use crate::format::Format;
 use crate::gather::Gather;
 use crate::memory::TableMemory;
@@ -46,7 +46,7 @@ impl<'t, F: Format, M: TableMemory, R: Reclaim> Inside<'t, F, M, R> {
 
     /// See [`Table::map`](crate::Table::map).
     #[inline(always)]
-    pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
+    pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError> {
         self.shared
             .table()
             .map_as(iova, runs, prot, Disjoint::NOTHING)
@@ -59,7 +59,7 @@ impl<'t, F: Format, M: TableMemory, R: Reclaim> Inside<'t, F, M, R> {
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<(), UnmapError> {
+    ) -> Result<(), TableUnmapError> {
         self.remove(range, Amount::Whole, gather, sink).map(|_| ())
     }
 
@@ -70,14 +70,14 @@ impl<'t, F: Format, M: TableMemory, R: Reclaim> Inside<'t, F, M, R> {
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         self.remove(range, Amount::Mapped, gather, sink)
     }
 
     /// See [`Table::clear`](crate::Table::clear).
     #[inline(always)]
-    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), UnmapError> {
-        self.remove(range, Amount::Untold, gather, &mut Discard)
+    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), TableUnmapError> {
+        self.remove(range, Amount::Untold, gather, &mut NoRuns)
             .map(|_| ())
     }
 
@@ -101,7 +101,7 @@ impl<'t, F: Format, M: TableMemory, R: Reclaim> Inside<'t, F, M, R> {
         amount: Amount,
         gather: &mut Gather,
         sink: &mut S,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         let table = self.shared.table();
         let access = table.owned(range, self.owned);
         table.unmap_as(range, amount, gather, sink, access)

@@ -9,7 +9,7 @@ use super::row::{first_occupied, store_leaves, store_single_leaves};
 use super::trust::set_aside;
 use super::{L, Level, Table, at_level, part};
 use crate::cell::{Cell, Series};
-use crate::error::{BrokenMemory, MapError, NoTables};
+use crate::error::{BrokenMemory, NoTables, TableMapError};
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::{Reserve, TableMemory};
@@ -47,7 +47,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ///
     /// The largest leaves that alignment, length and the allowed sizes permit are used, stretch by
     /// stretch. Either everything is mapped, or the table's bytes are what they were.
-    pub fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
+    pub fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError> {
         self.map_as(iova, runs, prot, Exclusive)
     }
 
@@ -58,7 +58,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         runs: &[Span<Pa>],
         prot: Prot,
         access: P,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), TableMapError> {
         match self.map_pages_here::<P, true>(iova, runs, prot, access) {
             Some(()) => Ok(()),
             None => self.map_runs(iova, runs, prot, access),
@@ -72,7 +72,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         runs: &[Span<Pa>],
         prot: Prot,
         access: P,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), TableMapError> {
         if self
             .map_pages_here::<P, false>(iova, runs, prot, access)
             .is_some()
@@ -95,7 +95,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         runs: &[Span<Pa>],
         prot: Prot,
         gather: &mut Gather,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), TableMapError> {
         let request = self.check_map(iova, runs, prot)?;
         self.map_checked_anew(request, gather, Exclusive)
     }
@@ -105,7 +105,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         request: Request<'_>,
         gather: &mut Gather,
         access: P,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), TableMapError> {
         self.intact()?;
         self.unlink_emptied(request.at, request.len, gather, access);
         self.map_checked(request, access)
@@ -116,18 +116,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         &self,
         request: Request<'_>,
         access: P,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), TableMapError> {
         self.map_from(request, access)
             .map_err(|stop| self.not_mapped(&request, stop))
     }
 
     /// The error for a request that was stopped.
     #[cold]
-    pub(super) fn not_mapped(&self, request: &Request<'_>, stop: Stop) -> MapError {
+    pub(super) fn not_mapped(&self, request: &Request<'_>, stop: Stop) -> TableMapError {
         match stop {
             Stop::Occupied(at) => self.overlap(request, at),
-            Stop::NoTables(cause) => MapError::NoTables(cause),
-            Stop::Broken(cause) => MapError::Broken(cause),
+            Stop::NoTables(cause) => TableMapError::NoTables(cause),
+            Stop::Broken(cause) => TableMapError::Broken(cause),
         }
     }
 
@@ -195,13 +195,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The error for the entry in the way, at the stripped address `at`.
     #[cold]
-    pub(super) fn overlap(&self, request: &Request<'_>, at: u64) -> MapError {
+    pub(super) fn overlap(&self, request: &Request<'_>, at: u64) -> TableMapError {
         let wanted = Span::new(request.iova, request.len);
         // The entry may lead to a table: the first leaf in it is the one to name.
         let iova = self.aperture().extend(at);
         let rest = Span::new(iova, wanted.len - iova.wrapping_sub(wanted.start));
         let found = self.leaves(rest).next().map(|leaf| leaf.run);
-        MapError::Overlap {
+        TableMapError::Overlap {
             wanted,
             found: found.unwrap_or_default(),
         }

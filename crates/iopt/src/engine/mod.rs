@@ -70,7 +70,7 @@ use core::fmt;
 use runs::{Iova, PageSizes, SizeHistogram, Span};
 
 use crate::cell::Cell;
-use crate::error::{BuildError, RangeError, UnmapError};
+use crate::error::{BuildError, RangeError, TableUnmapError};
 use crate::format::{Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
@@ -96,7 +96,7 @@ pub use planned::Planned;
 pub use read::{Leaf, Leaves};
 pub use resize::Interruption;
 pub use shared::SharedTable;
-pub use sink::{Discard, RunSink, Wants, WithDirty};
+pub use sink::{NoRuns, RunSink, Wants, WithDirty};
 
 /// One I/O page table.
 ///
@@ -327,7 +327,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         &mut self,
         range: Span<Iova>,
         gather: &mut Gather,
-    ) -> Result<(), UnmapError> {
+    ) -> Result<(), TableUnmapError> {
         let at = self.check_range(range)?;
         self.intact()?;
         self.unlink_emptied(at, range.len, gather, Exclusive);

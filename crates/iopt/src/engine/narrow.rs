@@ -12,7 +12,7 @@ use super::access::{Access, Disjoint, Exclusive};
 use super::removal_check::Pages;
 use super::resize::up_to;
 use super::{SharedTable, Table};
-use crate::error::{MapError, PageSizeError, RangeError, UnmapError};
+use crate::error::{PageSizeError, RangeError, TableMapError, TableUnmapError};
 use crate::format::Format;
 use crate::gather::Gather;
 use crate::memory::TableMemory;
@@ -51,10 +51,15 @@ impl<E> Progress<E> {
 /// pages are mapped in it by smaller leaves.
 pub trait MapPages {
     /// Maps one page of `size` bytes.
-    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), MapError>;
+    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), TableMapError>;
 
     /// Unmaps one page of `size` bytes.
-    fn unmap_page(&mut self, iova: u64, size: u64, gather: &mut Gather) -> Result<(), UnmapError>;
+    fn unmap_page(
+        &mut self,
+        iova: u64,
+        size: u64,
+        gather: &mut Gather,
+    ) -> Result<(), TableUnmapError>;
 
     /// Maps at most `count` pages of `size` bytes each, contiguous on both sides.
     fn map_pages(
@@ -64,7 +69,7 @@ pub trait MapPages {
         size: u64,
         count: u64,
         prot: Prot,
-    ) -> Progress<MapError> {
+    ) -> Progress<TableMapError> {
         for page in 0..count {
             let offset = page.wrapping_mul(size);
             let (iova, pa) = (iova.wrapping_add(offset), pa.wrapping_add(offset));
@@ -82,7 +87,7 @@ pub trait MapPages {
         size: u64,
         count: u64,
         gather: &mut Gather,
-    ) -> Progress<UnmapError> {
+    ) -> Progress<TableUnmapError> {
         for page in 0..count {
             let iova = iova.wrapping_add(page.wrapping_mul(size));
             if let Err(cause) = self.unmap_page(iova, size, gather) {
@@ -94,11 +99,16 @@ pub trait MapPages {
 }
 
 impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
-    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), MapError> {
+    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), TableMapError> {
         self.map_pages(iova, pa, size, 1, prot).result
     }
 
-    fn unmap_page(&mut self, iova: u64, size: u64, gather: &mut Gather) -> Result<(), UnmapError> {
+    fn unmap_page(
+        &mut self,
+        iova: u64,
+        size: u64,
+        gather: &mut Gather,
+    ) -> Result<(), TableUnmapError> {
         self.unmap_pages(iova, size, 1, gather).result
     }
 
@@ -109,7 +119,7 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
         size: u64,
         count: u64,
         prot: Prot,
-    ) -> Progress<MapError> {
+    ) -> Progress<TableMapError> {
         self.map_pages_as(iova, pa, size, count, prot, Exclusive)
     }
 
@@ -119,17 +129,22 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
         size: u64,
         count: u64,
         gather: &mut Gather,
-    ) -> Progress<UnmapError> {
+    ) -> Progress<TableUnmapError> {
         self.unmap_pages_as(iova, size, count, gather, Exclusive)
     }
 }
 
 impl<F: Format, M: TableMemory, R: Reclaim> MapPages for &SharedTable<F, M, R> {
-    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), MapError> {
+    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), TableMapError> {
         self.map_pages(iova, pa, size, 1, prot).result
     }
 
-    fn unmap_page(&mut self, iova: u64, size: u64, gather: &mut Gather) -> Result<(), UnmapError> {
+    fn unmap_page(
+        &mut self,
+        iova: u64,
+        size: u64,
+        gather: &mut Gather,
+    ) -> Result<(), TableUnmapError> {
         self.unmap_pages(iova, size, 1, gather).result
     }
 
@@ -140,7 +155,7 @@ impl<F: Format, M: TableMemory, R: Reclaim> MapPages for &SharedTable<F, M, R> {
         size: u64,
         count: u64,
         prot: Prot,
-    ) -> Progress<MapError> {
+    ) -> Progress<TableMapError> {
         let _guard = self.guard();
         self.table()
             .map_pages_as(iova, pa, size, count, prot, Disjoint::NOTHING)
@@ -152,7 +167,7 @@ impl<F: Format, M: TableMemory, R: Reclaim> MapPages for &SharedTable<F, M, R> {
         size: u64,
         count: u64,
         gather: &mut Gather,
-    ) -> Progress<UnmapError> {
+    ) -> Progress<TableUnmapError> {
         let _guard = self.guard();
         let table = self.table();
         // What lies beyond the aperture is refused before anything is unlinked.
@@ -167,7 +182,7 @@ enum Narrow {
     Range(RangeError),
 }
 
-impl From<Narrow> for MapError {
+impl From<Narrow> for TableMapError {
     fn from(cause: Narrow) -> Self {
         match cause {
             Narrow::PageSize(cause) => Self::PageSize(cause),
@@ -176,7 +191,7 @@ impl From<Narrow> for MapError {
     }
 }
 
-impl From<Narrow> for UnmapError {
+impl From<Narrow> for TableUnmapError {
     fn from(cause: Narrow) -> Self {
         match cause {
             Narrow::PageSize(cause) => Self::PageSize(cause),
@@ -195,7 +210,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         count: u64,
         prot: Prot,
         access: P,
-    ) -> Progress<MapError> {
+    ) -> Progress<TableMapError> {
         let pages = match self.in_one_table(iova, pa, size, count) {
             Ok(pages) => pages,
             Err(cause) => return Progress::stopped(0, cause.into()),
@@ -207,10 +222,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         });
         match mapped {
             Ok(()) => Progress::done(pages),
-            Err(MapError::Overlap { wanted, found }) => {
+            Err(TableMapError::Overlap { wanted, found }) => {
                 // What is in front of the page in the way is free.
                 let before = found.iova.saturating_sub(iova) / size;
-                let cause = MapError::Overlap { wanted, found };
+                let cause = TableMapError::Overlap { wanted, found };
                 if before == 0 {
                     return Progress::stopped(0, cause);
                 }
@@ -232,7 +247,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         count: u64,
         gather: &mut Gather,
         access: P,
-    ) -> Progress<UnmapError> {
+    ) -> Progress<TableUnmapError> {
         let wanted = match self.in_one_table(iova, 0, size, count) {
             Ok(pages) => pages,
             Err(cause) => return Progress::stopped(0, cause.into()),
@@ -243,7 +258,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             size,
             result: Ok(()),
         };
-        let sink = &mut super::Discard;
+        let sink = &mut super::NoRuns;
         let removed = self
             .check_sink(sink)
             .and_then(|()| self.remove(range, &mut pages, gather, sink, access));

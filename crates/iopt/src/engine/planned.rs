@@ -13,7 +13,7 @@ use super::map::{Stop, Target};
 use super::request::{Cursor, Request};
 use super::trust::{NotSetAside, set_aside};
 use super::{Table, at_level};
-use crate::error::MapError;
+use crate::error::TableMapError;
 use crate::format::Format;
 use crate::memory::{Chain, Reserve, TableMemory};
 use crate::prot::Prot;
@@ -54,7 +54,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
-    ) -> Result<Planned<'t, F, M>, MapError> {
+    ) -> Result<Planned<'t, F, M>, TableMapError> {
         let plan = self.plan_request(iova, runs, prot, spare, Exclusive)?;
         Ok(Planned { table: self, plan })
     }
@@ -67,7 +67,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         prot: Prot,
         spare: Option<&'t mut Chain>,
         access: P,
-    ) -> Result<Plan<'t>, MapError> {
+    ) -> Result<Plan<'t>, TableMapError> {
         let request = self.check_map(iova, runs, prot)?;
         let planned = self.plan_from(&request, access);
         let (from, needed) = planned.map_err(|stop| self.not_mapped(&request, stop))?;
@@ -88,7 +88,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         &self,
         plan: &mut Plan<'_>,
         access: P,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), TableMapError> {
         let (request, reserve) = (&plan.request, &mut plan.reserve);
         let (from, level) = plan.from;
         let mut cursor = Cursor::new(request);
@@ -121,7 +121,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
 impl<F: Format, M: TableMemory> Planned<'_, F, M> {
     /// Maps. Fails only where the table memory broke its contract.
-    pub fn fill(mut self) -> Result<(), MapError> {
+    pub fn fill(mut self) -> Result<(), TableMapError> {
         self.table.fill_plan(&mut self.plan, Exclusive)
     }
 }

@@ -7,7 +7,7 @@ use runs::{Iova, Run, Span};
 
 use super::{Level, Table, part};
 use crate::cell::Cell;
-use crate::error::UnmapError;
+use crate::error::TableUnmapError;
 use crate::format::{Entry, Format};
 use crate::memory::TableMemory;
 
@@ -21,7 +21,7 @@ pub(super) trait RemovalCheck<F: Format, M: TableMemory> {
         table: u64,
         at: u64,
         todo: u64,
-    ) -> Result<u64, UnmapError>;
+    ) -> Result<u64, TableUnmapError>;
 
     /// True when it is known, or nobody asks, how much of that is mapped: all counts as mapped.
     fn is_known(&self) -> bool;
@@ -50,7 +50,7 @@ impl<F: Format, M: TableMemory, L: RemovalCheck<F, M>> RemovalCheck<F, M> for &m
         table: u64,
         at: u64,
         todo: u64,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         (**self).check::<V>(tables, table, at, todo)
     }
 
@@ -132,7 +132,7 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
         table: u64,
         at: u64,
         todo: u64,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         let aperture = tables.aperture();
         let whole = self.amount == Amount::Whole;
         if V::N == 0 {
@@ -146,7 +146,7 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
             if let Some((pa, log2, ..)) = tables.find_from::<V>(table, end) {
                 let rest = (1u64 << log2) - 1;
                 if end & !rest < at || end | rest > at + (todo - 1) {
-                    return Err(UnmapError::InsideLeaf {
+                    return Err(TableUnmapError::InsideLeaf {
                         range: self.named,
                         leaf: Run::new(aperture.extend(end & !rest), pa, rest + 1),
                     });
@@ -154,7 +154,7 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
             }
         }
         if whole && let Some(hole) = tables.first_hole::<V>(table, at, todo, &mut self.run) {
-            return Err(UnmapError::Hole {
+            return Err(TableUnmapError::Hole {
                 range: self.named,
                 at: aperture.extend(hole),
             });
@@ -190,7 +190,7 @@ pub(super) struct Pages {
     pub(super) named: Span<Iova>,
     pub(super) size: u64,
     /// Why there are no more of them.
-    pub(super) result: Result<(), UnmapError>,
+    pub(super) result: Result<(), TableUnmapError>,
 }
 
 impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Pages {
@@ -200,7 +200,7 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Pages {
         table: u64,
         at: u64,
         todo: u64,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         let entries = (self.size >> F::shift(V::N)) as usize;
         let index = tables.index(V::N, at);
         if entries == 0 {
@@ -228,11 +228,11 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Pages {
             let at = tables.aperture().extend(at + bytes);
             let (range, size) = (self.named, self.size);
             self.result = Err(match tables.leaf_at(at) {
-                Some(leaf) => UnmapError::OtherSize {
+                Some(leaf) => TableUnmapError::OtherSize {
                     size,
                     leaf: leaf.run,
                 },
-                None => UnmapError::Hole { range, at },
+                None => TableUnmapError::Hole { range, at },
             });
         }
         Ok(bytes)

@@ -5,7 +5,7 @@ use core::slice;
 use runs::{Pa, PageSizes, Run, Span};
 
 use super::Table;
-use crate::error::{MapError, RangeError};
+use crate::error::{RangeError, TableMapError};
 use crate::format::Format;
 use crate::memory::TableMemory;
 use crate::prot::Prot;
@@ -143,7 +143,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         iova: u64,
         runs: &'r [Span<Pa>],
         prot: Prot,
-    ) -> Result<Request<'r>, MapError> {
+    ) -> Result<Request<'r>, TableMapError> {
         let len = self.check_runs(runs)?;
         let at = self.check_range(Span::new(iova, len))?;
         match self.format.leaf_bits(prot) {
@@ -155,7 +155,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 bits,
                 sizes: self.sizes,
             }),
-            None => Err(MapError::Prot {
+            None => Err(TableMapError::Prot {
                 prot,
                 format: F::ID,
             }),
@@ -163,7 +163,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// The runs' bytes together, if each of them is well formed.
-    fn check_runs(&self, runs: &[Span<Pa>]) -> Result<u64, MapError> {
+    fn check_runs(&self, runs: &[Span<Pa>]) -> Result<u64, TableMapError> {
         let granule = self.sizes.smallest();
         let mut len = 0u64;
         // All of them at once: which one is wrong is looked for only when one is.
@@ -188,7 +188,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The error for the first run that is not well formed.
     #[cold]
-    fn refuse_runs(&self, runs: &[Span<Pa>]) -> Result<(), MapError> {
+    fn refuse_runs(&self, runs: &[Span<Pa>]) -> Result<(), TableMapError> {
         let granule = self.sizes.smallest();
         for run in runs {
             if run.len == 0 {
@@ -205,7 +205,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             let last = run.start.checked_add(run.len - 1);
             let bits = self.format.output_bits();
             if last.is_none_or(|last| last >> bits != 0) {
-                return Err(MapError::OutputTooWide { output: *run, bits });
+                return Err(TableMapError::OutputTooWide { output: *run, bits });
             }
         }
         Ok(())

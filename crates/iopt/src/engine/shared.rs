@@ -43,7 +43,7 @@ use super::access::Disjoint;
 use super::inside::Inside;
 use super::sink::RunSink;
 use super::{Leaf, Table};
-use crate::error::{BrokenMemory, BuildError, MapError, UnmapError};
+use crate::error::{BrokenMemory, BuildError, TableMapError, TableUnmapError};
 use crate::format::{Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::{Chain, TableMemory};
@@ -57,7 +57,7 @@ use crate::reclaim::{DefaultReclaim, Guard, Readers, Reclaim};
 ///
 /// Tables that were unlinked stay out of use until every thread has left that was inside by then; `R` says
 /// how these are known ([`reclaim`](crate::reclaim)). While the scheduler has stopped one of those, memory
-/// that is just large enough may run out ([`MapError::NoTables`](crate::MapError::NoTables)):
+/// that is just large enough may run out ([`TableMapError::NoTables`](crate::TableMapError::NoTables)):
 /// [`poll`](Self::poll) and try again. The operations of this type do that once themselves, those of [`Inside`] do not.
 #[derive(Debug)]
 pub struct SharedTable<F, M: TableMemory, R = DefaultReclaim> {
@@ -170,10 +170,12 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
     }
 
     /// See [`Table::map`].
-    pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
+    pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError> {
         let done = self.enter().map(iova, runs, prot);
         match done {
-            Err(MapError::NoTables(_)) if self.more_tables() => self.map_again(iova, runs, prot),
+            Err(TableMapError::NoTables(_)) if self.more_tables() => {
+                self.map_again(iova, runs, prot)
+            }
             done => done,
         }
     }
@@ -181,7 +183,7 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
     // As `once_more`, but what is not usual is not inlined: the usual way stays short.
     #[cold]
     #[inline(never)]
-    fn map_again(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
+    fn map_again(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError> {
         self.enter().map(iova, runs, prot)
     }
 
@@ -192,10 +194,10 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         runs: &[Span<Pa>],
         prot: Prot,
         gather: &mut Gather,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), TableMapError> {
         let request = self.table.check_map(iova, runs, prot)?;
         let access = Disjoint::new(request.at, request.len);
-        let none = |error: &MapError| matches!(error, MapError::NoTables(_));
+        let none = |error: &TableMapError| matches!(error, TableMapError::NoTables(_));
         self.once_more(none, || {
             let _guard = self.guard();
             self.table.map_checked_anew(request, gather, access)
@@ -207,7 +209,7 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         &self,
         range: Span<Iova>,
         gather: &mut Gather,
-    ) -> Result<(), UnmapError> {
+    ) -> Result<(), TableUnmapError> {
         let at = self.table.check_range(range)?;
         let _guard = self.guard();
         self.table.intact()?;
@@ -222,7 +224,7 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<(), UnmapError> {
+    ) -> Result<(), TableUnmapError> {
         self.enter().unmap(range, gather, sink)
     }
 
@@ -232,12 +234,12 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         self.enter().unmap_mapped(range, gather, sink)
     }
 
     /// See [`Table::clear`].
-    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), UnmapError> {
+    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), TableUnmapError> {
         self.enter().clear(range, gather)
     }
 

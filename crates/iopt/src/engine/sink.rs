@@ -4,7 +4,7 @@ use runs::Run;
 
 /// Who is told of the physical runs that an unmap removes.
 ///
-/// Any `FnMut(Run)` is one; [`Discard`] says that nobody wants to know, which saves reading the
+/// Any `FnMut(Run)` is one; [`NoRuns`] says that nobody wants to know, which saves reading the
 /// leaves of tables that are removed whole.
 pub trait RunSink {
     /// What it wants to be told. It always says the same.
@@ -44,9 +44,9 @@ impl<T: FnMut(Run)> RunSink for T {
 
 /// The sink for unmaps whose runs nobody wants.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Discard;
+pub struct NoRuns;
 
-impl RunSink for Discard {
+impl RunSink for NoRuns {
     #[inline(always)]
     fn wants(&self) -> Wants {
         Wants::Nothing

@@ -9,7 +9,7 @@
 use super::Table;
 use super::map::Stop;
 use crate::cell::Cell;
-use crate::error::{BrokenMemory, BuildError, MapError, NoTables, ResizeError};
+use crate::error::{BrokenMemory, BuildError, NoTables, ResizeError, TableMapError};
 use crate::format::Format;
 use crate::memory::{Reserve, TableMemory};
 
@@ -32,7 +32,7 @@ macro_rules! not_set_aside {
         }
     )*};
 }
-not_set_aside!(Stop, BuildError, MapError, ResizeError<E>);
+not_set_aside!(Stop, BuildError, TableMapError, ResizeError<E>);
 
 /// Sets `count` tables aside; fewer are given back, and refused.
 pub(crate) fn set_aside<M: TableMemory>(memory: &M, count: u64) -> Result<Reserve, NotSetAside> {

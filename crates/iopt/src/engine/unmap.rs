@@ -8,10 +8,10 @@ use super::access::{Access, Exclusive};
 use super::clear::{row_of_leaves, same_run, take_dirty_run};
 use super::removal_check::{Amount, OneRun, Range, RemovalCheck};
 use super::removed::Removed;
-use super::sink::{Discard, RunSink, Wants};
+use super::sink::{NoRuns, RunSink, Wants};
 use super::{Level, Table, at_level, at_top, part};
 use crate::cell::{Cell, Series};
-use crate::error::UnmapError;
+use crate::error::TableUnmapError;
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::TableMemory;
@@ -25,7 +25,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<(), UnmapError> {
+    ) -> Result<(), TableUnmapError> {
         self.unmap_as(range, Amount::Whole, gather, sink, Exclusive)
             .map(|_| ())
     }
@@ -37,15 +37,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         self.unmap_as(range, Amount::Mapped, gather, sink, Exclusive)
     }
 
     /// Unmaps what is mapped in `range`, and tells nothing of it: for callers who know what that is. No
     /// leaf may reach over the ends of the range. Of tables that the range covers whole, those of the
     /// lowest level are not read.
-    pub fn clear(&mut self, range: Span<Iova>, gather: &mut Gather) -> Result<(), UnmapError> {
-        self.unmap_as(range, Amount::Untold, gather, &mut Discard, Exclusive)
+    pub fn clear(&mut self, range: Span<Iova>, gather: &mut Gather) -> Result<(), TableUnmapError> {
+        self.unmap_as(range, Amount::Untold, gather, &mut NoRuns, Exclusive)
             .map(|_| ())
     }
 
@@ -58,7 +58,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut S,
         access: P,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         self.check_sink(sink)?;
         match self.unmap_pages_here::<S, P, true>(range, gather, sink, access) {
             Some(()) => Ok(range.len),
@@ -74,7 +74,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut S,
         access: P,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         let pages = self.unmap_pages_here::<S, P, false>(range, gather, sink, access);
         if pages.is_some() {
             return Ok(range.len);
@@ -97,7 +97,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut S,
         access: P,
-    ) -> Result<u64, UnmapError> {
+    ) -> Result<u64, TableUnmapError> {
         let at = self.check_range(range)?;
         self.intact()?;
         let (table, level) = self.lowest::<P, false>(at, range.len, access);

@@ -2,15 +2,15 @@
 
 use runs::Run;
 
-use super::ledger::{Domain, Ledger};
+use super::record::{Domain, MappingRecord};
 use crate::engine::Table;
 use crate::format::Format;
 use crate::memory::{TableMemory, pass_on, pass_steps_on, pass_stores_on};
 use crate::prot::Prot;
 
-/// Table memory that tells a [`Ledger`] what its tables map.
+/// Table memory that tells a [`MappingRecord`] what its tables map.
 ///
-/// Each domain has its own; the ledger is one for all. The check refuses nothing: it says
+/// Each domain has its own; the record is one for all. The check refuses nothing: it says
 /// afterwards, and as exactly as it can, what was wrong.
 ///
 /// All tables in one such memory belong to its domain. Table memory that several domains share is
@@ -18,16 +18,16 @@ use crate::prot::Prot;
 #[derive(Debug)]
 pub struct Checked<M, L> {
     inner: M,
-    ledger: L,
+    record: L,
     domain: Domain,
 }
 
-impl<M, L: Ledger> Checked<M, L> {
+impl<M, L: MappingRecord> Checked<M, L> {
     /// Tables of `domain` in `inner`. They should be empty now.
-    pub const fn new(inner: M, ledger: L, domain: Domain) -> Self {
+    pub const fn new(inner: M, record: L, domain: Domain) -> Self {
         Self {
             inner,
-            ledger,
+            record,
             domain,
         }
     }
@@ -37,9 +37,9 @@ impl<M, L: Ledger> Checked<M, L> {
         &self.inner
     }
 
-    /// The ledger.
-    pub const fn ledger(&self) -> &L {
-        &self.ledger
+    /// The record.
+    pub const fn record(&self) -> &L {
+        &self.record
     }
 
     /// Whose tables these are.
@@ -48,7 +48,7 @@ impl<M, L: Ledger> Checked<M, L> {
     }
 }
 
-impl<M: TableMemory, L: Ledger> TableMemory for Checked<M, L> {
+impl<M: TableMemory, L: MappingRecord> TableMemory for Checked<M, L> {
     pass_on!(self => self.inner);
     pass_stores_on!(self => self.inner);
     pass_steps_on!(self => self.inner);
@@ -56,28 +56,28 @@ impl<M: TableMemory, L: Ledger> TableMemory for Checked<M, L> {
     const WATCHES_RUNS: bool = true;
 
     fn mapped(&self, run: Run, prot: Prot) {
-        self.ledger.mapped(self.domain, run, prot);
+        self.record.mapped(self.domain, run, prot);
         self.inner.mapped(run, prot);
     }
 
     fn unmapped(&self, run: Run) {
-        self.ledger.unmapped(self.domain, run);
+        self.record.unmapped(self.domain, run);
         self.inner.unmapped(run);
     }
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Compares all that is mapped with what `ledger` has of `domain`, whose only table this is.
-    /// What differs is in the ledger's report afterwards.
+    /// Compares all that is mapped with what `record` has of `domain`, whose only table this is.
+    /// What differs is in the record's report afterwards.
     ///
     /// Finds what the hooks cannot see: entries that were stored past the engine, or damaged.
-    pub fn verify(&self, ledger: &impl Ledger, domain: Domain) {
+    pub fn verify(&self, record: &impl MappingRecord, domain: Domain) {
         let leaves = &mut self
             .format
             .aperture()
             .spans()
             .flat_map(|span| self.leaves(span))
             .map(|leaf| (leaf.run, leaf.prot));
-        ledger.compare(domain, leaves);
+        record.compare(domain, leaves);
     }
 }

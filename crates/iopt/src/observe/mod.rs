@@ -7,16 +7,16 @@
 //!
 //! * [`Counted`] counts descents, tables looked at and entries stored;
 //! * [`NonCoherent`] writes cache lines back, for units that read past the processor's caches;
-//! * [`Checked`] keeps a [`Ledger`] of who maps which memory, and finds what should not be.
+//! * [`Checked`] keeps a [`MappingRecord`] of who maps which memory, and finds what should not be.
 
 mod checked;
 mod counted;
-mod ledger;
 mod non_coherent;
+mod record;
 
 pub use checked::Checked;
 pub use counted::{Counted, Counters};
-pub use ledger::{Domain, Ledger, Violation};
-#[cfg(feature = "alloc")]
-pub use ledger::{RunLedger, Violations};
 pub use non_coherent::{CacheLines, NonCoherent};
+pub use record::{Domain, MappingRecord, Violation};
+#[cfg(feature = "alloc")]
+pub use record::{HeapRecord, Violations};

@@ -2,7 +2,8 @@
 
 use iopt::format::Entry;
 use iopt::{
-    Cell, Format, Gather, Interruption, Invalidation, Pending, TableMemory, UnmapError, WithDirty,
+    Cell, Format, Gather, Interruption, Invalidation, Pending, TableMemory, TableUnmapError,
+    WithDirty,
 };
 use runs::{Iova, Run};
 
@@ -117,7 +118,7 @@ fn when_tracking_is_on_no_unmap_goes_on_that_loses_dirty_state() {
         let other = Arc::clone(&table);
         let thread = thread::spawn(move || {
             let mut gather = Gather::new();
-            let result = other.unmap_mapped(range(0, 1), &mut gather, &mut iopt::Discard);
+            let result = other.unmap_mapped(range(0, 1), &mut gather, &mut iopt::NoRuns);
             let _ = gather.never_walked();
             result
         });
@@ -125,7 +126,7 @@ fn when_tracking_is_on_no_unmap_goes_on_that_loses_dirty_state() {
         let written = write(&memory, entry);
         match thread.join().unwrap() {
             Ok(PAGE) => assert!(!written, "removed unseen"),
-            Err(UnmapError::DirtyWanted) => {
+            Err(TableUnmapError::DirtyWanted) => {
                 assert!(written);
                 assert_eq!(harvest(&table, 8), [range(0, 1)]);
             }

@@ -30,7 +30,7 @@ fn a_reader_meets_no_old_root_that_is_used_for_something_else() {
         let reader = thread::spawn(move || assert_eq!(other.translate(PAGE), None));
         grow(&table);
         while let Err(error) = map(&table, 4, 1) {
-            assert!(matches!(error, MapError::NoTables(_)));
+            assert!(matches!(error, TableMapError::NoTables(_)));
             table.poll();
             thread::yield_now();
         }

@@ -17,7 +17,7 @@ fn unmap_lazily(table: &Shared, page: u64, gather: &mut Gather) {
     let range = Span::new(page * PAGE, PAGE);
     table
         .owning(Span::new(page / 4 * 4 * PAGE, 4 * PAGE))
-        .unmap_mapped(range, gather, &mut iopt::Discard)
+        .unmap_mapped(range, gather, &mut iopt::NoRuns)
         .unwrap();
 }
 

@@ -35,7 +35,7 @@ mod tiny;
 use std::sync::Arc;
 
 use iopt::reclaim::Slots;
-use iopt::{Gather, MapError, Prot, SharedTable, Table};
+use iopt::{Gather, Prot, SharedTable, Table, TableMapError};
 use loom::thread;
 use runs::Span;
 
@@ -50,7 +50,11 @@ fn shared(memory: &Arc<Tables>) -> Arc<Shared> {
     Arc::new(SharedTable::with_reclaim(table, Slots::default()))
 }
 
-fn map<const GROWS: bool>(table: &Shared<GROWS>, page: u64, pages: u64) -> Result<(), MapError> {
+fn map<const GROWS: bool>(
+    table: &Shared<GROWS>,
+    page: u64,
+    pages: u64,
+) -> Result<(), TableMapError> {
     table.map(
         page * PAGE,
         &[Span::new((16 + page) * PAGE, pages * PAGE)],
@@ -74,7 +78,7 @@ fn unmap_owning<const GROWS: bool>(
     let range = Span::new(page * PAGE, pages * PAGE);
     let bytes = table
         .owning(Span::new(owned.0 * PAGE, owned.1 * PAGE))
-        .unmap_mapped(range, &mut gather, &mut iopt::Discard)
+        .unmap_mapped(range, &mut gather, &mut iopt::NoRuns)
         .unwrap();
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
     bytes
@@ -112,7 +116,7 @@ fn finish<const GROWS: bool>(
     while let Some(leaf) = table.leaves(Span::new(0, 8 * PAGE)).next() {
         let mut gather = Gather::new();
         let range = leaf.run.input();
-        table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+        table.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
         table.reclaim(gather.never_walked());
     }
     assert_eq!((table.tables(), memory.free()), (1, total - 1));
@@ -235,7 +239,7 @@ fn a_reader_never_meets_a_table_that_is_used_for_something_else() {
         assert_eq!(unmap_owning(&table, 0, 1, (0, 8)), PAGE);
         // Needs the two tables that were just unlinked: it may have to wait for the reader.
         while let Err(error) = map(&table, 7, 1) {
-            assert!(matches!(error, MapError::NoTables(_)));
+            assert!(matches!(error, TableMapError::NoTables(_)));
             table.poll();
             thread::yield_now();
         }

@@ -48,7 +48,7 @@ fn a_replay_takes_tables_that_another_domain_gives_back() {
         let old = Arc::clone(&first);
         let leaving = thread::spawn(move || assert_eq!(unmap_owning(&old, 0, 1, (0, 8)), PAGE));
         while let Err(error) = map(&second, 5, 1) {
-            assert!(matches!(error, MapError::NoTables(_)));
+            assert!(matches!(error, TableMapError::NoTables(_)));
             first.poll();
             thread::yield_now();
         }

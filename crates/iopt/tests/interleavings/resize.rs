@@ -68,7 +68,7 @@ fn a_reader_sees_no_hole_while_leaves_are_split_and_merged() {
         split(&table, 0, 2);
         merge(&table, 0, 2);
         while let Err(error) = map(&table, 2, 1) {
-            assert!(matches!(error, MapError::NoTables(_)));
+            assert!(matches!(error, TableMapError::NoTables(_)));
             table.poll();
             thread::yield_now();
         }

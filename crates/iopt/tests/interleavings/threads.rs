@@ -260,11 +260,11 @@ fn a_reader_of_a_table_that_is_reused(signal: usize, preemptions: usize) {
         let range = Span::new(0, PAGE);
         let all = Span::new(0, 8 * PAGE);
         let owner = table.owning(all);
-        owner.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+        owner.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
         drop(owner);
         table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
         while let Err(error) = table.map(7 * PAGE, &frames(7), Prot::RW) {
-            assert!(matches!(error, MapError::NoTables(_)));
+            assert!(matches!(error, TableMapError::NoTables(_)));
             table.poll();
             thread::yield_now();
         }

@@ -96,7 +96,7 @@ fn leaves_are_as_they_were_given<F: Format>(format: F, bit: u32) {
     // The tables that come back do so by their addresses in memory.
     let mut gather = Gather::new();
     let range = Span::new(0x20_0000, 0x20_4000);
-    table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+    table.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
     let mut back = gather.never_walked().into_tables();
     assert!(!back.is_empty());
     let mut chain = Chain::empty();

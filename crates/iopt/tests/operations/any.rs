@@ -71,7 +71,7 @@ macro_rules! beside {
         }
 
         let mut gather = Gather::new();
-        assert!(any.unmap(beyond, &mut gather, &mut iopt::Discard).is_err());
+        assert!(any.unmap(beyond, &mut gather, &mut iopt::NoRuns).is_err());
         let mut runs: Vec<Run> = Vec::new();
         let range = Span::new(first + page, 40 * page);
         let owner = any.alone();
@@ -80,7 +80,7 @@ macro_rules! beside {
             .unwrap();
         assert_eq!(runs, [Run::new(range.start, run.start, run.len)]);
         let range = Span::new(first + 256 * page, 512 * page);
-        let bytes = owner.unmap_mapped(range, &mut gather, &mut iopt::Discard);
+        let bytes = owner.unmap_mapped(range, &mut gather, &mut iopt::NoRuns);
         assert_eq!(bytes, Ok(40 * page));
         any.reclaim(gather.never_walked());
         assert_eq!(any.tables(), 1);

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use iopt::format::{AmdV1, ArmOptions, ArmStage1, BreakBeforeMake, K4, VtdSs};
 use iopt::{
-    AtomicMeta, BrokenMemory, BuildError, Chain, DirtyError, Discard, Format, Gather, HeapTables,
-    Interruption, MapError, NoTables, Pending, Prot, ProtectError, Reserve, ResizeError,
-    SharedTable, Table, TableMemory, UnmapError, WithDirty,
+    AtomicMeta, BrokenMemory, BuildError, Chain, DirtyError, Format, Gather, HeapTables,
+    Interruption, NoRuns, NoTables, Pending, Prot, ProtectError, Reserve, ResizeError, SharedTable,
+    Table, TableMapError, TableMemory, TableUnmapError, WithDirty,
 };
 use runs::Span;
 
@@ -136,7 +136,7 @@ macro_rules! named {
     )*};
 }
 named!(
-    BuildError: BuildError::Broken, MapError: MapError::Broken, UnmapError: UnmapError::Broken,
+    BuildError: BuildError::Broken, TableMapError: TableMapError::Broken, TableUnmapError: TableUnmapError::Broken,
     ProtectError: ProtectError::Broken, DirtyError: DirtyError::Broken, ResizeError<()>: ResizeError::Broken
 );
 
@@ -173,10 +173,10 @@ macro_rules! operations {
                 result(table.map_anew(8 * G1, &[Span::new(2 * G1, 2 * M2)], Prot::RW, gather))
             }, std::marker::PhantomData),
             ("unmap", |table, gather| {
-                result(table.unmap(Span::new(WHERE, 8 * PAGE), gather, &mut Discard))
+                result(table.unmap(Span::new(WHERE, 8 * PAGE), gather, &mut NoRuns))
             }, std::marker::PhantomData),
             ("unmap_mapped", |table, gather| {
-                result(table.unmap_mapped(Span::new(4 * G1, G1), gather, &mut Discard))
+                result(table.unmap_mapped(Span::new(4 * G1, G1), gather, &mut NoRuns))
             }, std::marker::PhantomData),
             ("protect", |table, gather| {
                 result(table.protect(Span::new(WHERE, 8 * PAGE), Prot::READ, gather))
@@ -193,7 +193,7 @@ macro_rules! operations {
                 result(table.merge(range, Interruption::Allowed, gather, flush))
             }, std::marker::PhantomData),
             ("unmap_cutting", |table, gather| {
-                let (range, sink) = (Span::new(5 * G1 + PAGE, PAGE), &mut Discard);
+                let (range, sink) = (Span::new(5 * G1 + PAGE, PAGE), &mut NoRuns);
                 let done = table.unmap_cutting(range, Interruption::Allowed, gather, sink, flush);
                 match done {
                     Err(ResizeError::Unmap(cause)) => Err(cause.named()),

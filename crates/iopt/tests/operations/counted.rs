@@ -55,7 +55,7 @@ fn four_mebibytes_at_0_are_one_call_and_one_descent_where_they_were_two_of_each(
         .unwrap();
     memory.take();
     table
-        .unmap(Span::new(0, 2 * M2), &mut gather, &mut iopt::Discard)
+        .unmap(Span::new(0, 2 * M2), &mut gather, &mut iopt::NoRuns)
         .unwrap();
     let wide = memory.take();
     assert_eq!(wide.descents, 1);
@@ -80,7 +80,7 @@ fn descents_do_not_depend_on_how_many_pages_there_are() {
         let few = u64::from(pages == 2);
         assert_eq!(descents(&memory), 2 + few, "{pages}");
         let mut gather = Gather::new();
-        table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+        table.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
         assert_eq!(descents(&memory), 1 + few, "{pages}");
         table.reclaim(gather.never_walked());
     }
@@ -111,7 +111,7 @@ fn descents_do_not_depend_on_how_many_pages_there_are() {
         entry_stores,
     };
     assert_eq!(memory.take(), stores(100));
-    table.unmap(few, &mut gather, &mut iopt::Discard).unwrap();
+    table.unmap(few, &mut gather, &mut iopt::NoRuns).unwrap();
     assert_eq!(memory.take(), stores(100));
     let _ = gather.never_walked();
 }
@@ -132,12 +132,12 @@ fn every_entry_that_is_stored_counts_once() {
     assert_eq!(memory.take().entry_stores, 511 + 512 + 1);
     let mut gather = Gather::new();
     let range = Span::new(3 * PAGE, 4 * PAGE);
-    table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+    table.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
     assert_eq!(memory.take().entry_stores, 4);
     // The holes do not count, nor the table that goes as a whole, but the entry that led to it.
     let range = Span::new(2 * PAGE, 1022 * PAGE);
     table
-        .unmap_mapped(range, &mut gather, &mut iopt::Discard)
+        .unmap_mapped(range, &mut gather, &mut iopt::NoRuns)
         .unwrap();
     assert_eq!(memory.take().entry_stores, 506 + 1);
     table.reclaim(gather.never_walked());

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use crate::watched::{TABLE, Watched, hardware, memory, stores, watched};
 use iopt::format::{AmdV1, RiscV, VtdSs};
 use iopt::{
-    DirtyError, Discard, Format, Gather, HeapTables, MapPages, Pending, Prot, SharedTable, Table,
-    UnmapError, WithDirty,
+    DirtyError, Format, Gather, HeapTables, MapPages, NoRuns, Pending, Prot, SharedTable, Table,
+    TableUnmapError, WithDirty,
 };
 use runs::{Iova, PageSizes, Run, Span};
 
@@ -95,21 +95,21 @@ fn an_unmap_that_would_lose_dirty_state_is_refused() {
     let range = fill(&mut table);
     let mut gather = Gather::new();
     table.track_dirty(true).unwrap();
-    let wanted = Err(UnmapError::DirtyWanted);
+    let wanted = Err(TableUnmapError::DirtyWanted);
     assert_eq!(
-        table.unmap_mapped(range, &mut gather, &mut Discard),
-        Err(UnmapError::DirtyWanted)
+        table.unmap_mapped(range, &mut gather, &mut NoRuns),
+        Err(TableUnmapError::DirtyWanted)
     );
     assert_eq!(table.unmap(range, &mut gather, &mut |_: Run| {}), wanted);
     let narrow = table.unmap_pages(0, PAGE, 1, &mut gather);
     assert_eq!((narrow.pages, narrow.result), (0, wanted));
     let shared: SharedTable<_, _> = SharedTable::new(table);
     assert!(shared.tracks_dirty());
-    assert_eq!(shared.unmap(range, &mut gather, &mut Discard), wanted);
+    assert_eq!(shared.unmap(range, &mut gather, &mut NoRuns), wanted);
     assert!(gather.is_empty());
     shared.track_dirty(false).unwrap();
     let bytes = shared
-        .unmap_mapped(range, &mut gather, &mut Discard)
+        .unmap_mapped(range, &mut gather, &mut NoRuns)
         .unwrap();
     assert_eq!(bytes, 40 * PAGE + M2);
     assert!(!shared.into_inner().tracks_dirty());
@@ -136,7 +136,7 @@ fn a_format_without_dirty_state_says_so_by_name() {
     let sink = &mut WithDirty(|_, _| {});
     assert_eq!(
         table.unmap(range, &mut gather, sink),
-        Err(UnmapError::DirtyNotKept {
+        Err(TableUnmapError::DirtyNotKept {
             format: format.id()
         })
     );

@@ -282,7 +282,7 @@ impl<F: Format> World<F> {
             |table| {
                 let mut gather = Gather::new();
                 table
-                    .unmap_mapped(range, &mut gather, &mut iopt::Discard)
+                    .unmap_mapped(range, &mut gather, &mut iopt::NoRuns)
                     .unwrap();
                 // The tables are reused at once, with all that is left in them on both sides.
                 table.reclaim(gather.never_walked());
@@ -365,14 +365,14 @@ fn each_line_is_written_back_once() {
         .unwrap();
     assert_eq!(lines(), 1);
     let mut gather = Gather::new();
-    table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+    table.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
     // 12 entries of the one table, from index 500; 8 of the other, and the one that led to it.
     assert_eq!(lines(), 2 + 1 + 1);
     table
         .unmap(
             Span::new(11 * PAGE, 10 * PAGE),
             &mut gather,
-            &mut iopt::Discard,
+            &mut iopt::NoRuns,
         )
         .unwrap();
     // Two lines of the table, and the entry in each table above, since all become empty.
@@ -442,7 +442,7 @@ fn what_is_pruned_is_out_of_the_unit_s_reach_before_the_flush() {
         .unmap(
             Span::new(5 * PAGE, 3 * PAGE),
             &mut gather,
-            &mut iopt::Discard,
+            &mut iopt::NoRuns,
         )
         .unwrap();
     assert_eq!((reach(), gather.tables()), (1, 3));

@@ -6,8 +6,8 @@ use iopt::format::{AmdV1, VtdSs, X86_64};
 use iopt::reclaim::Slots;
 use iopt::walk::{Access, Walker};
 use iopt::{
-    BuildError, Flushed, Format, Gather, HeapTables, MapError, Prot, RangeError, Root, SharedTable,
-    Table, TableMemory,
+    BuildError, Flushed, Format, Gather, HeapTables, Prot, RangeError, Root, SharedTable, Table,
+    TableMapError, TableMemory,
 };
 use runs::{PageSizes, Span};
 
@@ -85,7 +85,7 @@ fn the_top_grows_level_by_level() {
             let refused = table.map(above, &[Span::new(0, PAGE)], Prot::RW);
             assert!(matches!(
                 refused,
-                Err(MapError::Range(RangeError::OutsideAperture { aperture, .. }))
+                Err(TableMapError::Range(RangeError::OutsideAperture { aperture, .. }))
                     if aperture == AmdV1::new(levels).unwrap().aperture()
             ));
             assert_eq!(table.translate(above), None);
@@ -130,7 +130,7 @@ fn several_levels_are_added_at_once() {
         table.reclaim(flushed);
         let mut gather = Gather::new();
         let page = Span::new(PAGE, PAGE);
-        table.unmap(page, &mut gather, &mut iopt::Discard).unwrap();
+        table.unmap(page, &mut gather, &mut iopt::NoRuns).unwrap();
         // The old root, now empty, went as any table does.
         assert_eq!(gather.invalidation().new_root(), None);
         table.reclaim(flush(&mut gather).1);

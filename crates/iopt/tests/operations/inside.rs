@@ -5,7 +5,9 @@ use std::thread;
 
 use iopt::format::{AmdV1, VtdSs};
 use iopt::reclaim::{Reclaim, Slots};
-use iopt::{Gather, HeapTables, MapError, Prot, SharedTable, Table, UnmapError, WithDirty};
+use iopt::{
+    Gather, HeapTables, Prot, SharedTable, Table, TableMapError, TableUnmapError, WithDirty,
+};
 use runs::{Iova, Run, Span};
 
 const PAGE: u64 = 4096;
@@ -42,7 +44,10 @@ fn what_is_done_inside_is_what_single_operations_do() {
                 .unwrap();
         }
         let again = inside.map(page(3).start, &[Span::new(PA, PAGE)], Prot::RW);
-        assert!(matches!(again, Err(MapError::Overlap { .. })), "{again:?}");
+        assert!(
+            matches!(again, Err(TableMapError::Overlap { .. })),
+            "{again:?}"
+        );
         assert_eq!(
             inside.translate(page(9).start + 5),
             Some(PA + 18 * PAGE + 5)
@@ -58,7 +63,10 @@ fn what_is_done_inside_is_what_single_operations_do() {
             .unwrap();
         assert_eq!(runs, [Run::new(page(3).start, PA + 6 * PAGE, PAGE)]);
         let hole = inside.unmap(page(3), &mut gather, &mut |_: Run| ());
-        assert!(matches!(hole, Err(UnmapError::Hole { .. })), "{hole:?}");
+        assert!(
+            matches!(hole, Err(TableUnmapError::Hole { .. })),
+            "{hole:?}"
+        );
         let all = Span::new(IOVA, 700 * PAGE);
         let bytes = inside.unmap_mapped(all, &mut gather, &mut |_: Run| ());
         assert_eq!(bytes.unwrap(), 699 * PAGE);
@@ -141,7 +149,7 @@ fn switching_dirty_tracking_on_waits_for_whoever_is_inside() {
     let inside = table.enter();
     let mut gather = Gather::new();
     let plain = inside.unmap(page(1), &mut gather, &mut |_: Run| ());
-    assert_eq!(plain, Err(UnmapError::DirtyWanted));
+    assert_eq!(plain, Err(TableUnmapError::DirtyWanted));
     let mut told = Vec::new();
     let mut sink = WithDirty(|run: Run, dirty: bool| told.push((run.iova, dirty)));
     inside.unmap(page(1), &mut gather, &mut sink).unwrap();

@@ -1,7 +1,7 @@
 //! Tables that stay when they are empty.
 
 use iopt::format::{AmdV1, ArmStage2, K4, RiscV, VtdSs, X86_64};
-use iopt::{Discard, Format, Gather, HeapTables, Prot, SharedTable, Table};
+use iopt::{Format, Gather, HeapTables, NoRuns, Prot, SharedTable, Table};
 use runs::Span;
 
 const PAGE: u64 = 4096;
@@ -21,7 +21,7 @@ fn full<F: Format>(format: F, memory: &HeapTables) -> Table<F, &HeapTables> {
 fn unmap<F: Format>(table: &mut Table<F, &HeapTables>) {
     let mut gather = Gather::new();
     table
-        .unmap(Span::new(4 * M2, 4 * M2), &mut gather, &mut Discard)
+        .unmap(Span::new(4 * M2, 4 * M2), &mut gather, &mut NoRuns)
         .unwrap();
     // No table goes, and no cache of upper levels needs to.
     assert_eq!(gather.tables(), 0);
@@ -69,7 +69,7 @@ fn kept_and_replaced<F: Format>(format: F) {
     let mut gather = Gather::new();
     let all = Span::new(0, 1 << 38);
     table
-        .unmap(Span::new(0, PAGE), &mut gather, &mut Discard)
+        .unmap(Span::new(0, PAGE), &mut gather, &mut NoRuns)
         .unwrap();
     table.give_back_empty_tables(all, &mut gather).unwrap();
     assert_eq!(table.tables(), 1);
@@ -103,7 +103,7 @@ fn a_refused_map_anew_has_given_back_no_table_that_holds_something() {
     let mut table = full(VtdSs::new(4).unwrap(), &memory);
     let mut gather = Gather::new();
     let one = Span::new(4 * M2, PAGE);
-    table.unmap(one, &mut gather, &mut Discard).unwrap();
+    table.unmap(one, &mut gather, &mut NoRuns).unwrap();
     let aligned = [Span::new(1 << 30, 4 * M2)];
     let refused = table.map_anew(4 * M2, &aligned, Prot::RW, &mut gather);
     assert!(refused.is_err());
@@ -120,7 +120,7 @@ fn shared_tables_are_kept_and_replaced_too() {
     let table = SharedTable::<_, _>::new(table);
     let range = Span::new(4 * M2, 4 * M2);
     let mut gather = Gather::new();
-    table.unmap(range, &mut gather, &mut Discard).unwrap();
+    table.unmap(range, &mut gather, &mut NoRuns).unwrap();
     assert_eq!(gather.tables(), 0);
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
     assert_eq!(memory.in_use(), tables);

@@ -12,7 +12,7 @@ mod watched;
 
 mod accessed;
 mod any;
-// Its ledger is under a lock of the standard library.
+// Its record is under a lock of the standard library.
 #[cfg(feature = "std")]
 mod broken;
 mod check;

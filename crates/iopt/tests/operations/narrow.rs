@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
 use iopt::{
-    Format, Gather, HeapTables, MapError, MapPages, Prot, RangeError, SharedTable, Table,
-    TableMemory, UnmapError,
+    Format, Gather, HeapTables, MapPages, Prot, RangeError, SharedTable, Table, TableMapError,
+    TableMemory, TableUnmapError,
 };
 use runs::{PageSizes, Run, Span};
 
@@ -61,12 +61,8 @@ fn a_loop_of_narrow_calls_and_one_wide_call_leave_the_same_bytes() {
             assert!(bytes(&narrow_memory) == bytes(&wide_memory));
 
             let (mut gather, mut other) = (Gather::new(), Gather::new());
-            wide.unmap(
-                Span::new(iova, pages * size),
-                &mut other,
-                &mut iopt::Discard,
-            )
-            .unwrap();
+            wide.unmap(Span::new(iova, pages * size), &mut other, &mut iopt::NoRuns)
+                .unwrap();
             let mut done = 0;
             while done < pages {
                 let at = iova + done * size;
@@ -109,7 +105,9 @@ fn how_far_a_call_came_is_said_beside_an_error_too() {
         let progress = table.map_pages(G1, 8 * G1, PAGE, 20, Prot::RW);
         assert_eq!(progress.pages, 5);
         let found = Run::new(G1 + 5 * PAGE, 7 * G1 + PAGE, PAGE);
-        assert!(matches!(progress.result, Err(MapError::Overlap { found: f, .. }) if f == found));
+        assert!(
+            matches!(progress.result, Err(TableMapError::Overlap { found: f, .. }) if f == found)
+        );
         assert_eq!(table.translate(G1 + 4 * PAGE), Some(8 * G1 + 4 * PAGE));
         assert_eq!(table.translate(G1 + 6 * PAGE), None);
 
@@ -117,7 +115,7 @@ fn how_far_a_call_came_is_said_beside_an_error_too() {
         let progress = table.unmap_pages(G1, PAGE, 20, &mut gather);
         assert_eq!(progress.pages, 6);
         let at = G1 + 6 * PAGE;
-        assert!(matches!(progress.result, Err(UnmapError::Hole { at: a, .. }) if a == at));
+        assert!(matches!(progress.result, Err(TableUnmapError::Hole { at: a, .. }) if a == at));
         table.reclaim(gather.never_walked());
         assert_eq!(table.tables(), 1);
     }
@@ -135,14 +133,14 @@ fn pages_of_another_size_are_left_alone() {
         let leaf = Run::new(G1, 8 * G1, M2);
         assert_eq!(
             table.unmap_page(G1, PAGE, &mut gather),
-            Err(UnmapError::OtherSize { size: PAGE, leaf })
+            Err(TableUnmapError::OtherSize { size: PAGE, leaf })
         );
         let progress = table.unmap_pages(G1, M2, 2, &mut gather);
         assert_eq!(progress.pages, 1);
         let leaf = Run::new(G1 + M2, 9 * G1, PAGE);
         assert_eq!(
             progress.result,
-            Err(UnmapError::OtherSize { size: M2, leaf })
+            Err(TableUnmapError::OtherSize { size: M2, leaf })
         );
         table.reclaim(gather.never_walked());
     }
@@ -164,12 +162,12 @@ fn what_is_not_well_formed_is_refused() {
         value: PAGE,
         granule: M2,
     };
-    assert_eq!(refused, MapError::Range(misaligned));
+    assert_eq!(refused, TableMapError::Range(misaligned));
     let refused = table.map_page(M2, PAGE, M2, Prot::RW).unwrap_err();
-    assert_eq!(refused, MapError::Range(misaligned));
+    assert_eq!(refused, TableMapError::Range(misaligned));
     assert_eq!(
         table.unmap_pages(0, PAGE, 0, &mut gather).result,
-        Err(UnmapError::Range(RangeError::Empty))
+        Err(TableUnmapError::Range(RangeError::Empty))
     );
     assert!(table.map_page(1 << 48, 0, PAGE, Prot::RW).is_err());
     assert!(table.unmap_page(!0xfff, PAGE, &mut gather).is_err());
@@ -184,25 +182,36 @@ struct OnePage {
 }
 
 impl MapPages for OnePage {
-    fn map_page(&mut self, iova: u64, pa: u64, size: u64, _prot: Prot) -> Result<(), MapError> {
+    fn map_page(
+        &mut self,
+        iova: u64,
+        pa: u64,
+        size: u64,
+        _prot: Prot,
+    ) -> Result<(), TableMapError> {
         self.calls += 1;
         match self.pages.insert(iova, pa) {
             None => Ok(()),
             Some(old) => {
                 self.pages.insert(iova, old);
                 let (wanted, found) = (Span::new(iova, size), Run::new(iova, old, size));
-                Err(MapError::Overlap { wanted, found })
+                Err(TableMapError::Overlap { wanted, found })
             }
         }
     }
 
-    fn unmap_page(&mut self, iova: u64, size: u64, _gather: &mut Gather) -> Result<(), UnmapError> {
+    fn unmap_page(
+        &mut self,
+        iova: u64,
+        size: u64,
+        _gather: &mut Gather,
+    ) -> Result<(), TableUnmapError> {
         self.calls += 1;
         let range = Span::new(iova, size);
         self.pages
             .remove(&iova)
             .map(|_| ())
-            .ok_or(UnmapError::Hole { range, at: iova })
+            .ok_or(TableUnmapError::Hole { range, at: iova })
     }
 }
 
@@ -213,7 +222,10 @@ fn a_back_end_of_one_page_calls_gets_the_others() {
     back_end.map_page(4 * PAGE, G1, PAGE, Prot::RW).unwrap();
     let progress = back_end.map_pages(0, 8 * G1, PAGE, 10, Prot::RW);
     assert_eq!(progress.pages, 4);
-    assert!(matches!(progress.result, Err(MapError::Overlap { .. })));
+    assert!(matches!(
+        progress.result,
+        Err(TableMapError::Overlap { .. })
+    ));
     assert_eq!(back_end.pages[&(3 * PAGE)], 8 * G1 + 3 * PAGE);
     let progress = back_end.unmap_pages(0, PAGE, 10, &mut gather);
     assert_eq!(progress.pages, 5);
@@ -271,15 +283,21 @@ fn narrow_calls_on_a_shared_table_do_the_same() {
         let progress = narrow.unmap_pages(iova, PAGE, 9, &mut gather);
         assert_eq!(progress.pages, 5);
         assert!(
-            matches!(progress.result, Err(UnmapError::Hole { at, .. }) if at == iova + 5 * PAGE)
+            matches!(progress.result, Err(TableUnmapError::Hole { at, .. }) if at == iova + 5 * PAGE)
         );
         let progress = narrow.map_pages(iova, pa, PAGE, 9, Prot::RW);
         assert_eq!(progress.pages, 6);
-        assert!(matches!(progress.result, Err(MapError::Overlap { .. })));
+        assert!(matches!(
+            progress.result,
+            Err(TableMapError::Overlap { .. })
+        ));
         narrow.map_page(8 * G1, 64 * G1, M2, Prot::RW).unwrap();
         let progress = narrow.unmap_pages(8 * G1, PAGE, 3, &mut gather);
         assert_eq!(progress.pages, 0);
-        assert!(matches!(progress.result, Err(UnmapError::OtherSize { .. })));
+        assert!(matches!(
+            progress.result,
+            Err(TableUnmapError::OtherSize { .. })
+        ));
         shared.reclaim(gather.never_walked());
     }
     each_format!(check);

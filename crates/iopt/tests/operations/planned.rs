@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use iopt::observe::Counted;
 use iopt::{
-    AnyPlanned, AnyTable, Chain, FormatId, HeapTables, MapError, NoTables, Prot, TableMemory,
+    AnyPlanned, AnyTable, Chain, FormatId, HeapTables, NoTables, Prot, TableMapError, TableMemory,
 };
 use runs::{Pa, PageSizes, Span};
 
@@ -64,7 +64,7 @@ fn no_table_is_stored_to_before_all_have_planned() {
             }
         } else {
             let (needed, available) = (TABLES * PAGE, left * PAGE);
-            let expected = MapError::NoTables(NoTables { needed, available });
+            let expected = TableMapError::NoTables(NoTables { needed, available });
             assert_eq!(refused, Some(expected));
             for (memory, table) in memories.iter().zip(&tables).take(2) {
                 assert_eq!((memory.inner().in_use(), table.tables()), (1, 1));
@@ -86,7 +86,10 @@ fn spare_tables_come_first_and_go_back_when_the_memory_has_too_few_more() {
     }
     let others = memory.reserve(64 - memory.inner().in_use() - 1).unwrap();
     let refused = table.plan_map(AT, &RUNS, Prot::RW, Some(&mut spare));
-    assert!(matches!(refused, Err(MapError::NoTables(_))), "{refused:?}");
+    assert!(
+        matches!(refused, Err(TableMapError::NoTables(_))),
+        "{refused:?}"
+    );
     drop(refused);
     assert_eq!((spare.len(), memory.inner().in_use()), (5, 63));
     memory.give_back(others);

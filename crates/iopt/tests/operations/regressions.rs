@@ -2,7 +2,8 @@
 
 use iopt::format::{AmdV1, VtdSs, X86_64};
 use iopt::{
-    Format, Gather, HeapTables, Interruption, MapError, Prot, Table, TableMemory, UnmapError,
+    Format, Gather, HeapTables, Interruption, Prot, Table, TableMapError, TableMemory,
+    TableUnmapError,
 };
 use runs::{Pa, Run, Span};
 
@@ -39,14 +40,14 @@ fn unmapping_4k_inside_a_huge_page_does_not_follow_its_data_as_if_it_were_a_tabl
             let page = Span::new(4 * G1 + 5 * PAGE, PAGE);
             let mut gather = Gather::new();
             let refused = table
-                .unmap(page, &mut gather, &mut iopt::Discard)
+                .unmap(page, &mut gather, &mut iopt::NoRuns)
                 .unwrap_err();
             let leaf = Run::new(4 * G1, 8 * G1, size);
-            assert_eq!(refused, UnmapError::InsideLeaf { range: page, leaf });
+            assert_eq!(refused, TableUnmapError::InsideLeaf { range: page, leaf });
             assert!(gather.is_empty());
             assert_eq!(table.translate(page.start), Some(8 * G1 + 5 * PAGE));
             table
-                .unmap(Span::new(4 * G1, size), &mut gather, &mut iopt::Discard)
+                .unmap(Span::new(4 * G1, size), &mut gather, &mut iopt::NoRuns)
                 .unwrap();
             table.reclaim(gather.never_walked());
         }
@@ -64,7 +65,7 @@ fn a_mapping_of_physical_address_0_is_a_mapping() {
             assert_eq!(table.translate(iova), Some(0));
             assert_eq!(table.translate(iova + len - 1), Some(len - 1));
             let again = table.map(iova, &[Span::new(0, len)], Prot::RW);
-            assert!(matches!(again, Err(MapError::Overlap { .. })));
+            assert!(matches!(again, Err(TableMapError::Overlap { .. })));
         }
         let mut gather = Gather::new();
         let mut runs = Vec::new();
@@ -100,7 +101,7 @@ fn a_table_at_address_0_is_a_table() {
         assert_eq!(table.root().address, 0);
         let mut gather = Gather::new();
         table
-            .unmap(Span::new(0, PAGE), &mut gather, &mut iopt::Discard)
+            .unmap(Span::new(0, PAGE), &mut gather, &mut iopt::NoRuns)
             .unwrap();
         table.reclaim(gather.never_walked());
         assert_eq!(memory.in_use(), 1);
@@ -116,12 +117,12 @@ fn an_unmap_of_nothing_is_no_success() {
         let mut gather = Gather::new();
         let range = Span::new(G1, 3 * PAGE);
         let refused = table
-            .unmap(range, &mut gather, &mut iopt::Discard)
+            .unmap(range, &mut gather, &mut iopt::NoRuns)
             .unwrap_err();
-        assert_eq!(refused, UnmapError::Hole { range, at: G1 });
+        assert_eq!(refused, TableUnmapError::Hole { range, at: G1 });
         // And where holes are welcome, the number of bytes tells.
         assert_eq!(
-            table.unmap_mapped(range, &mut gather, &mut iopt::Discard),
+            table.unmap_mapped(range, &mut gather, &mut iopt::NoRuns),
             Ok(0)
         );
         assert!(gather.is_empty(), "there is nothing to flush");
@@ -144,7 +145,7 @@ fn a_map_that_fails_at_its_end_leaves_nothing_of_its_beginning() {
         let refused = table.map(4 * G1, &runs, Prot::RW).unwrap_err();
         assert_eq!(
             refused,
-            MapError::Overlap {
+            TableMapError::Overlap {
                 wanted: Span::new(4 * G1, 2 * M2 + 8 * PAGE),
                 found: Run::new(last, G1, PAGE)
             }
@@ -171,9 +172,9 @@ fn a_group_of_entries_is_never_unmapped_in_part() {
         Span::new(0x10_4000, 0x8000),
     ] {
         let refused = table
-            .unmap_mapped(part, &mut gather, &mut iopt::Discard)
+            .unmap_mapped(part, &mut gather, &mut iopt::NoRuns)
             .unwrap_err();
-        assert_eq!(refused, UnmapError::InsideLeaf { range: part, leaf });
+        assert_eq!(refused, TableUnmapError::InsideLeaf { range: part, leaf });
     }
     // Nor is part of it mapped over.
     let over = table
@@ -181,13 +182,13 @@ fn a_group_of_entries_is_never_unmapped_in_part() {
         .unwrap_err();
     assert_eq!(
         over,
-        MapError::Overlap {
+        TableMapError::Overlap {
             wanted: Span::new(0x10_4000, PAGE),
             found: leaf
         }
     );
     table
-        .unmap(leaf.input(), &mut gather, &mut iopt::Discard)
+        .unmap(leaf.input(), &mut gather, &mut iopt::NoRuns)
         .unwrap();
     table.reclaim(gather.never_walked());
 }
@@ -202,7 +203,7 @@ fn a_flush_names_the_levels_of_the_leaves_that_were_there_before() {
             .unwrap();
         let mut gather = Gather::new();
         let range = Span::new(4 * G1, M2 + 2 * PAGE);
-        table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+        table.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
         // Small leaves take the place of the large one before the flush.
         table
             .map(4 * G1, &[Span::new(16 * G1 + PAGE, PAGE)], Prot::RW)
@@ -229,7 +230,7 @@ fn every_table_below_a_large_range_is_given_back() {
         assert!(memory.in_use() >= 18);
         let mut gather = Gather::new();
         table
-            .unmap(Span::new(0, 16 * M2), &mut gather, &mut iopt::Discard)
+            .unmap(Span::new(0, 16 * M2), &mut gather, &mut iopt::NoRuns)
             .unwrap();
         assert!(gather.tables() >= 16);
         // Units that cache tables receive each: all that lay below, at every level, is flushed.
@@ -262,7 +263,7 @@ fn a_root_that_changes_is_never_without_its_flush() {
     // The gather of the growth is put aside. Whichever gather comes first to the unit with a table
     // that it may walk names the new root all the same.
     let mut other = Gather::new();
-    table.unmap(page, &mut other, &mut iopt::Discard).unwrap();
+    table.unmap(page, &mut other, &mut iopt::NoRuns).unwrap();
     assert_eq!(other.tables(), 1, "the old root is unlinked");
     assert_eq!(other.invalidation().new_root(), Some(root));
     // A flush that fails leaves it so.
@@ -278,7 +279,7 @@ fn a_root_that_changes_is_never_without_its_flush() {
     // The unit knows: from now on nothing says it again, but for the growth's own gather.
     table.map(0, &[page.cast()], Prot::RW).unwrap();
     let mut later = Gather::new();
-    table.unmap(page, &mut later, &mut iopt::Discard).unwrap();
+    table.unmap(page, &mut later, &mut iopt::NoRuns).unwrap();
     assert_eq!(later.tables(), 1);
     assert_eq!(later.invalidation().new_root(), None);
     assert!(!growth.is_empty());
@@ -351,7 +352,7 @@ fn runs_of_one_leaf_each_lead_each_to_its_own_memory_or_none_is_mapped() {
             ends(&table);
             let mut gather = Gather::new();
             let range = Span::new(iova, len);
-            table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+            table.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
             table.reclaim(gather.never_walked());
             let in_use = memory.in_use();
             // The same with somebody in the way, far behind the first.
@@ -360,7 +361,7 @@ fn runs_of_one_leaf_each_lead_each_to_its_own_memory_or_none_is_mapped() {
             table.map(there.iova, &other, Prot::READ).unwrap();
             let before = memory.in_use();
             let refused = table.map(iova, &runs, Prot::RW).unwrap_err();
-            let MapError::Overlap { wanted, found } = refused else {
+            let TableMapError::Overlap { wanted, found } = refused else {
                 panic!("{refused}");
             };
             // Its first leaf.
@@ -372,7 +373,7 @@ fn runs_of_one_leaf_each_lead_each_to_its_own_memory_or_none_is_mapped() {
             assert_eq!(table.translate(iova), None);
             let mut gather = Gather::new();
             table
-                .unmap(there.input(), &mut gather, &mut iopt::Discard)
+                .unmap(there.input(), &mut gather, &mut iopt::NoRuns)
                 .unwrap();
             table.reclaim(gather.never_walked());
             assert_eq!(memory.in_use(), in_use);
@@ -398,10 +399,10 @@ fn a_hole_in_a_row_of_leaves_of_any_level_is_found_wherever_it_is() {
                         table.map(iova + n * size, &[leaf], Prot::RW).unwrap();
                     }
                     let (mut gather, at) = (Gather::new(), iova + hole * size);
-                    let refused = table.unmap(whole, &mut gather, &mut iopt::Discard);
-                    assert_eq!(refused, Err(UnmapError::Hole { range: whole, at }));
+                    let refused = table.unmap(whole, &mut gather, &mut iopt::NoRuns);
+                    assert_eq!(refused, Err(TableUnmapError::Hole { range: whole, at }));
                     assert!(gather.is_empty());
-                    let left = table.unmap_mapped(whole, &mut gather, &mut iopt::Discard);
+                    let left = table.unmap_mapped(whole, &mut gather, &mut iopt::NoRuns);
                     assert_eq!(left, Ok((LEAVES - 1) * size), "{size:#x}, hole {hole}");
                     table.reclaim(gather.never_walked());
                 }

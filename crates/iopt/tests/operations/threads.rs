@@ -6,8 +6,8 @@ use std::thread;
 
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
 use iopt::{
-    BuildError, Format, Gather, HeapTables, Interruption, Invalidation, MapError, Prot,
-    ProtectError, SharedTable, Table, TableMemory, UnmapError,
+    BuildError, Format, Gather, HeapTables, Interruption, Invalidation, Prot, ProtectError,
+    SharedTable, Table, TableMapError, TableMemory, TableUnmapError,
 };
 use runs::{Iova, Run, Span};
 
@@ -126,7 +126,7 @@ fn own_pages_of_the_same_tables<F: Format>(format: F, seed: u64) {
                     let mut gather = Gather::new();
                     let page = Span::new(base + (n * THREADS + me) * PAGE, PAGE);
                     let bytes = table
-                        .unmap_mapped(page, &mut gather, &mut iopt::Discard)
+                        .unmap_mapped(page, &mut gather, &mut iopt::NoRuns)
                         .unwrap();
                     assert_eq!(bytes > 0, mapped[n as usize].is_some());
                     flush(table, gather);
@@ -225,7 +225,7 @@ fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
                                 Ok(()) => {
                                     balance.fetch_add(len, Ordering::Relaxed);
                                 }
-                                Err(MapError::Overlap { .. }) => {}
+                                Err(TableMapError::Overlap { .. }) => {}
                                 Err(other) => panic!("{other}"),
                             });
                             continue;
@@ -243,7 +243,7 @@ fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
                             drop(inside);
                             match result {
                                 Ok(said) => assert_eq!(said, bytes),
-                                Err(UnmapError::InsideLeaf { leaf, .. }) => {
+                                Err(TableUnmapError::InsideLeaf { leaf, .. }) => {
                                     assert!(!range.covers(&leaf.input()));
                                     assert_eq!(bytes, 0);
                                 }
@@ -274,7 +274,7 @@ fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
     let mut gather = Gather::new();
     let all = Span::new(base, 64 << 20);
     let left = table
-        .unmap_mapped(all, &mut gather, &mut iopt::Discard)
+        .unmap_mapped(all, &mut gather, &mut iopt::NoRuns)
         .unwrap();
     assert_eq!(left, balance.into_inner());
     flush(&table, gather);
@@ -321,7 +321,7 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
                             table.map(page * PAGE, &[run], Prot::RW)
                         };
                         while let Err(error) = map() {
-                            assert!(matches!(error, MapError::NoTables(_)), "{error}");
+                            assert!(matches!(error, TableMapError::NoTables(_)), "{error}");
                             give_back();
                         }
                         thread::yield_now();
@@ -397,7 +397,7 @@ fn a_shared_table_is_cut_and_unmapped_in_one_call() {
     assert_eq!(table.translate(range.start), None);
     let mut gather = Gather::new();
     let all = Span::new(large, large);
-    let left = table.unmap_mapped(all, &mut gather, &mut iopt::Discard);
+    let left = table.unmap_mapped(all, &mut gather, &mut iopt::NoRuns);
     assert_eq!(left, Ok(large - range.len));
     flush(&table, gather);
     finish(table, &memory);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use iopt::format::{ArmStage1, K4, RiscV, VtdSs};
-use iopt::observe::{CacheLines, Checked, Domain, NonCoherent, RunLedger};
+use iopt::observe::{CacheLines, Checked, Domain, HeapRecord, NonCoherent};
 use iopt::walk::{Access, Walker};
 use iopt::{
     AdoptError, AnyTable, Arena, AtomicMeta, BuildError, DamageKind, Format, FormatId, Gather,
@@ -199,7 +199,7 @@ fn tables_are_adopted_while_devices_run() {
             .unwrap();
         let mut gather = Gather::new();
         let range = Span::new(3 * G1, 5 * PAGE);
-        table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+        table.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
         let after = walks.load(Ordering::Relaxed) + 100;
         while walks.load(Ordering::Relaxed) < after {
             thread::yield_now();
@@ -228,16 +228,16 @@ fn listeners_are_notified_of_what_was_adopted_or_restored() {
     let (cells, root, base) = left_behind();
     let format = VtdSs::new(4).unwrap();
     let sizes = PageSizes::from_bits(u64::MAX);
-    let (ledger, lines) = (std::cell::RefCell::new(RunLedger::new()), Count::default());
+    let (record, lines) = (std::cell::RefCell::new(HeapRecord::new()), Count::default());
     let domain = Domain { id: 1, owner: 1 };
 
     let metas = self::metas();
     let mut takeover: Takeover<_> = Takeover::new((&cells[..], &metas[..]), base).unwrap();
     let adopted = takeover.adopt(format, root, sizes).unwrap();
     let memory = takeover.finish();
-    let watched = Checked::new(NonCoherent::new(&memory, &lines), &ledger, domain);
+    let watched = Checked::new(NonCoherent::new(&memory, &lines), &record, domain);
     let table = adopted.open(watched).unwrap();
-    assert_eq!(ledger.borrow().mapped_bytes(domain), 8 * PAGE);
+    assert_eq!(record.borrow().mapped_bytes(domain), 8 * PAGE);
     assert_eq!(lines.0.swap(0, Ordering::Relaxed), 0, "nothing was stored");
 
     let mut bytes = Vec::new();
@@ -258,19 +258,19 @@ fn listeners_are_notified_of_what_was_adopted_or_restored() {
     let restored = takeover.restore(&image, format).unwrap();
     let memory = takeover.finish();
     let other = Domain { id: 2, owner: 1 };
-    let watched = Checked::new(NonCoherent::new(&memory, &lines), &ledger, other);
+    let watched = Checked::new(NonCoherent::new(&memory, &lines), &record, other);
     let there = restored.open(watched).unwrap();
     assert_eq!(lines.0.swap(0, Ordering::Relaxed), there.tables());
-    assert_eq!(ledger.borrow().mapped_bytes(other), 8 * PAGE);
+    assert_eq!(record.borrow().mapped_bytes(other), 8 * PAGE);
 
     let third = Domain { id: 3, owner: 1 };
     let heap = HeapTables::with_tables(64).unwrap();
-    let watched = Checked::new(NonCoherent::new(&heap, &lines), &ledger, third);
+    let watched = Checked::new(NonCoherent::new(&heap, &lines), &record, third);
     let copy = image.restore(format, watched).unwrap();
     // The root once more: it was empty first.
     assert_eq!(lines.0.swap(0, Ordering::Relaxed), copy.tables() + 1);
-    copy.verify(&ledger, third);
-    assert!(ledger.borrow().violations().is_empty());
+    copy.verify(&record, third);
+    assert!(record.borrow().violations().is_empty());
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn compare<F: Format, A: TableMemory + WalkMemory>(
         {
             let mut gather = Gather::new();
             table
-                .unmap(leaf.run.input(), &mut gather, &mut iopt::Discard)
+                .unmap(leaf.run.input(), &mut gather, &mut iopt::NoRuns)
                 .unwrap();
             let flushed = gather.flush_with(|_| Ok::<_, ()>(())).unwrap();
             table.reclaim(flushed);

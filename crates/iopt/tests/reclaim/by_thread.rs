@@ -6,7 +6,7 @@ use std::{mem, thread};
 
 use iopt::format::{AmdV1, VtdSs};
 use iopt::reclaim::{Reclaim, ThreadGuard, Threads};
-use iopt::{Gather, HeapTables, MapError, Prot, SharedTable, Table};
+use iopt::{Gather, HeapTables, Prot, SharedTable, Table, TableMapError};
 use runs::{Iova, Span};
 
 use super::choose;
@@ -29,7 +29,7 @@ fn page(nth: u64) -> Span<Iova> {
     Span::new(IOVA + nth * PAGE, PAGE)
 }
 
-fn map(table: &Shared, iova: u64, pa: u64) -> Result<(), MapError> {
+fn map(table: &Shared, iova: u64, pa: u64) -> Result<(), TableMapError> {
     table.map(iova, &[Span::new(pa, PAGE)], Prot::RW)
 }
 
@@ -37,7 +37,7 @@ fn map(table: &Shared, iova: u64, pa: u64) -> Result<(), MapError> {
 fn unmap(table: &Shared, range: Span<Iova>) {
     let mut gather = Gather::new();
     let owner = table.owning(Span::new(0, 1 << 48));
-    owner.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+    owner.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
     drop(owner);
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
 }
@@ -114,7 +114,7 @@ fn a_top_that_grows_and_a_map_anew_have_the_tables_that_wait() {
             for nth in 1..=nth {
                 let (owner, mut gather) = (table.owning(Span::new(one, nth * one)), Gather::new());
                 let page = Span::new(nth * one, PAGE);
-                owner.unmap(page, &mut gather, &mut iopt::Discard).unwrap();
+                owner.unmap(page, &mut gather, &mut iopt::NoRuns).unwrap();
                 drop(owner);
                 flush(gather);
             }
@@ -256,7 +256,7 @@ fn more_threads_than_slots_read_while_one_unmaps_and_reuses_the_tables() {
         for round in 0..ROUNDS {
             let (iova, pa) = place(round);
             while let Err(error) = map(&table, iova, pa) {
-                assert!(matches!(error, MapError::NoTables(_)), "{error}");
+                assert!(matches!(error, TableMapError::NoTables(_)), "{error}");
                 table.poll();
                 thread::yield_now();
             }

@@ -50,9 +50,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
             Unmap((page, pages), (first, owned)) => {
                 let inside = table.owning(self.span(first, owned));
                 let range = self.span(page, pages);
-                inside
-                    .unmap(range, &mut gather, &mut iopt::Discard)
-                    .unwrap();
+                inside.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
             }
             Split(page, pages) => {
                 let (range, size) = (self.span(page, pages), self.place.page);
@@ -147,7 +145,7 @@ pub(crate) fn at_every_store<F: Format, C: Cell + Default + 'static, const LOG2:
             }
             let mut gather = Gather::new();
             table
-                .unmap_mapped(all, &mut gather, &mut iopt::Discard)
+                .unmap_mapped(all, &mut gather, &mut iopt::NoRuns)
                 .unwrap();
             table.reclaim(gather.never_walked());
             table.poll();

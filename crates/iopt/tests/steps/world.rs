@@ -7,7 +7,7 @@ use std::rc::Rc;
 use iopt::format::{BreakBeforeMake, Entry};
 use iopt::walk::{Access, Walker};
 use iopt::{
-    Arena, Cell, Discard, Format, Gather, Interruption, Invalidation, Pending, Prot, Root,
+    Arena, Cell, Format, Gather, Interruption, Invalidation, NoRuns, Pending, Prot, Root,
     SharedTable, Table, TableMemory, WithDirty,
 };
 use runs::{Iova, Pa, PageSizes, Run, Span};
@@ -240,7 +240,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
             |table, _| {
                 let mut gather = Gather::new();
                 each!(table, table => {
-                    table.unmap_mapped(range, &mut gather, &mut Discard).unwrap();
+                    table.unmap_mapped(range, &mut gather, &mut NoRuns).unwrap();
                     // Reused at once, with all that is left in them, by what is mapped next.
                     table.reclaim(gather.never_walked());
                 });

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use ioas::{Ioas, MapError, Memory, UnmapError};
-use iopt::{MapError as TableError, Prot};
+use iopt::{Prot, TableMapError};
 use runs::{Iova, Offset, Span};
 
 use super::{Device, Domain};
@@ -211,7 +211,7 @@ fn map_part(space: &Ioas, part: &Part<'_>, prot: Prot) -> Result<(), MapError> {
     let map = |prot| space.map(part.iova, part.memory, part.part, prot, &mut ());
     match map(prot) {
         // Where nothing can only be written, it may be read too (5.13.6.5.2).
-        Err(MapError::Prot { .. } | MapError::Table(TableError::Prot { .. }))
+        Err(MapError::Prot { .. } | MapError::Table(TableMapError::Prot { .. }))
             if prot == Prot::WRITE =>
         {
             map(Prot::RW)

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use anyhow::ensure;
-use iopt::{Discard, Format, Prot, Table};
+use iopt::{Format, NoRuns, Prot, Table};
 use runs::{Pa, Span};
 
 use super::{Access, Memory, arena, plain, take};
@@ -34,7 +34,7 @@ pub fn fragments<F: Format, M: Memory, T: Access<F, M>>(
     // Nothing but this unmap makes tables: pages that lie apart, so that no leaf is larger.
     table.map(start, &runs, Prot::RW).map_err(plain)?;
     let mut table = T::of(table);
-    let mut well = table.unmap(all, Discard);
+    let mut well = table.unmap(all, NoRuns);
     // Few fragments are repeated: a bracket around one is mostly clock.
     let repeat = (64 / count).max(1);
     let mut samples = Vec::new();

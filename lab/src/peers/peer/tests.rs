@@ -85,7 +85,7 @@ fn maps_what_it_is_asked_to<P: Peer>(walk: &impl Fn(&P, u64) -> Option<(u64, u64
             }
             // Into tables that stayed, or new ones; and nothing is asked for.
             peer.map(range, pa, leaves).unwrap();
-            peer.unmap(range, leaves, tables, &mut Discard).unwrap();
+            peer.unmap(range, leaves, tables, &mut Unwanted).unwrap();
             assert_eq!(walk(&peer, range.start), None);
         }
     }

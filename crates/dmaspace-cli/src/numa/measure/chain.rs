@@ -33,7 +33,7 @@ pub enum ChainError {
     Build(#[from] iopt::BuildError),
     /// A page cannot be mapped.
     #[error("cannot map a page")]
-    Map(#[from] iopt::MapError),
+    Map(#[from] iopt::TableMapError),
     /// A walk ends without a page.
     #[error("a walk faults: {0:?}")]
     Fault(WalkFault),

@@ -31,7 +31,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use hostmem::{Backing, KernelNodes, MapError, Mapping, NodePolicy, PopulateError};
+use hostmem::{Backing, KernelNodes, Mapping, MappingError, NodePolicy, PopulateError};
 use ioas::NodeTables;
 use iommu::NodeId;
 use serde::Serialize;
@@ -140,7 +140,7 @@ pub enum MeasureError {
         /// How many.
         bytes: u64,
         /// Why.
-        source: MapError,
+        source: MappingError,
     },
     /// That memory cannot be brought in.
     #[error("cannot bring in the memory to empty the caches with")]

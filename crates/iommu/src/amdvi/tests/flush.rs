@@ -1,7 +1,7 @@
 //! What a flush costs: commands and waits for a gather; and roots that grow.
 
 use iopt::format::AmdV1;
-use iopt::{Discard, Gather, Prot, Table};
+use iopt::{Gather, NoRuns, Prot, Table};
 use runs::PageSizes;
 
 use super::*;
@@ -21,7 +21,7 @@ fn unmap(sizes: PageSizes, pages: &[Span<Iova>]) -> (u64, u64, Vec<Received>) {
     }
     let mut gather = Gather::new();
     for page in pages {
-        table.unmap(*page, &mut gather, &mut Discard).unwrap();
+        table.unmap(*page, &mut gather, &mut NoRuns).unwrap();
     }
     let before = driver.counters();
     let flushed = gather

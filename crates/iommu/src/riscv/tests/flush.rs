@@ -1,7 +1,7 @@
 //! What a flush costs, commands and waits for a gather; and that nothing of it is left.
 
 use iopt::format::{RiscV, RiscVG};
-use iopt::{Discard, Format, Gather, Prot, Table};
+use iopt::{Format, Gather, NoRuns, Prot, Table};
 use runs::{PageSizes, SizeHistogram};
 
 use super::*;
@@ -42,7 +42,7 @@ fn unmap<F: Format>(
     }
     let mut gather = Gather::new();
     for page in pages {
-        table.unmap(*page, &mut gather, &mut Discard).unwrap();
+        table.unmap(*page, &mut gather, &mut NoRuns).unwrap();
     }
     model.state().mapped.clear();
     assert!(all.iter().all(|page| model.reaches(ID, None, *page)));
@@ -144,7 +144,7 @@ fn leaves<F: Format>(format: F) {
         let mut gather = Gather::new();
         for page in &pages[..2] {
             let page = Span::new(page << 12, 0x1000);
-            table.unmap(page, &mut gather, &mut Discard).unwrap();
+            table.unmap(page, &mut gather, &mut NoRuns).unwrap();
         }
         let flushed = gather.flush_with(|what| driver.invalidate(DOMAIN, what));
         table.reclaim(flushed.unwrap());
@@ -163,7 +163,7 @@ fn leaves<F: Format>(format: F) {
         let mut gather = Gather::new();
         for page in &pages[2..] {
             let page = Span::new(page << 12, 0x1000);
-            table.unmap(page, &mut gather, &mut Discard).unwrap();
+            table.unmap(page, &mut gather, &mut NoRuns).unwrap();
         }
         let flushed = gather.flush_with(|what| driver.invalidate(DOMAIN, what));
         table.reclaim(flushed.unwrap());

@@ -1,7 +1,7 @@
 //! Address spaces by PASID, and TLBs of devices.
 
 use iopt::format::RiscV;
-use iopt::{MapError, Prot, Table, TableMemory};
+use iopt::{Prot, Table, TableMapError, TableMemory};
 
 use super::*;
 
@@ -97,7 +97,7 @@ fn leaves_for_privileged_requests_are_reached_by_those_and_by_no_others() {
     // Where no request has privilege there is no such leaf.
     let mut table = Table::new(format, &*tables).unwrap();
     let refused = table.map(0x6000, &page, privileged);
-    let named = MapError::Prot {
+    let named = TableMapError::Prot {
         prot: privileged,
         format: FormatId::RiscV,
     };
@@ -300,7 +300,7 @@ fn a_devices_tlb_is_invalidated_after_the_unit() {
         }
         for page in [0u64, 4, 8] {
             let page = Span::new(page << 12, 0x1000);
-            table.unmap(page, &mut gather, &mut iopt::Discard).unwrap();
+            table.unmap(page, &mut gather, &mut iopt::NoRuns).unwrap();
         }
         let flushed = gather
             .flush_with(|what| driver.invalidate(DOMAIN, what))

@@ -1,6 +1,6 @@
 //! What a flush costs, and what is invalidated by it.
 
-use iopt::{Discard, Format, Gather};
+use iopt::{Format, Gather, NoRuns};
 use runs::PageSizes;
 
 use super::*;
@@ -31,7 +31,7 @@ fn unmap<F: Format>(format: F, sizes: PageSizes, pages: &[Span<Iova>], config: C
     }
     let mut gather = Gather::new();
     for page in pages {
-        table.unmap(*page, &mut gather, &mut Discard).unwrap();
+        table.unmap(*page, &mut gather, &mut NoRuns).unwrap();
     }
     model.received();
     let before = driver.counters();
@@ -212,7 +212,7 @@ fn a_table_that_was_unlinked_is_not_walked_any_more() {
     assert_eq!(model.access(STREAM, 0, false), Seen::Translated(DATA));
     let mut gather = Gather::new();
     table
-        .unmap(Span::new(0, 16 << 12), &mut gather, &mut Discard)
+        .unmap(Span::new(0, 16 << 12), &mut gather, &mut NoRuns)
         .unwrap();
     assert!(gather.invalidation().tables_unlinked());
     let there = Seen::Translated(DATA);

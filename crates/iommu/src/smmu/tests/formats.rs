@@ -54,7 +54,7 @@ where
         let mut gather = iopt::Gather::new();
         for start in [0, top] {
             let gone = Span::new(start, size);
-            table.unmap(gone, &mut gather, &mut iopt::Discard).unwrap();
+            table.unmap(gone, &mut gather, &mut iopt::NoRuns).unwrap();
         }
         let stale = model.access(STREAM, 0, false);
         assert_eq!(stale, Seen::Translated(output - size), "still cached");
@@ -100,7 +100,7 @@ where
                 assert_eq!(reached(), [Seen::Translated(1 << 31), NOT_PRESENT]);
                 let mut gather = iopt::Gather::new();
                 let page = Span::new(0, size);
-                table.unmap(page, &mut gather, &mut iopt::Discard).unwrap();
+                table.unmap(page, &mut gather, &mut iopt::NoRuns).unwrap();
                 if detaches {
                     driver.detach(DEVICE).unwrap();
                     driver.attach(DEVICE, DOMAIN, table.root()).unwrap();

@@ -5,7 +5,7 @@ use std::string::ToString;
 use std::sync::atomic::AtomicU64;
 
 use iopt::format::{ArmStage1, ArmStage2, K4, K16, K64};
-use iopt::{Discard, Format, Gather, HeapArena, Prot, Table};
+use iopt::{Format, Gather, HeapArena, NoRuns, Prot, Table};
 use runs::PageSizes;
 
 use super::caches::Range;
@@ -56,7 +56,7 @@ fn unmap<F: Format, const LOG2: u32>(
     }
     let mut gather = Gather::new();
     for page in &pages {
-        table.unmap(*page, &mut gather, &mut Discard).unwrap();
+        table.unmap(*page, &mut gather, &mut NoRuns).unwrap();
     }
     let stale = pages
         .iter()
@@ -356,7 +356,7 @@ fn leaves<F: Format, const LOG2: u32>(format: F) {
             let reached = || [STREAM, 1].map(|stream| model.translate(stream, None, page.start));
             assert_eq!(reached(), [Some(GIB), None], "{prot}");
             let mut gather = Gather::new();
-            table.unmap(page, &mut gather, &mut Discard).unwrap();
+            table.unmap(page, &mut gather, &mut NoRuns).unwrap();
             if detaches {
                 driver.detach(DEVICE).unwrap();
                 driver.attach(DEVICE, DOMAIN, table.root()).unwrap();

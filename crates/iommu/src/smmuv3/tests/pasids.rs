@@ -222,11 +222,7 @@ fn a_device_tlb_is_invalidated_after_the_unit() {
     model.received();
     let mut gather = iopt::Gather::new();
     table
-        .unmap(
-            Span::new(0x10_1000, 0x1000),
-            &mut gather,
-            &mut iopt::Discard,
-        )
+        .unmap(Span::new(0x10_1000, 0x1000), &mut gather, &mut iopt::NoRuns)
         .unwrap();
     let waits = driver.counters().waits;
     let flushed = gather

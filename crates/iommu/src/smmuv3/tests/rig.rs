@@ -1,7 +1,7 @@
 //! The cases of every unit.
 
 use iopt::format::{ArmStage1, K4};
-use iopt::{Discard, Gather, Prot, Table};
+use iopt::{Gather, NoRuns, Prot, Table};
 
 use super::*;
 use crate::suite::{Breakage, Change, QueueRig, Rig, every_queue};
@@ -130,7 +130,7 @@ impl QueueRig for Variant {
             let memory = [Span::new(0x8000, 0x1000)];
             table.map(page, &memory, Prot::RW).unwrap();
             let range = Span::new(page, 0x1000);
-            table.unmap(range, &mut gather, &mut Discard).unwrap();
+            table.unmap(range, &mut gather, &mut NoRuns).unwrap();
         }
         let flushed = gather.flush_with(|what| flush(what))?;
         table.reclaim(flushed);

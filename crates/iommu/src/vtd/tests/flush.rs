@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use iopt::format::VtdSs;
-use iopt::{Discard, Gather, Prot, Table};
+use iopt::{Gather, NoRuns, Prot, Table};
 use runs::PageSizes;
 
 use super::*;
@@ -25,7 +25,7 @@ fn unmap(cap: u64, sizes: u64, pages: &[Span<Iova>]) -> (u64, u64, Vec<Received>
     }
     let mut gather = Gather::new();
     for page in pages {
-        table.unmap(*page, &mut gather, &mut Discard).unwrap();
+        table.unmap(*page, &mut gather, &mut NoRuns).unwrap();
     }
     let before = driver.counters();
     let flushed = gather

@@ -12,7 +12,7 @@ mod geometry;
 use std::sync::atomic::AtomicU64;
 
 use iopt::format::{ArmStage1, ArmStage2, K4, K16, K64};
-use iopt::{Above, Format, HeapArena, HeapTables, MapError, Prot, Table};
+use iopt::{Above, Format, HeapArena, HeapTables, Prot, Table, TableMapError};
 use runs::Span;
 
 const RW: Prot = Prot::RW;
@@ -182,7 +182,7 @@ fn the_upper_half_is_indexed_by_the_bits_that_count() {
     for iova in [0, 0xffff_fbff_ffff_f000] {
         assert!(matches!(
             table.map(iova, &page, RW),
-            Err(MapError::Range(_))
+            Err(TableMapError::Range(_))
         ));
     }
     table.map(0xffff_fc00_0000_0000, &page, RW).unwrap();

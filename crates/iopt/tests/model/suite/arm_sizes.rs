@@ -1,7 +1,7 @@
 //! Every input and output size of Arm's tables, for each granule and both stages.
 
 use iopt::format::{ArmStage1, ArmStage2, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa};
-use iopt::{Discard, Format, Gather, HeapArena, Prot, Table, WideCell};
+use iopt::{Format, Gather, HeapArena, NoRuns, Prot, Table, WideCell};
 use runs::{Run, Span};
 
 use super::{Tables, root_tables};
@@ -37,9 +37,7 @@ fn ends<F: Format, A: Tables>(format: F) {
         assert_eq!(table.translate(whole.start.wrapping_add(whole.len)), None);
         for leaf in leaves {
             let mut gather = Gather::new();
-            table
-                .unmap(leaf.input(), &mut gather, &mut Discard)
-                .unwrap();
+            table.unmap(leaf.input(), &mut gather, &mut NoRuns).unwrap();
             let flushed = gather.flush_with(|_| Ok::<_, ()>(())).unwrap();
             table.reclaim(flushed);
             assert_eq!(table.translate(leaf.input().last()), None);

@@ -1,6 +1,8 @@
 //! Dirty state and permissions in the random sequences: the model keeps one flag per leaf.
 
-use iopt::{DirtyError, Format, Gather, Pending, Prot, ProtectError, Table, UnmapError, WithDirty};
+use iopt::{
+    DirtyError, Format, Gather, Pending, Prot, ProtectError, Table, TableUnmapError, WithDirty,
+};
 use proptest::prelude::*;
 use runs::{Iova, Joiner, PageSizes, Run, Span};
 
@@ -211,8 +213,8 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
     pub(crate) fn unmap_tracked(&mut self, span: Span<Iova>, holes: bool) {
         let refused = self
             .table
-            .unmap(span, &mut Gather::new(), &mut iopt::Discard);
-        assert_eq!(refused, Err(UnmapError::DirtyWanted));
+            .unmap(span, &mut Gather::new(), &mut iopt::NoRuns);
+        assert_eq!(refused, Err(TableUnmapError::DirtyWanted));
         let before: Vec<ModelLeaf> = match self.model.range(span.start, span.len) {
             Ok(span) => self.model.touched(span).copied().collect(),
             Err(_) => Vec::new(),

@@ -1,6 +1,6 @@
 //! Maps that are planned first and filled then.
 
-use iopt::{Chain, Format, MapError, Prot};
+use iopt::{Chain, Format, Prot, TableMapError};
 use runs::{Pa, Span};
 
 use super::{Tables, World};
@@ -13,7 +13,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         iova: u64,
         runs: &[Span<Pa>],
         prot: Prot,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), TableMapError> {
         let (before, used) = (self.snapshot(), self.memory.used());
         drop(self.table.plan_map(iova, runs, prot, None));
         assert_eq!(

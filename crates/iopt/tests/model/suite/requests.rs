@@ -1,6 +1,6 @@
 //! What is refused, an allocator that fails, and the sizes of leaves.
 
-use iopt::{Format, Gather, MapError, Prot, Table};
+use iopt::{Format, Gather, Prot, Table, TableMapError};
 use runs::{Iova, PageSizes, Run, Span};
 
 use super::{Tables, World, page, root_tables};
@@ -36,7 +36,7 @@ pub(crate) fn failing_allocator<F: Format, A: Tables>(format: F, sizes: PageSize
                 world.finish();
                 return;
             }
-            Err(MapError::NoTables(cause)) => {
+            Err(TableMapError::NoTables(cause)) => {
                 refused += 1;
                 assert_eq!(cause.available, left * F::TABLE_BYTES);
                 assert!(cause.needed > cause.available);
@@ -56,8 +56,8 @@ pub(crate) fn refusals<F: Format, A: Tables>(format: F) {
     let base = format.aperture().spans().next().unwrap().start;
     let one = [Span::new(256 * page, page)];
     let two = [Span::new(0, 2 * page)];
-    let range = |result: Result<(), MapError>| match result {
-        Err(MapError::Range(cause)) => cause.to_string(),
+    let range = |result: Result<(), TableMapError>| match result {
+        Err(TableMapError::Range(cause)) => cause.to_string(),
         other => panic!("{other:?}"),
     };
     assert_eq!(
@@ -89,20 +89,20 @@ pub(crate) fn refusals<F: Format, A: Tables>(format: F) {
     let beyond = Span::new((1 << bits) - page, 2 * page);
     assert_eq!(
         table.map(base, &[beyond], Prot::READ),
-        Err(MapError::OutputTooWide {
+        Err(TableMapError::OutputTooWide {
             output: beyond,
             bits
         })
     );
     assert!(matches!(
         table.map(base, &one, Prot::empty()),
-        Err(MapError::Prot { .. })
+        Err(TableMapError::Prot { .. })
     ));
     table.map(base + 5 * page, &one, Prot::READ).unwrap();
     let three = [Span::new(0, 3 * page)];
     assert_eq!(
         table.map(base + 4 * page, &three, Prot::READ),
-        Err(MapError::Overlap {
+        Err(TableMapError::Overlap {
             wanted: Span::new(base + 4 * page, 3 * page),
             found: Run::new(base + 5 * page, 256 * page, page)
         })
@@ -122,7 +122,7 @@ pub(crate) fn leaf_sizes<F: Format, A: Tables>(format: F) {
     let offered: Vec<u64> = table.page_sizes().iter().collect();
     let unmap = |table: &mut Table<F, &A>, span: Span<Iova>| {
         let mut gather = Gather::new();
-        table.unmap(span, &mut gather, &mut iopt::Discard).unwrap();
+        table.unmap(span, &mut gather, &mut iopt::NoRuns).unwrap();
         let flushed = gather.flush_with(|_| Ok::<_, ()>(())).unwrap();
         table.reclaim(flushed);
     };

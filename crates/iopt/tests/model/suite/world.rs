@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use iopt::format::Entry;
-use iopt::{Format, Gather, MapError, Prot, Table, UnmapError};
+use iopt::{Format, Gather, Prot, Table, TableMapError, TableUnmapError};
 use runs::{Iova, Joiner, Pa, PageSizes, Run, Span};
 
 use super::model::{Model, Refusal};
@@ -218,10 +218,10 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
         };
         match (&result, &expected) {
             (Ok(()), Ok(())) => {}
-            (Err(MapError::Overlap { found, .. }), Err(Refusal::Overlap(leaf))) => {
+            (Err(TableMapError::Overlap { found, .. }), Err(Refusal::Overlap(leaf))) => {
                 assert_eq!(found, leaf);
             }
-            (Err(MapError::Range(_)), Err(Refusal::Range)) => {}
+            (Err(TableMapError::Range(_)), Err(Refusal::Range)) => {}
             _ => panic!("map {iova:#x} {runs:?}: {result:?}, expected {expected:?}"),
         }
         if let Some(before) = before.filter(|_| !self.keeps) {
@@ -257,9 +257,11 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
                     );
                 }
             }
-            (Err(UnmapError::InsideLeaf { .. }), Err(Refusal::InsideLeaf)) => {}
-            (Err(UnmapError::Hole { at, .. }), Err(Refusal::Hole(hole))) => assert_eq!(at, hole),
-            (Err(UnmapError::Range(_)), Err(Refusal::Range)) => {}
+            (Err(TableUnmapError::InsideLeaf { .. }), Err(Refusal::InsideLeaf)) => {}
+            (Err(TableUnmapError::Hole { at, .. }), Err(Refusal::Hole(hole))) => {
+                assert_eq!(at, hole)
+            }
+            (Err(TableUnmapError::Range(_)), Err(Refusal::Range)) => {}
             _ => panic!("unmap {span} {holes}: {result:?}, expected {expected:?}"),
         }
         if let Some(before) = before {

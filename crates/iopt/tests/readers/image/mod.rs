@@ -41,7 +41,7 @@ fn fill<F: Format, M: TableMemory>(table: &mut Table<F, M>) {
     let mut gather = Gather::new();
     for (iova, pages) in [(first.start + 16 * page, 1), (top + 20 * page, 500)] {
         let range = Span::new(iova, pages * page);
-        let _ = table.unmap_mapped(range, &mut gather, &mut iopt::Discard);
+        let _ = table.unmap_mapped(range, &mut gather, &mut iopt::NoRuns);
     }
     let flushed = gather.flush_with(|_| Ok::<_, Infallible>(())).unwrap();
     table.reclaim(flushed);
@@ -236,7 +236,7 @@ fn take_apart<F: Format, M: TableMemory>(table: &mut Table<F, M>) {
     let leaves = leaves(table);
     for leaf in leaves {
         table
-            .unmap(leaf.run.input(), &mut gather, &mut iopt::Discard)
+            .unmap(leaf.run.input(), &mut gather, &mut iopt::NoRuns)
             .unwrap();
     }
     // Those that were empty before.
@@ -304,7 +304,7 @@ fn an_image_of_many_windows_keeps_every_table() {
     table.map(0, &[Span::new(G1, len)], Prot::RW).unwrap();
     let mut gather = Gather::new();
     let hole = Span::new(300 << 21, 2100 << 21);
-    table.unmap(hole, &mut gather, &mut iopt::Discard).unwrap();
+    table.unmap(hole, &mut gather, &mut iopt::NoRuns).unwrap();
     table.reclaim(gather.never_walked());
     table
         .map(700 << 30, &[Span::new(0, 9 << 21)], Prot::RW)
@@ -327,7 +327,7 @@ fn empty_tables_that_were_kept_come_back_and_are_mapped_into() {
     table.map(0, &[Span::new(G1, PAGE)], Prot::RW).unwrap();
     let mut gather = Gather::new();
     table
-        .unmap(Span::new(0, PAGE), &mut gather, &mut iopt::Discard)
+        .unmap(Span::new(0, PAGE), &mut gather, &mut iopt::NoRuns)
         .unwrap();
     table.reclaim(gather.never_walked());
     assert_eq!(table.tables(), 4);

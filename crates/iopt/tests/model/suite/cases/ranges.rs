@@ -1,6 +1,6 @@
 //! What a table does with its sizes.
 
-use iopt::{Discard, Format, Gather, Interruption, Prot, Table, UnmapError};
+use iopt::{Format, Gather, Interruption, NoRuns, Prot, Table, TableUnmapError};
 use runs::{PageSizes, Run, Span};
 
 use super::{Random, fitting, offered, reclaim};
@@ -36,7 +36,7 @@ pub(crate) fn empty_tables_become_larger_leaves<F: Format, A: Tables>(format: F,
             let span = Span::inclusive(place(0), place(first_left) - 1);
             if let Some(span) = span {
                 let mut gather = Gather::new();
-                let done = world.table.unmap_mapped(span, &mut gather, &mut Discard);
+                let done = world.table.unmap_mapped(span, &mut gather, &mut NoRuns);
                 done.unwrap();
                 reclaim(&mut world.table, gather);
             }
@@ -45,7 +45,7 @@ pub(crate) fn empty_tables_become_larger_leaves<F: Format, A: Tables>(format: F,
         }
         let last = Span::new(place(few - 1), smallest);
         let mut gather = Gather::new();
-        world.table.unmap(last, &mut gather, &mut Discard).unwrap();
+        world.table.unmap(last, &mut gather, &mut NoRuns).unwrap();
         reclaim(&mut world.table, gather);
         world.map(iova, &[Span::new(pa, size)], Prot::RW);
         assert_eq!(
@@ -79,13 +79,13 @@ pub(crate) fn a_small_unmap_at_the_start_of_a_large_leaf<F: Format, A: Tables>(
         let mut gather = Gather::new();
         for holes in [false, true] {
             let result = if holes {
-                let done = world.table.unmap_mapped(start, &mut gather, &mut Discard);
+                let done = world.table.unmap_mapped(start, &mut gather, &mut NoRuns);
                 done.map(drop)
             } else {
-                world.table.unmap(start, &mut gather, &mut Discard)
+                world.table.unmap(start, &mut gather, &mut NoRuns)
             };
             match result {
-                Err(UnmapError::InsideLeaf { leaf, .. }) => {
+                Err(TableUnmapError::InsideLeaf { leaf, .. }) => {
                     assert_eq!(leaf, Run::new(iova, pa, size));
                 }
                 other => panic!("{other:?}"),
@@ -114,7 +114,7 @@ pub(crate) fn a_small_unmap_at_the_start_of_a_large_leaf<F: Format, A: Tables>(
         world.model.leaves.clear();
         let mut gather = Gather::new();
         let rest = rest.input();
-        world.table.unmap(rest, &mut gather, &mut Discard).unwrap();
+        world.table.unmap(rest, &mut gather, &mut NoRuns).unwrap();
         reclaim(&mut world.table, gather);
         world.finish();
     }
@@ -186,7 +186,7 @@ pub(crate) fn a_thousand_random_ranges_are_right_page_by_page<F: Format, A: Tabl
     mapped.sort_by_key(|span| span.start.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     for span in mapped {
         let mut gather = Gather::new();
-        table.unmap(span, &mut gather, &mut Discard).unwrap();
+        table.unmap(span, &mut gather, &mut NoRuns).unwrap();
         reclaim(&mut table, gather);
     }
     assert_eq!(table.leaves(first).count(), 0);

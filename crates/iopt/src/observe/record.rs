@@ -1,6 +1,6 @@
 //! Who maps which physical memory.
 //!
-//! The ledger knows what each domain has mapped, and for every physical page which domains can
+//! The record knows what each domain has mapped, and for every physical page which domains can
 //! write to it, and how often. Both are kept as runs, so that a leaf of 1 GiB costs as little as
 //! one of 4 KiB.
 
@@ -39,7 +39,7 @@ pub enum Violation {
         /// Who has mapped it now.
         now: Domain,
     },
-    /// It was unmapped, but the ledger knows of no such mapping: its reference is lost.
+    /// It was unmapped, but the record knows of no such mapping: its reference is lost.
     #[error("{domain} has unmapped {run}, which it had not mapped")]
     NotMapped {
         /// What was unmapped.
@@ -47,7 +47,7 @@ pub enum Violation {
         /// By whom.
         domain: Domain,
     },
-    /// The tables map what the ledger does not know of, or knows with other permissions.
+    /// The tables map what the record does not know of, or knows with other permissions.
     #[error("{domain} maps {run}, which is not recorded")]
     LeafWithoutEntry {
         /// What is mapped.
@@ -55,32 +55,32 @@ pub enum Violation {
         /// By whom.
         domain: Domain,
     },
-    /// The ledger knows of a mapping that is not in the tables: a reference is lost.
+    /// The record knows of a mapping that is not in the tables: a reference is lost.
     #[error("{domain} does not map {run}, which is noted")]
     EntryWithoutLeaf {
-        /// What the ledger has.
+        /// What the record has.
         run: Run,
         /// Whose it is.
         domain: Domain,
     },
 }
 
-/// The books. Whatever it finds, it says when asked, and never stops anybody.
+/// A record of who maps which memory. It reports what it finds when asked, and refuses no operation.
 ///
-/// With the feature `alloc` there is [`RunLedger`]; where there is no heap an implementation may
+/// With the feature `alloc` there is [`HeapRecord`]; where there is no heap an implementation may
 /// keep a cell for each physical page, say.
-pub trait Ledger {
+pub trait MappingRecord {
     /// `domain` maps the run.
     fn mapped(&self, domain: Domain, run: Run, prot: Prot);
 
-    /// `domain` does not map the run any more. With which permissions it did, the ledger knows.
+    /// `domain` does not map the run any more. With which permissions it did, the record knows.
     fn unmapped(&self, domain: Domain, run: Run);
 
     /// `leaves` is all that `domain` maps.
     fn compare(&self, domain: Domain, leaves: &mut dyn Iterator<Item = (Run, Prot)>);
 }
 
-impl<L: Ledger + ?Sized> Ledger for &L {
+impl<L: MappingRecord + ?Sized> MappingRecord for &L {
     fn mapped(&self, domain: Domain, run: Run, prot: Prot) {
         (**self).mapped(domain, run, prot);
     }
@@ -93,7 +93,7 @@ impl<L: Ledger + ?Sized> Ledger for &L {
 }
 
 #[cfg(feature = "alloc")]
-pub use heap::{RunLedger, Violations};
+pub use heap::{HeapRecord, Violations};
 
 #[cfg(feature = "alloc")]
 mod heap {
@@ -108,16 +108,16 @@ mod heap {
     /// How many violations are kept; the others are counted.
     const KEPT: usize = 64;
 
-    /// A [`Ledger`] on the heap: in a `RefCell` for one thread, and with the feature `std` in a
+    /// A [`MappingRecord`] on the heap: in a `RefCell` for one thread, and with the feature `std` in a
     /// `Mutex` for many.
     #[derive(Clone, Debug, Default)]
-    pub struct RunLedger {
+    pub struct HeapRecord {
         domains: BTreeMap<Domain, Mappings>,
         writers: Writers,
         violations: Violations,
     }
 
-    /// What a ledger has found.
+    /// What a record has found.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Violations {
         first: Vec<Violation>,
@@ -148,7 +148,7 @@ mod heap {
         }
     }
 
-    impl RunLedger {
+    impl HeapRecord {
         /// Nothing is mapped.
         pub const fn new() -> Self {
             Self {
@@ -179,7 +179,7 @@ mod heap {
             })
         }
 
-        /// See [`Ledger::mapped`].
+        /// See [`MappingRecord::mapped`].
         pub fn mapped(&mut self, domain: Domain, run: Run, prot: Prot) {
             let Self {
                 domains,
@@ -201,7 +201,7 @@ mod heap {
             }
         }
 
-        /// See [`Ledger::unmapped`].
+        /// See [`MappingRecord::unmapped`].
         pub fn unmapped(&mut self, domain: Domain, run: Run) {
             let Self {
                 domains,
@@ -222,7 +222,7 @@ mod heap {
             });
         }
 
-        /// See [`Ledger::compare`].
+        /// See [`MappingRecord::compare`].
         pub fn compare(&mut self, domain: Domain, leaves: &mut dyn Iterator<Item = (Run, Prot)>) {
             let mut rest = self.domains.get(&domain).cloned().unwrap_or_default();
             let violations = &mut self.violations;
@@ -391,29 +391,29 @@ mod heap {
         }
     }
 
-    macro_rules! ledger_in {
-        ($cell:ty, $ledger:ident => $lock:expr) => {
-            impl Ledger for $cell {
+    macro_rules! record_in {
+        ($cell:ty, $record:ident => $lock:expr) => {
+            impl MappingRecord for $cell {
                 fn mapped(&self, domain: Domain, run: Run, prot: Prot) {
-                    let $ledger = self;
+                    let $record = self;
                     $lock.mapped(domain, run, prot);
                 }
                 fn unmapped(&self, domain: Domain, run: Run) {
-                    let $ledger = self;
+                    let $record = self;
                     $lock.unmapped(domain, run);
                 }
                 fn compare(&self, domain: Domain, leaves: &mut dyn Iterator<Item = (Run, Prot)>) {
-                    let $ledger = self;
+                    let $record = self;
                     $lock.compare(domain, leaves);
                 }
             }
         };
     }
 
-    ledger_in!(RefCell<RunLedger>, ledger => ledger.borrow_mut());
+    record_in!(RefCell<HeapRecord>, record => record.borrow_mut());
     #[cfg(feature = "std")]
-    ledger_in!(
-        std::sync::Mutex<RunLedger>,
-        ledger => ledger.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    record_in!(
+        std::sync::Mutex<HeapRecord>,
+        record => record.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     );
 }
