@@ -177,7 +177,9 @@ pub unsafe extern "C" fn dmaspace_table_map_pages(
         let (table, output) = unsafe { (input(table, "table")?, Output::new(mapped, "mapped")?) };
         let prot = self::prot(prot)?;
         let inner = exclusive(&table.0, "table")?;
-        let progress = inner.table.map_pages(iova, pa, size, count, prot);
+        let progress = inner
+            .table
+            .map_pages(iova, runs::Span::new(pa, size), count, prot);
         output.put(progress.pages);
         Ok(progress.result?)
     })

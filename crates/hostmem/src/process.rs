@@ -42,7 +42,8 @@ pub struct PageRun {
 impl PageRun {
     /// The run for a device that uses the process's own addresses.
     pub fn run(&self) -> Option<Run> {
-        self.pa.map(|pa| Run::new(self.address, pa, self.len))
+        self.pa
+            .map(|pa| Run::new(self.address, Span::new(pa, self.len)))
     }
 
     /// Takes `next` in, where it goes on here.

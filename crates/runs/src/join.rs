@@ -27,8 +27,7 @@ impl Joinable for Run {
     #[inline]
     fn join(&self, next: &Self) -> Option<Self> {
         let len = self.len.checked_add(next.len)?;
-        self.is_followed_by(next)
-            .then_some(Run::new(self.iova, self.pa, len))
+        self.is_followed_by(next).then_some(Run { len, ..*self })
     }
 
     #[inline]
@@ -151,7 +150,7 @@ mod tests {
             let mut joiner = Joiner::new();
             let mut out = Vec::new();
             for &(iova, pa) in &pages {
-                out.extend(joiner.push(Run::new(iova << 12, pa << 12, 4096)));
+                out.extend(joiner.push(Run::new(iova << 12, Span::new(pa << 12, 4096))));
             }
             out.extend(joiner.finish());
             let again: Vec<_> = out

@@ -30,7 +30,7 @@
 //!
 //! // 4 MiB at a 2 MiB boundary is two 2 MiB pages.
 //! let sizes = PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30);
-//! assert_eq!(sizes.step(0x20_0000, 0x4020_0000, 4 << 20), Some((2 << 20, 2)));
+//! assert_eq!(sizes.step(0x20_0000, Span::new(0x4020_0000, 4 << 20)), Some((2 << 20, 2)));
 //! ```
 
 #![no_std]

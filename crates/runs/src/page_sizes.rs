@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::{Pa, Span};
+
 /// A set of page sizes, as a bitmap: bit *n* stands for pages of 2^n bytes.
 ///
 /// The same bitmap as Linux's `pgsize_bitmap` and VFIO's `iova_pgsizes`.
@@ -94,13 +96,13 @@ impl PageSizes {
             .filter(move |size| self.0 & size != 0)
     }
 
-    /// The largest size with which a mapping of `len` bytes from `iova` to `pa` can begin, and
-    /// how many such pages in a row: as many as fit, but not past the point from which a larger
+    /// The largest size with which a mapping of `memory` from `iova` on can begin, and how many such pages in a row: as many as fit, but not past the point from which a larger
     /// size becomes possible. `None` when no size fits.
     ///
     /// Constant time, whatever the number of sizes.
     #[inline]
-    pub const fn step(self, iova: u64, pa: u64, len: u64) -> Option<(u64, u64)> {
+    pub const fn step(self, iova: u64, memory: Span<Pa>) -> Option<(u64, u64)> {
+        let (pa, len) = (memory.start, memory.len);
         // A size fits when it divides both addresses and is no longer than the rest.
         let aligned = (iova | pa) & (iova | pa).wrapping_neg();
         let by_alignment = if aligned == 0 {
@@ -209,7 +211,7 @@ mod tests {
                 for pa in 0..18 {
                     for len in 0..40 {
                         assert_eq!(
-                            sizes.step(iova, pa, len),
+                            sizes.step(iova, Span::new(pa, len)),
                             plain(&list, iova, pa, len),
                             "{sizes:?} {iova} {pa} {len}"
                         );
@@ -222,14 +224,20 @@ mod tests {
     #[test]
     fn a_step_works_at_the_ends_of_the_address_space() {
         let all = PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30);
-        assert_eq!(all.step(0, 0, u64::MAX), Some((1 << 30, u64::MAX >> 30)));
-        assert_eq!(all.step(u64::MAX - 0xfff, 0, 0x1000), Some((0x1000, 1)));
-        assert_eq!(PageSizes::NONE.step(0, 0, 4096), None);
         assert_eq!(
-            PageSizes::from_log2(63).step(0, 0, 1 << 63),
+            all.step(0, Span::new(0, u64::MAX)),
+            Some((1 << 30, u64::MAX >> 30))
+        );
+        assert_eq!(
+            all.step(u64::MAX - 0xfff, Span::new(0, 0x1000)),
+            Some((0x1000, 1))
+        );
+        assert_eq!(PageSizes::NONE.step(0, Span::new(0, 4096)), None);
+        assert_eq!(
+            PageSizes::from_log2(63).step(0, Span::new(0, 1 << 63)),
             Some((1 << 63, 1))
         );
-        assert_eq!(all.step(0x800, 0, 0x1000), None);
+        assert_eq!(all.step(0x800, Span::new(0, 0x1000)), None);
     }
 
     #[test]

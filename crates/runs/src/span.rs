@@ -217,10 +217,34 @@ pub struct Run {
 }
 
 impl Run {
-    /// The run that takes `[iova, iova + len)` to `[pa, pa + len)`.
+    /// The run by which a device sees `memory` from `iova` on.
     #[inline]
-    pub const fn new(iova: u64, pa: u64, len: u64) -> Self {
-        Self { iova, pa, len }
+    pub const fn new(iova: u64, memory: Span<Pa>) -> Self {
+        Self {
+            iova,
+            pa: memory.start,
+            len: memory.len,
+        }
+    }
+
+    /// The part at these addresses of the device, which lie in the run.
+    #[inline]
+    pub const fn part(&self, input: Span<Iova>) -> Self {
+        let rest = self.skip(input.start.wrapping_sub(self.iova));
+        Self {
+            len: input.len,
+            ..rest
+        }
+    }
+
+    /// What follows the first `bytes` bytes.
+    #[inline]
+    pub const fn skip(&self, bytes: u64) -> Self {
+        Self {
+            iova: self.iova.wrapping_add(bytes),
+            pa: self.pa.wrapping_add(bytes),
+            len: self.len.saturating_sub(bytes),
+        }
     }
 
     /// The device's side.
@@ -303,11 +327,11 @@ mod tests {
 
     #[test]
     fn a_run_is_followed_only_when_both_sides_go_on() {
-        let run = Run::new(0x1000, 0x9000, 0x2000);
-        assert!(run.is_followed_by(&Run::new(0x3000, 0xb000, 0x1000)));
-        assert!(!run.is_followed_by(&Run::new(0x3000, 0xc000, 0x1000)));
-        assert!(!run.is_followed_by(&Run::new(0x4000, 0xb000, 0x1000)));
-        let top = Run::new(u64::MAX - 0xfff, 0x9000, 0x1000);
-        assert!(!top.is_followed_by(&Run::new(0, 0xa000, 0x1000)));
+        let run = Run::new(0x1000, Span::new(0x9000, 0x2000));
+        assert!(run.is_followed_by(&Run::new(0x3000, Span::new(0xb000, 0x1000))));
+        assert!(!run.is_followed_by(&Run::new(0x3000, Span::new(0xc000, 0x1000))));
+        assert!(!run.is_followed_by(&Run::new(0x4000, Span::new(0xb000, 0x1000))));
+        let top = Run::new(u64::MAX - 0xfff, Span::new(0x9000, 0x1000));
+        assert!(!top.is_followed_by(&Run::new(0, Span::new(0xa000, 0x1000))));
     }
 }

@@ -122,7 +122,7 @@ impl ByHand {
             let entry = self.entry::<LEAF>(range.start);
             if S::WANTED {
                 let pa = entry.load(Relaxed) & ADDRESS;
-                sink.push(Run::new(range.start, pa, range.len));
+                sink.push(Run::new(range.start, Span::new(pa, range.len)));
             }
             entry.store(0, Relaxed);
             return;
@@ -147,7 +147,7 @@ impl ByHand {
 #[inline(always)]
 fn empty<const LEAF: u32, S: Sink>(leaves: &Page, range: Span<Iova>, zero: bool, sink: &mut S) {
     let (from, count) = (range.start >> shift(LEAF) & 511, range.len >> shift(LEAF));
-    let mut run = Run::new(range.start, 0, 0);
+    let mut run = Run::new(range.start, Span::new(0, 0));
     let mut expected = 0;
     for entry in &leaves.entries()[from as usize..][..count as usize] {
         if S::WANTED {
@@ -157,7 +157,7 @@ fn empty<const LEAF: u32, S: Sink>(leaves: &Page, range: Span<Iova>, zero: bool,
                 if run.len > 0 {
                     sink.push(run);
                 }
-                run = Run::new(run.iova + run.len, pa, 0);
+                run = Run::new(run.iova + run.len, Span::new(pa, 0));
             }
             expected = pa + (1 << shift(LEAF));
         }

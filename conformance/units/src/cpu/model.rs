@@ -18,14 +18,7 @@ impl Model {
 
     /// What is mapped in `span`, in order.
     pub(super) fn inside(&self, span: Span<Iova>) -> Vec<Run> {
-        let part = |run: &Run| {
-            let part = run.input().intersection(&span)?;
-            Some(Run::new(
-                part.start,
-                run.pa + (part.start - run.iova),
-                part.len,
-            ))
-        };
+        let part = |run: &Run| Some(run.part(run.input().intersection(&span)?));
         self.0.values().filter_map(part).collect()
     }
 
@@ -45,11 +38,11 @@ impl Model {
             let before = gone.start - run.iova;
             let after = run.input().last() - gone.last();
             if before > 0 {
-                self.add(Run::new(run.iova, run.pa, before));
+                self.add(Run { len: before, ..run });
             }
             if after > 0 {
                 let skip = run.len - after;
-                self.add(Run::new(run.iova + skip, run.pa + skip, after));
+                self.add(run.skip(skip));
             }
         }
     }
@@ -62,8 +55,8 @@ mod tests {
     #[test]
     fn a_part_goes_and_the_rest_stays() {
         let mut model = Model::default();
-        model.add(Run::new(0x1000, 0xa000, 0x5000));
-        model.add(Run::new(0x8000, 0x1000, 0x1000));
+        model.add(Run::new(0x1000, Span::new(0xa000, 0x5000)));
+        model.add(Run::new(0x8000, Span::new(0x1000, 0x1000)));
         model.remove(Span::new(0x2000, 0x2000));
         let found = [
             0xfff, 0x1000, 0x2000, 0x3fff, 0x4000, 0x5fff, 0x6000, 0x8abc,
@@ -82,8 +75,8 @@ mod tests {
         assert_eq!(found, expected);
         let inside = model.inside(Span::new(0x5000, 0x3800));
         let runs = [
-            Run::new(0x5000, 0xe000, 0x1000),
-            Run::new(0x8000, 0x1000, 0x800),
+            Run::new(0x5000, Span::new(0xe000, 0x1000)),
+            Run::new(0x8000, Span::new(0x1000, 0x800)),
         ];
         assert_eq!(inside, runs);
     }

@@ -83,7 +83,7 @@ impl<'p, F: Format, M: Walked> Subject<'p, F, M> {
         self.table.map(iova, runs, self.prot)?;
         let mut at = iova;
         for run in runs {
-            self.model.add(Run::new(at, run.start, run.len));
+            self.model.add(Run::new(at, *run));
             at = at.wrapping_add(run.len);
         }
         self.show()

@@ -64,13 +64,14 @@ impl Counter {
     }
 
     /// A run, behind all that came before.
-    pub(super) fn add(&mut self, run: Run) {
+    pub(super) fn add(&mut self, mut run: Run) {
         let Some(geometry) = &self.geometry else {
             return;
         };
         self.bytes += run.len;
-        let (mut iova, mut pa, mut len) = (run.iova, run.pa, run.len);
-        while let Some((size, count)) = self.sizes.step(iova, pa, len).filter(|step| step.1 > 0) {
+        let sizes = self.sizes;
+        let step = |run: Run| sizes.step(run.iova, run.output());
+        while let Some((size, count)) = step(run).filter(|step| step.1 > 0) {
             let at = self.leaves.partition_point(|leaf| leaf.page_bytes < size);
             match self.leaves.get_mut(at) {
                 Some(leaf) if leaf.page_bytes == size => leaf.count += count,
@@ -89,13 +90,11 @@ impl Counter {
                     .levels
                     .get(level + 1)
                     .map_or(63, |above| above.shift);
-                let (first, last) = (iova >> shift, (iova + (bytes - 1)) >> shift);
+                let (first, last) = (run.iova >> shift, (run.iova + (bytes - 1)) >> shift);
                 *tables += (last + 1).saturating_sub(first.max(*next));
                 *next = last + 1;
             }
-            iova += bytes;
-            pa += bytes;
-            len -= bytes;
+            run = run.skip(bytes);
         }
     }
 
@@ -143,9 +142,9 @@ mod tests {
     fn an_iotlb_reaches_64_leaves_and_not_beyond_what_is_mapped() {
         let mut counter = Counter::new(FormatId::VtdSs, 4).unwrap();
         assert_eq!(counter.cost(0).reach_64_bytes, 0);
-        counter.add(Run::new(0, 0, 4096));
+        counter.add(Run::new(0, Span::new(0, 4096)));
         assert_eq!(counter.cost(1).reach_64_bytes, 4096);
-        counter.add(Run::new(1 << 20, 1 << 20, 1 << 20));
+        counter.add(Run::new(1 << 20, Span::new(1 << 20, 1 << 20)));
         assert_eq!(counter.cost(2).reach_64_bytes, 64 * 4096);
     }
 
@@ -170,7 +169,7 @@ mod tests {
                     let pa = (frame << 12).next_multiple_of(unit) + (1 << 34);
                     let len = pages * 4096;
                     table.map(at, &[Span::new(pa, len)], Prot::RW).unwrap();
-                    counter.add(Run::new(at, pa, len));
+                    counter.add(Run::new(at, Span::new(pa, len)));
                     at += len;
                 }
                 let cost = counter.cost(parts.len() as u64);

@@ -60,7 +60,7 @@ fn fill(
     for run in runs {
         for offset in (0..run.len).step_by(STRETCH as usize) {
             let len = (run.len - offset).min(STRETCH);
-            let stretch = Run::new(run.iova + offset, run.pa + offset, len);
+            let stretch = run.part(Span::new(run.iova + offset, len));
             let started = Instant::now();
             match by_pages {
                 true => map_pages(table, stretch)?,
@@ -77,7 +77,7 @@ fn fill(
 }
 
 fn map_run(table: &mut AnyTable, run: Run) -> Result<(), TableMapError> {
-    table.map(run.iova, &[Span::new(run.pa, run.len)], Prot::RW)
+    table.map(run.iova, &[run.output()], Prot::RW)
 }
 
 fn map_pages(table: &mut AnyTable, run: Run) -> Result<(), TableMapError> {
@@ -120,8 +120,8 @@ mod tests {
 
     fn two_runs() -> [Run; 2] {
         [
-            Run::new(START, 64 * MIB, 4 * MIB),
-            Run::new(START + 4 * MIB, 16 * MIB, 4 * MIB),
+            Run::new(START, Span::new(64 * MIB, 4 * MIB)),
+            Run::new(START + 4 * MIB, Span::new(16 * MIB, 4 * MIB)),
         ]
     }
 

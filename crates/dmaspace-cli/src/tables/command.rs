@@ -298,7 +298,7 @@ fn mapped(text: &str) -> Result<Mapped, String> {
         return Err("there is more behind the permissions".into());
     }
     Ok(Mapped {
-        run: Run::new(iova, pa, len),
+        run: Run { iova, pa, len },
         prot,
     })
 }
@@ -422,11 +422,13 @@ fn show<T: serde::Serialize>(
 
 #[cfg(test)]
 mod tests {
+    use runs::Span;
+
     use super::*;
 
     #[test]
     fn runs_are_read_with_what_devices_may_do() {
-        let run = Run::new(0x4000_0000, 4 << 30, 1 << 30);
+        let run = Run::new(0x4000_0000, Span::new(4 << 30, 1 << 30));
         for (text, prot) in [
             ("0x40000000:1G:4G", Prot::RW),
             ("1G:1024M:0x1_0000_0000:r", Prot::READ),

@@ -10,7 +10,7 @@ use std::fmt::Display;
 
 use iopt::walk::{Says, ScanStep, Visited, WalkReason};
 use iopt::{FormatId, Prot};
-use runs::{PageSizes, Run};
+use runs::{PageSizes, Run, Span};
 
 use super::Tables;
 use super::report::{
@@ -257,7 +257,7 @@ impl Scan {
         }
         // What this entry alone translates.
         let offset = entry.iova.wrapping_sub(page.iova) & (page.len - 1);
-        let part = Run::new(entry.iova, page.pa + offset, bytes);
+        let part = Run::new(entry.iova, Span::new(page.pa + offset, bytes));
         self.lay(part, page.len);
         let depth = self.open.len();
         self.tree.leaf(depth, entry, part, page.len);
@@ -438,5 +438,5 @@ fn join(run: Run, next: Run) -> Option<Run> {
     let continues = run.iova.checked_add(run.len) == Some(next.iova)
         && run.pa.checked_add(run.len) == Some(next.pa);
     let len = run.len.checked_add(next.len)?;
-    continues.then(|| Run::new(run.iova, run.pa, len))
+    continues.then(|| Run { len, ..run })
 }

@@ -186,12 +186,11 @@ impl AnyTable {
     pub fn map_pages(
         &self,
         iova: u64,
-        pa: u64,
-        size: u64,
+        page: Span<Pa>,
         count: u64,
         prot: Prot,
     ) -> Progress<TableMapError> {
-        self.table.map_pages(iova, pa, size, count, prot)
+        self.table.map_pages(iova, page, count, prot)
     }
 
     /// See [`Table::plan_map`].

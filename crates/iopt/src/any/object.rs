@@ -58,8 +58,7 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
     fn map_pages(
         &self,
         iova: u64,
-        pa: u64,
-        size: u64,
+        page: Span<Pa>,
         count: u64,
         prot: Prot,
     ) -> Progress<TableMapError>;
@@ -180,12 +179,11 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
     fn map_pages(
         &self,
         iova: u64,
-        pa: u64,
-        size: u64,
+        page: Span<Pa>,
         count: u64,
         prot: Prot,
     ) -> Progress<TableMapError> {
-        (&mut &*self).map_pages(iova, pa, size, count, prot)
+        (&mut &*self).map_pages(iova, page, count, prot)
     }
     fn unmap_pages(
         &self,

@@ -6,7 +6,7 @@
 //! implement two functions and get the others, so that callers can use the wider ones at once and
 //! back ends be ported one by one. The C interface has these calls for drivers of units.
 
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::access::{Access, Disjoint, Exclusive};
 use super::removal_check::Pages;
@@ -50,8 +50,8 @@ impl<E> Progress<E> {
 /// Where an empty table was [kept](Table::keep_empty_tables), or another thread has just emptied one,
 /// pages are mapped in it by smaller leaves.
 pub trait MapPages {
-    /// Maps one page of `size` bytes.
-    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), TableMapError>;
+    /// Maps one page.
+    fn map_page(&mut self, iova: u64, page: Span<Pa>, prot: Prot) -> Result<(), TableMapError>;
 
     /// Unmaps one page of `size` bytes.
     fn unmap_page(
@@ -61,20 +61,19 @@ pub trait MapPages {
         gather: &mut Gather,
     ) -> Result<(), TableUnmapError>;
 
-    /// Maps at most `count` pages of `size` bytes each, contiguous on both sides.
+    /// Maps at most `count` pages, contiguous on both sides: this one and those that follow it.
     fn map_pages(
         &mut self,
         iova: u64,
-        pa: u64,
-        size: u64,
+        page: Span<Pa>,
         count: u64,
         prot: Prot,
     ) -> Progress<TableMapError> {
-        for page in 0..count {
-            let offset = page.wrapping_mul(size);
-            let (iova, pa) = (iova.wrapping_add(offset), pa.wrapping_add(offset));
-            if let Err(cause) = self.map_page(iova, pa, size, prot) {
-                return Progress::stopped(page, cause);
+        for done in 0..count {
+            let offset = done.wrapping_mul(page.len);
+            let next = Span::new(page.start.wrapping_add(offset), page.len);
+            if let Err(cause) = self.map_page(iova.wrapping_add(offset), next, prot) {
+                return Progress::stopped(done, cause);
             }
         }
         Progress::done(count)
@@ -99,8 +98,8 @@ pub trait MapPages {
 }
 
 impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
-    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), TableMapError> {
-        self.map_pages(iova, pa, size, 1, prot).result
+    fn map_page(&mut self, iova: u64, page: Span<Pa>, prot: Prot) -> Result<(), TableMapError> {
+        self.map_pages(iova, page, 1, prot).result
     }
 
     fn unmap_page(
@@ -115,12 +114,11 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
     fn map_pages(
         &mut self,
         iova: u64,
-        pa: u64,
-        size: u64,
+        page: Span<Pa>,
         count: u64,
         prot: Prot,
     ) -> Progress<TableMapError> {
-        self.map_pages_as(iova, pa, size, count, prot, Exclusive)
+        self.map_pages_as(iova, page, count, prot, Exclusive)
     }
 
     fn unmap_pages(
@@ -135,8 +133,8 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
 }
 
 impl<F: Format, M: TableMemory, R: Reclaim> MapPages for &SharedTable<F, M, R> {
-    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), TableMapError> {
-        self.map_pages(iova, pa, size, 1, prot).result
+    fn map_page(&mut self, iova: u64, page: Span<Pa>, prot: Prot) -> Result<(), TableMapError> {
+        self.map_pages(iova, page, 1, prot).result
     }
 
     fn unmap_page(
@@ -151,14 +149,13 @@ impl<F: Format, M: TableMemory, R: Reclaim> MapPages for &SharedTable<F, M, R> {
     fn map_pages(
         &mut self,
         iova: u64,
-        pa: u64,
-        size: u64,
+        page: Span<Pa>,
         count: u64,
         prot: Prot,
     ) -> Progress<TableMapError> {
         let _guard = self.guard();
         self.table()
-            .map_pages_as(iova, pa, size, count, prot, Disjoint::NOTHING)
+            .map_pages_as(iova, page, count, prot, Disjoint::NOTHING)
     }
 
     fn unmap_pages(
@@ -205,17 +202,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn map_pages_as<P: Access>(
         &self,
         iova: u64,
-        pa: u64,
-        size: u64,
+        page: Span<Pa>,
         count: u64,
         prot: Prot,
         access: P,
     ) -> Progress<TableMapError> {
-        let pages = match self.in_one_table(iova, pa, size, count) {
+        let size = page.len;
+        let pages = match self.in_one_table(iova, page, count) {
             Ok(pages) => pages,
             Err(cause) => return Progress::stopped(0, cause.into()),
         };
-        let run = [Span::new(pa, pages * size)];
+        let run = [Span::new(page.start, pages * size)];
         let mapped = self.check_map(iova, &run, prot).and_then(|mut request| {
             request.sizes = up_to(self.sizes, size);
             self.map_checked(request, access)
@@ -229,7 +226,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 if before == 0 {
                     return Progress::stopped(0, cause);
                 }
-                let progress = self.map_pages_as(iova, pa, size, before, prot, access);
+                let progress = self.map_pages_as(iova, page, before, prot, access);
                 Progress {
                     pages: progress.pages,
                     result: progress.result.and(Err(cause)),
@@ -248,7 +245,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         access: P,
     ) -> Progress<TableUnmapError> {
-        let wanted = match self.in_one_table(iova, 0, size, count) {
+        let wanted = match self.in_one_table(iova, Span::new(0, size), count) {
             Ok(pages) => pages,
             Err(cause) => return Progress::stopped(0, cause.into()),
         };
@@ -271,8 +268,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
     }
 
-    /// How many of `count` pages of `size` bytes lie in the table in which the first one lies.
-    fn in_one_table(&self, iova: u64, pa: u64, size: u64, count: u64) -> Result<u64, Narrow> {
+    /// How many of `count` pages lie in the table in which the first one lies.
+    fn in_one_table(&self, iova: u64, page: Span<Pa>, count: u64) -> Result<u64, Narrow> {
+        let size = page.len;
         let mut levels = 0..usize::from(self.begin().levels);
         let level = levels.find(|level| F::leaf_sizes(*level).contains(size));
         let (Some(level), true) = (level, self.sizes.contains(size)) else {
@@ -282,7 +280,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if count == 0 {
             return Err(Narrow::Range(RangeError::Empty));
         }
-        for value in [iova, pa] {
+        for value in [iova, page.start] {
             if value & (size - 1) != 0 {
                 let granule = size;
                 return Err(Narrow::Range(RangeError::Misaligned { value, granule }));

@@ -46,13 +46,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let word = F::leaf(0, pa, F::shift(0), bits);
         if ONE {
             let cell = here.first().filter(|cell| F::is_empty(cell.get()))?;
-            self.announce_run(Run::new(iova, pa, len), word);
+            self.announce_run(Run { iova, pa, len }, word);
             cell.set(word);
         } else {
             if first_occupied::<F, _>(here).is_some() {
                 return None;
             }
-            self.announce_run(Run::new(iova, pa, len), word);
+            self.announce_run(Run { iova, pa, len }, word);
             store_leaves::<F, L<0>, _>(here, word, F::shift(0));
         }
         self.memory.written(here);
@@ -125,7 +125,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             cell.set(0);
         }
         self.memory.written(here);
-        let run = Run::new(range.start, pa, len);
+        let run = Run::new(range.start, Span::new(pa, len));
         if self.memory.watches_runs() {
             self.memory.unmapped(run);
         }

@@ -178,7 +178,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     if self.rewrite_leaf::<V>(group, word) {
                         let iova = self.aperture().extend(part.base());
                         if self.memory.watches_runs() {
-                            let run = Run::new(iova, pa, 1 << log2);
+                            let run = Run::new(iova, Span::new(pa, 1 << log2));
                             self.memory.unmapped(run);
                             self.memory.mapped(run, request.prot);
                         }

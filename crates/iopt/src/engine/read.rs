@@ -60,7 +60,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let (pa, log2, level, word) = self.find(iova)?;
         let len = 1 << log2;
         Some(Leaf {
-            run: Run::new(iova & !(len - 1), pa, len),
+            run: Run::new(iova & !(len - 1), Span::new(pa, len)),
             prot: self.format.prot(level, word),
             level: level as u8,
         })
@@ -194,7 +194,8 @@ impl<'t, F: Format, M: TableMemory> Leaves<'t, F, M> {
         core::iter::from_fn(move || {
             let leaf = self.next()?;
             let more = self.go_on(&leaf);
-            let run = Run::new(leaf.run.iova, leaf.run.pa, leaf.run.len + more);
+            let mut run = leaf.run;
+            run.len += more;
             Some((leaf, run))
         })
     }
@@ -268,7 +269,7 @@ impl<F: Format, M: TableMemory> Iterator for Leaves<'_, F, M> {
                     self.here.pass((rest >> F::shift(level)) as usize);
                     self.word = word;
                     return Some(Leaf {
-                        run: Run::new(self.aperture.extend(at), pa, len),
+                        run: Run::new(self.aperture.extend(at), Span::new(pa, len)),
                         prot: self.table.format.prot(level, word),
                         level: level as u8,
                     });

@@ -148,7 +148,7 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
                 if end & !rest < at || end | rest > at + (todo - 1) {
                     return Err(TableUnmapError::InsideLeaf {
                         range: self.named,
-                        leaf: Run::new(aperture.extend(end & !rest), pa, rest + 1),
+                        leaf: Run::new(aperture.extend(end & !rest), Span::new(pa, rest + 1)),
                     });
                 }
             }

@@ -70,7 +70,8 @@ impl<'a, S: RunSink> Removed<'a, S> {
         if let Some((first, last)) = self.hull {
             let range = Span::new(self.aperture.extend(first), last - first + 1);
             if let Some(pa) = self.one {
-                self.sink.run(Run::new(range.start, pa, range.len));
+                self.sink
+                    .run(Run::new(range.start, Span::new(pa, range.len)));
             }
             self.gather.add(range, self.leaf_levels);
         }
@@ -89,7 +90,7 @@ impl<'a, S: RunSink> Removed<'a, S> {
             self.end_of_run();
             self.dirty = dirty;
         }
-        let next = Run::new(self.aperture.extend(at), pa, len);
+        let next = Run::new(self.aperture.extend(at), Span::new(pa, len));
         if let Some(run) = self.joiner.push(next) {
             self.tell(run);
         }

@@ -131,7 +131,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let prot = self.format.prot(0, leaf);
         let mut iova = request.iova;
         for run in request.runs {
-            self.memory.mapped(Run::new(iova, run.start, run.len), prot);
+            self.memory.mapped(Run::new(iova, *run), prot);
             iova = iova.wrapping_add(run.len);
         }
     }
@@ -250,7 +250,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return (!sizes.is_empty() && aligned && len >> log2 > 0)
                 .then_some((log2, len >> log2));
         }
-        let (size, count) = sizes.step(cursor.at, cursor.pa, len)?;
+        let (size, count) = sizes.step(cursor.at, Span::new(cursor.pa, len))?;
         Some((size.trailing_zeros(), count))
     }
 }

@@ -323,7 +323,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub(super) fn watch(&self, at: u64, pa: u64, len: u64) {
         if self.memory.watches_runs() {
             let iova = self.aperture().extend(at);
-            self.memory.unmapped(Run::new(iova, pa, len));
+            self.memory.unmapped(Run { iova, pa, len });
         }
     }
 

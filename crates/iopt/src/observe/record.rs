@@ -214,7 +214,7 @@ mod heap {
                     writers.remove(domain, there, prot);
                 }
                 // The same addresses of the same memory, or another mapping than was thought.
-                let expected = Run::new(there.iova, run.pa + (there.iova - run.iova), there.len);
+                let expected = run.part(there.input());
                 if entry.is_none() || there != expected {
                     let run = expected;
                     violations.push(Violation::NotMapped { run, domain });
@@ -228,7 +228,7 @@ mod heap {
             let violations = &mut self.violations;
             for (leaf, prot) in leaves {
                 rest.take(leaf.input(), |there, entry| {
-                    let run = Run::new(there.iova, leaf.pa + (there.iova - leaf.iova), there.len);
+                    let run = leaf.part(there.input());
                     if entry != Some(prot) || there != run {
                         violations.push(Violation::LeafWithoutEntry { run, domain });
                         if entry.is_some() {
@@ -239,7 +239,7 @@ mod heap {
                 });
             }
             for (&iova, entry) in &rest.0 {
-                let run = Run::new(iova, entry.pa, entry.len);
+                let run = Run::new(iova, Span::new(entry.pa, entry.len));
                 violations.push(Violation::EntryWithoutLeaf { run, domain });
             }
         }
@@ -273,7 +273,7 @@ mod heap {
             let mut at = range.start;
             let gap = |at: u64, end: u64, each: &mut dyn FnMut(Run, Option<Prot>)| {
                 if at < end {
-                    each(Run::new(at, 0, end - at), None);
+                    each(Run::new(at, Span::new(0, end - at)), None);
                 }
             };
             let keys: Vec<u64> = self
@@ -286,7 +286,7 @@ mod heap {
                     continue;
                 };
                 gap(at, iova, &mut each);
-                each(Run::new(iova, pa, len), Some(prot));
+                each(Run { iova, pa, len }, Some(prot));
                 at = iova.saturating_add(len);
             }
             gap(at, last.saturating_add(1), &mut each);
@@ -299,7 +299,7 @@ mod heap {
             {
                 let Mapping { pa, len, prot } = *mapping;
                 mapping.len = at - iova;
-                self.put(Run::new(at, pa + (at - iova), len - (at - iova)), prot);
+                self.put(Run { iova, pa, len }.skip(at - iova), prot);
             }
         }
     }

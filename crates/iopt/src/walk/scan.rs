@@ -9,7 +9,7 @@
 //! whoever must be done in time [passes](ScanStep::Past) tables that he has seen, or
 //! [ends](ScanStep::End) it.
 
-use runs::Run;
+use runs::{Run, Span};
 
 use super::spec::{Entry, Shape, Spec, low_bits};
 use super::walker::{Walker, by_format, combine};
@@ -237,7 +237,10 @@ impl Walker {
             Ok(Entry::Leaf { pa, log2, prot }) => {
                 visited.prot = combine(frame.prot, prot);
                 let within = low_bits(log2);
-                Ok(Says::Leaf(Run::new(iova & !within, pa, within + 1)))
+                Ok(Says::Leaf(Run::new(
+                    iova & !within,
+                    Span::new(pa, within + 1),
+                )))
             }
         };
         Some(visited)

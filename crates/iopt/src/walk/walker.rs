@@ -401,7 +401,7 @@ impl Walker {
                     }
                     return Ok(Translation {
                         pa: pa | iova & within,
-                        page: Run::new(iova & !within, pa, within + 1),
+                        page: Run::new(iova & !within, Span::new(pa, within + 1)),
                         open: Span::new((iova & !within) + first, last - first + 1),
                         level: at.level,
                         prot,

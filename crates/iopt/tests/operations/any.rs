@@ -78,7 +78,7 @@ macro_rules! beside {
         owner
             .unmap(range, &mut gather, &mut |run: Run| runs.push(run))
             .unwrap();
-        assert_eq!(runs, [Run::new(range.start, run.start, run.len)]);
+        assert_eq!(runs, [Run::new(range.start, run)]);
         let range = Span::new(first + 256 * page, 512 * page);
         let bytes = owner.unmap_mapped(range, &mut gather, &mut iopt::NoRuns);
         assert_eq!(bytes, Ok(40 * page));

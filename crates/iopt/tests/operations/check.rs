@@ -100,7 +100,7 @@ fn a_lost_reference_is_caught() {
     let cells = memory.entries(lowest.unwrap(), 512);
     cells[20].set((9 * G1) | 3);
     table.verify(&record, GUEST_A);
-    let run = Run::new(20 * PAGE, 9 * G1, PAGE);
+    let run = Run::new(20 * PAGE, Span::new(9 * G1, PAGE));
     let domain = GUEST_A;
     assert_eq!(
         record.borrow_mut().take_violations().first(),
@@ -116,7 +116,7 @@ fn a_lost_reference_is_caught() {
     // One is emptied, so that its page would stay pinned for ever.
     cells[3].set(0);
     table.verify(&record, GUEST_A);
-    let run = Run::new(3 * PAGE, 8 * G1 + 3 * PAGE, PAGE);
+    let run = Run::new(3 * PAGE, Span::new(8 * G1 + 3 * PAGE, PAGE));
     assert_eq!(
         record.borrow_mut().take_violations().first(),
         [Violation::EntryWithoutLeaf { run, domain }]
@@ -128,11 +128,11 @@ fn a_lost_reference_is_caught() {
     table.verify(&record, GUEST_A);
     let found = record.borrow_mut().take_violations();
     let leaf = |iova, pa| Violation::LeafWithoutEntry {
-        run: Run::new(iova, pa, PAGE),
+        run: Run::new(iova, Span::new(pa, PAGE)),
         domain,
     };
     let entry = |iova, pa| Violation::EntryWithoutLeaf {
-        run: Run::new(iova, pa, PAGE),
+        run: Run::new(iova, Span::new(pa, PAGE)),
         domain,
     };
     assert_eq!(

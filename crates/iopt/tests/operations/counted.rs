@@ -29,7 +29,7 @@ fn four_mebibytes_at_0_are_one_call_and_one_descent_where_they_were_two_of_each(
     // As it was: a call for each page, and a walk in each call.
     for page in 0..2 {
         table
-            .map_page(page * M2, 8 * G1 + page * M2, M2, Prot::RW)
+            .map_page(page * M2, Span::new(8 * G1 + page * M2, M2), Prot::RW)
             .unwrap();
     }
     memory.take();
@@ -40,7 +40,10 @@ fn four_mebibytes_at_0_are_one_call_and_one_descent_where_they_were_two_of_each(
     table.reclaim(std::mem::take(&mut gather).never_walked());
 
     // The narrow call: once down for both.
-    assert_eq!(table.map_pages(0, 8 * G1, M2, 2, Prot::RW).pages, 2);
+    assert_eq!(
+        table.map_pages(0, Span::new(8 * G1, M2), 2, Prot::RW).pages,
+        2
+    );
     memory.take();
     assert_eq!(table.unmap_pages(0, M2, 2, &mut gather).pages, 2);
     let unmapped = memory.take();

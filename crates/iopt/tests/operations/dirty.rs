@@ -54,7 +54,12 @@ fn unmapped_at_the_worst_moment<F: Format>(format: F) {
                 )
                 .unwrap()
         });
-        assert_eq!(runs, [(Run::new(0, PA, 40 * PAGE), true)], "{}", F::ID);
+        assert_eq!(
+            runs,
+            [(Run::new(0, Span::new(PA, 40 * PAGE)), true)],
+            "{}",
+            F::ID
+        );
         let _ = gather.never_walked();
     }
 }
@@ -76,8 +81,12 @@ fn runs_end_where_dirty_state_changes<F: Format>(format: F) {
     let mut sink = WithDirty(|run, dirty| runs.push((run, dirty)));
     let range = Span::new(0, 8 * PAGE);
     table.unmap(range, &mut gather, &mut sink).unwrap();
-    let expected = [(0, 2, false), (2, 3, true), (5, 3, false)]
-        .map(|(at, n, dirty)| (Run::new(at * PAGE, PA + at * PAGE, n * PAGE), dirty));
+    let expected = [(0, 2, false), (2, 3, true), (5, 3, false)].map(|(at, n, dirty)| {
+        (
+            Run::new(at * PAGE, Span::new(PA + at * PAGE, n * PAGE)),
+            dirty,
+        )
+    });
     assert_eq!(runs, expected, "{}", F::ID);
     assert_eq!(gather.invalidation().ranges(), [range]);
     let _ = gather.never_walked();
@@ -165,7 +174,7 @@ fn a_harvest_is_refused_for_what_is_wrong_with_it() {
     };
     assert_eq!(table.harvest(range, &mut pending), Err(outside));
     for range in [Span::new(0, M2 + PAGE), Span::new(2 * M2 - PAGE, PAGE)] {
-        let leaf = Run::new(M2, PA + M2, M2);
+        let leaf = Run::new(M2, Span::new(PA + M2, M2));
         let inside = DirtyError::InsideLeaf { range, leaf };
         assert_eq!(table.harvest(range, &mut pending), Err(inside));
     }

@@ -61,7 +61,10 @@ fn what_is_done_inside_is_what_single_operations_do() {
         inside
             .unmap(page(3), &mut gather, &mut |run: Run| runs.push(run))
             .unwrap();
-        assert_eq!(runs, [Run::new(page(3).start, PA + 6 * PAGE, PAGE)]);
+        assert_eq!(
+            runs,
+            [Run::new(page(3).start, Span::new(PA + 6 * PAGE, PAGE))]
+        );
         let hole = inside.unmap(page(3), &mut gather, &mut |_: Run| ());
         assert!(
             matches!(hole, Err(TableUnmapError::Hole { .. })),

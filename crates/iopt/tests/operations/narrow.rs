@@ -7,7 +7,7 @@ use iopt::{
     Format, Gather, HeapTables, MapPages, Prot, RangeError, SharedTable, Table, TableMapError,
     TableMemory, TableUnmapError,
 };
-use runs::{PageSizes, Run, Span};
+use runs::{Pa, PageSizes, Run, Span};
 
 const PAGE: u64 = 4096;
 const M2: u64 = 2 << 20;
@@ -50,7 +50,8 @@ fn a_loop_of_narrow_calls_and_one_wide_call_leave_the_same_bytes() {
             let mut calls = 0;
             while done < pages {
                 let at = done * size;
-                let progress = narrow.map_pages(iova + at, pa + at, size, pages - done, Prot::RW);
+                let progress =
+                    narrow.map_pages(iova + at, Span::new(pa + at, size), pages - done, Prot::RW);
                 progress.result.unwrap();
                 assert!(progress.pages > 0);
                 done += progress.pages;
@@ -84,7 +85,7 @@ fn a_call_stops_at_the_end_of_a_table_and_says_so() {
     fn check<F: Format>(format: F) {
         let memory = memory();
         let mut table = Table::new(format, &memory).unwrap();
-        let progress = table.map_pages(M2 - 3 * PAGE, 8 * G1, PAGE, 10, Prot::RW);
+        let progress = table.map_pages(M2 - 3 * PAGE, Span::new(8 * G1, PAGE), 10, Prot::RW);
         assert_eq!((progress.pages, progress.result), (3, Ok(())));
         let mut gather = Gather::new();
         let progress = table.unmap_pages(M2 - 2 * PAGE, PAGE, 10, &mut gather);
@@ -102,9 +103,9 @@ fn how_far_a_call_came_is_said_beside_an_error_too() {
         table
             .map(G1 + 5 * PAGE, &[Span::new(7 * G1 + PAGE, PAGE)], Prot::RW)
             .unwrap();
-        let progress = table.map_pages(G1, 8 * G1, PAGE, 20, Prot::RW);
+        let progress = table.map_pages(G1, Span::new(8 * G1, PAGE), 20, Prot::RW);
         assert_eq!(progress.pages, 5);
-        let found = Run::new(G1 + 5 * PAGE, 7 * G1 + PAGE, PAGE);
+        let found = Run::new(G1 + 5 * PAGE, Span::new(7 * G1 + PAGE, PAGE));
         assert!(
             matches!(progress.result, Err(TableMapError::Overlap { found: f, .. }) if f == found)
         );
@@ -127,17 +128,19 @@ fn pages_of_another_size_are_left_alone() {
     fn check<F: Format>(format: F) {
         let memory = memory();
         let mut table = Table::new(format, &memory).unwrap();
-        table.map_page(G1, 8 * G1, M2, Prot::RW).unwrap();
-        table.map_page(G1 + M2, 9 * G1, PAGE, Prot::RW).unwrap();
+        table.map_page(G1, Span::new(8 * G1, M2), Prot::RW).unwrap();
+        table
+            .map_page(G1 + M2, Span::new(9 * G1, PAGE), Prot::RW)
+            .unwrap();
         let mut gather = Gather::new();
-        let leaf = Run::new(G1, 8 * G1, M2);
+        let leaf = Run::new(G1, Span::new(8 * G1, M2));
         assert_eq!(
             table.unmap_page(G1, PAGE, &mut gather),
             Err(TableUnmapError::OtherSize { size: PAGE, leaf })
         );
         let progress = table.unmap_pages(G1, M2, 2, &mut gather);
         assert_eq!(progress.pages, 1);
-        let leaf = Run::new(G1 + M2, 9 * G1, PAGE);
+        let leaf = Run::new(G1 + M2, Span::new(9 * G1, PAGE));
         assert_eq!(
             progress.result,
             Err(TableUnmapError::OtherSize { size: M2, leaf })
@@ -152,24 +155,32 @@ fn what_is_not_well_formed_is_refused() {
     let memory = memory();
     let mut table = Table::new(VtdSs::new(4).unwrap(), &memory).unwrap();
     let mut gather = Gather::new();
-    let refused = table.map_page(0, 0, 8192, Prot::RW).unwrap_err();
+    let refused = table.map_page(0, Span::new(0, 8192), Prot::RW).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "no leaves of 0x2000 bytes; there are 4K|2M|1G"
     );
-    let refused = table.map_page(PAGE, 0, M2, Prot::RW).unwrap_err();
+    let refused = table
+        .map_page(PAGE, Span::new(0, M2), Prot::RW)
+        .unwrap_err();
     let misaligned = RangeError::Misaligned {
         value: PAGE,
         granule: M2,
     };
     assert_eq!(refused, TableMapError::Range(misaligned));
-    let refused = table.map_page(M2, PAGE, M2, Prot::RW).unwrap_err();
+    let refused = table
+        .map_page(M2, Span::new(PAGE, M2), Prot::RW)
+        .unwrap_err();
     assert_eq!(refused, TableMapError::Range(misaligned));
     assert_eq!(
         table.unmap_pages(0, PAGE, 0, &mut gather).result,
         Err(TableUnmapError::Range(RangeError::Empty))
     );
-    assert!(table.map_page(1 << 48, 0, PAGE, Prot::RW).is_err());
+    assert!(
+        table
+            .map_page(1 << 48, Span::new(0, PAGE), Prot::RW)
+            .is_err()
+    );
     assert!(table.unmap_page(!0xfff, PAGE, &mut gather).is_err());
     assert!(gather.is_empty());
 }
@@ -182,19 +193,14 @@ struct OnePage {
 }
 
 impl MapPages for OnePage {
-    fn map_page(
-        &mut self,
-        iova: u64,
-        pa: u64,
-        size: u64,
-        _prot: Prot,
-    ) -> Result<(), TableMapError> {
+    fn map_page(&mut self, iova: u64, page: Span<Pa>, _prot: Prot) -> Result<(), TableMapError> {
         self.calls += 1;
-        match self.pages.insert(iova, pa) {
+        match self.pages.insert(iova, page.start) {
             None => Ok(()),
             Some(old) => {
                 self.pages.insert(iova, old);
-                let (wanted, found) = (Span::new(iova, size), Run::new(iova, old, size));
+                let wanted = Span::new(iova, page.len);
+                let found = Run::new(iova, Span::new(old, page.len));
                 Err(TableMapError::Overlap { wanted, found })
             }
         }
@@ -219,8 +225,10 @@ impl MapPages for OnePage {
 fn a_back_end_of_one_page_calls_gets_the_others() {
     let mut back_end = OnePage::default();
     let mut gather = Gather::new();
-    back_end.map_page(4 * PAGE, G1, PAGE, Prot::RW).unwrap();
-    let progress = back_end.map_pages(0, 8 * G1, PAGE, 10, Prot::RW);
+    back_end
+        .map_page(4 * PAGE, Span::new(G1, PAGE), Prot::RW)
+        .unwrap();
+    let progress = back_end.map_pages(0, Span::new(8 * G1, PAGE), 10, Prot::RW);
     assert_eq!(progress.pages, 4);
     assert!(matches!(
         progress.result,
@@ -238,14 +246,22 @@ fn a_back_end_of_one_page_calls_gets_the_others() {
 fn four_mebibytes_at_0_are_unmapped_by_one_call_where_they_were_two() {
     let mut before = OnePage::default();
     let mut gather = Gather::new();
-    assert_eq!(before.map_pages(0, 8 * G1, M2, 2, Prot::RW).pages, 2);
+    assert_eq!(
+        before
+            .map_pages(0, Span::new(8 * G1, M2), 2, Prot::RW)
+            .pages,
+        2
+    );
     before.calls = 0;
     assert_eq!(before.unmap_pages(0, M2, 2, &mut gather).pages, 2);
     assert_eq!(before.calls, 2);
 
     let memory = memory();
     let mut table = Table::new(ArmStage1::<K4>::new(48, 48).unwrap(), &memory).unwrap();
-    assert_eq!(table.map_pages(0, 8 * G1, M2, 2, Prot::RW).pages, 2);
+    assert_eq!(
+        table.map_pages(0, Span::new(8 * G1, M2), 2, Prot::RW).pages,
+        2
+    );
     assert_eq!(table.leaves(Span::new(0, G1)).count(), 2);
     assert_eq!(table.unmap_pages(0, M2, 2, &mut gather).pages, 2);
     assert_eq!(gather.invalidation().ranges(), [Span::new(0, 2 * M2)]);
@@ -268,7 +284,8 @@ fn narrow_calls_on_a_shared_table_do_the_same() {
         let mut done = 0;
         while done < pages {
             let at = done * PAGE;
-            let progress = narrow.map_pages(iova + at, pa + at, PAGE, pages - done, Prot::RW);
+            let progress =
+                narrow.map_pages(iova + at, Span::new(pa + at, PAGE), pages - done, Prot::RW);
             progress.result.unwrap();
             assert!(progress.pages > 0);
             done += progress.pages;
@@ -285,13 +302,15 @@ fn narrow_calls_on_a_shared_table_do_the_same() {
         assert!(
             matches!(progress.result, Err(TableUnmapError::Hole { at, .. }) if at == iova + 5 * PAGE)
         );
-        let progress = narrow.map_pages(iova, pa, PAGE, 9, Prot::RW);
+        let progress = narrow.map_pages(iova, Span::new(pa, PAGE), 9, Prot::RW);
         assert_eq!(progress.pages, 6);
         assert!(matches!(
             progress.result,
             Err(TableMapError::Overlap { .. })
         ));
-        narrow.map_page(8 * G1, 64 * G1, M2, Prot::RW).unwrap();
+        narrow
+            .map_page(8 * G1, Span::new(64 * G1, M2), Prot::RW)
+            .unwrap();
         let progress = narrow.unmap_pages(8 * G1, PAGE, 3, &mut gather);
         assert_eq!(progress.pages, 0);
         assert!(matches!(
@@ -310,9 +329,13 @@ fn a_large_page_goes_into_a_kept_table_as_small_ones() {
         let mut table = Table::new(format, &memory).unwrap();
         table.keep_empty_tables(true);
         let mut gather = Gather::new();
-        table.map_page(4 * M2, PAGE, PAGE, Prot::RW).unwrap();
+        table
+            .map_page(4 * M2, Span::new(PAGE, PAGE), Prot::RW)
+            .unwrap();
         table.unmap_page(4 * M2, PAGE, &mut gather).unwrap();
-        table.map_page(4 * M2, 32 * G1, M2, Prot::RW).unwrap();
+        table
+            .map_page(4 * M2, Span::new(32 * G1, M2), Prot::RW)
+            .unwrap();
         assert_eq!(table.translate(5 * M2 - 1), Some(32 * G1 + M2 - 1));
         assert!(table.leaf_at(4 * M2).unwrap().run.len < M2);
         table.reclaim(gather.never_walked());

@@ -150,7 +150,7 @@ fn a_request_is_refused_whole_for_what_is_wrong_with_it() {
     let mut table = Table::with_page_sizes(format, &memory, sizes).unwrap();
     let all = fill(&mut table, Prot::RW);
     let before = words(&memory);
-    let large = Run::new(M2, PA + M2, M2);
+    let large = Run::new(M2, Span::new(PA + M2, M2));
     let cut = |range| ProtectError::InsideLeaf { range, leaf: large };
     let hole = |range, at| ProtectError::Hole { range, at };
     let wider = Span::new(all.start - PAGE, 2 * PAGE);

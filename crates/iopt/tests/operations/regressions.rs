@@ -42,7 +42,7 @@ fn unmapping_4k_inside_a_huge_page_does_not_follow_its_data_as_if_it_were_a_tabl
             let refused = table
                 .unmap(page, &mut gather, &mut iopt::NoRuns)
                 .unwrap_err();
-            let leaf = Run::new(4 * G1, 8 * G1, size);
+            let leaf = Run::new(4 * G1, Span::new(8 * G1, size));
             assert_eq!(refused, TableUnmapError::InsideLeaf { range: page, leaf });
             assert!(gather.is_empty());
             assert_eq!(table.translate(page.start), Some(8 * G1 + 5 * PAGE));
@@ -78,9 +78,9 @@ fn a_mapping_of_physical_address_0_is_a_mapping() {
         assert_eq!(
             runs,
             [
-                Run::new(0, 0, PAGE),
-                Run::new(M2, 0, M2),
-                Run::new(G1, 0, G1)
+                Run::new(0, Span::new(0, PAGE)),
+                Run::new(M2, Span::new(0, M2)),
+                Run::new(G1, Span::new(0, G1))
             ]
         );
         table.reclaim(gather.never_walked());
@@ -147,7 +147,7 @@ fn a_map_that_fails_at_its_end_leaves_nothing_of_its_beginning() {
             refused,
             TableMapError::Overlap {
                 wanted: Span::new(4 * G1, 2 * M2 + 8 * PAGE),
-                found: Run::new(last, G1, PAGE)
+                found: Run::new(last, Span::new(G1, PAGE))
             }
         );
         assert_eq!(table.leaves(Span::new(0, 64 * G1)).count(), 1);
@@ -163,7 +163,7 @@ fn a_group_of_entries_is_never_unmapped_in_part() {
     table
         .map(0x10_0000, &[Span::new(0x40_0000, 0x1_0000)], Prot::RW)
         .unwrap();
-    let leaf = Run::new(0x10_0000, 0x40_0000, 0x1_0000);
+    let leaf = Run::new(0x10_0000, Span::new(0x40_0000, 0x1_0000));
     assert_eq!(table.leaf_at(0x10_5000).unwrap().run, leaf);
     let mut gather = Gather::new();
     for part in [
@@ -311,7 +311,10 @@ fn merged_far_behind_the_start<F: Format>(format: F) {
     let (mut gather, refused) = (Gather::new(), Interruption::Refused);
     let flush = |_: &_| Ok::<_, ()>(());
     table.merge(range, refused, &mut gather, flush).unwrap();
-    assert_eq!(table.leaf_at(far).unwrap().run, Run::new(far, pa, M2));
+    assert_eq!(
+        table.leaf_at(far).unwrap().run,
+        Run::new(far, Span::new(pa, M2))
+    );
     assert_eq!((table.tables(), memory.in_use()), (tables - 1, tables - 1));
 }
 
@@ -356,7 +359,7 @@ fn runs_of_one_leaf_each_lead_each_to_its_own_memory_or_none_is_mapped() {
             table.reclaim(gather.never_walked());
             let in_use = memory.in_use();
             // The same with somebody in the way, far behind the first.
-            let there = Run::new(iova + 777 * size, 0x5000 * size, size);
+            let there = Run::new(iova + 777 * size, Span::new(0x5000 * size, size));
             let other = [Span::new(there.pa, size)];
             table.map(there.iova, &other, Prot::READ).unwrap();
             let before = memory.in_use();

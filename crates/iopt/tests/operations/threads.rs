@@ -116,7 +116,7 @@ fn own_pages_of_the_same_tables<F: Format>(format: F, seed: u64) {
                             table
                                 .unmap(page, &mut gather, &mut |run| runs.push(run))
                                 .unwrap();
-                            assert_eq!(runs, [Run::new(iova, old, PAGE)]);
+                            assert_eq!(runs, [Run::new(iova, Span::new(old, PAGE))]);
                             flush(table, gather);
                             mapped[n] = None;
                         }
@@ -335,7 +335,7 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
                                 .unmap(Span::new(page * PAGE, PAGE), &mut gather, &mut sink)
                                 .unwrap();
                         }
-                        assert_eq!(runs, [Run::new(page * PAGE, run.start, PAGE)]);
+                        assert_eq!(runs, [Run::new(page * PAGE, Span::new(run.start, PAGE))]);
                         assert_eq!(table.translate(page * PAGE), None);
                         flush(table, gather);
                     }
@@ -390,7 +390,10 @@ fn a_shared_table_is_cut_and_unmapped_in_one_call() {
     assert_eq!(bytes, Ok(range.len));
     assert_eq!(
         runs,
-        [Run::new(range.start, (1 << 30) + 5 * PAGE, range.len)]
+        [Run::new(
+            range.start,
+            Span::new((1 << 30) + 5 * PAGE, range.len)
+        )]
     );
     flush(&table, gather);
     assert_eq!(table.translate(large), Some(1 << 30));

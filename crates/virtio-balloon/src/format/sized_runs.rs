@@ -98,7 +98,7 @@ impl Format for SizedRuns {
         let mut out = Writer::behind(message, HEAD)?;
         let mut needed = 0;
         while let Some(run) = source.front()? {
-            let step = sizes.step(run.start, run.start, run.len);
+            let step = sizes.step(run.start, run.cast());
             let step =
                 step.and_then(|(size, count)| Some((size, count, self.shifts.number(size)?)));
             let Some((size, count, number)) = step else {

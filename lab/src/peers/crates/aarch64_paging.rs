@@ -131,7 +131,10 @@ impl Peer for Aarch64 {
         if S::WANTED {
             let take = &mut |part: &MemoryRegion, found: &Descriptor<_>, _| {
                 let pa = found.output_address().0 as u64;
-                sink.push(Run::new(part.start().0 as u64, pa, part.len() as u64));
+                sink.push(Run::new(
+                    part.start().0 as u64,
+                    Span::new(pa, part.len() as u64),
+                ));
                 Ok(())
             };
             self.0.walk_range(&region(range), take).map_err(refused)?;

@@ -156,7 +156,7 @@ impl Peer for Generic {
                 if found.is_final_mapping {
                     let at = found.vaddr.as_usize() as u64;
                     let len = if found.level == 1 { 4096 } else { 2 << 20 };
-                    sink.push(Run::new(at, found.pte.0 & ADDRESS, len));
+                    sink.push(Run::new(at, Span::new(found.pte.0 & ADDRESS, len)));
                 }
             }
         }

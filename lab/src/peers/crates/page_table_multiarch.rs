@@ -94,7 +94,7 @@ impl Peer for Multiarch {
         while at <= range.last() {
             let (pa, _, size) = cursor.unmap(virt(at)).map_err(refused)?;
             let size = size as usize as u64;
-            sink.push(Run::new(at, pa.as_usize() as u64, size));
+            sink.push(Run::new(at, Span::new(pa.as_usize() as u64, size)));
             at += size;
         }
         Ok(())

@@ -98,8 +98,7 @@ impl X86 {
                     flush.ignore();
                     sink.push(Run::new(
                         page.start_address().as_u64(),
-                        frame.start_address().as_u64(),
-                        S::SIZE,
+                        Span::new(frame.start_address().as_u64(), S::SIZE),
                     ));
                 }
                 Err(error) => return Err(refused(error)),

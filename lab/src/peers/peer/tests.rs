@@ -73,7 +73,7 @@ fn maps_what_it_is_asked_to<P: Peer>(walk: &impl Fn(&P, u64) -> Option<(u64, u64
             assert_eq!(around.map(|at| peer.translate(at)), [None; 2]);
             let mut runs = Collected::default();
             peer.unmap(range, leaves, tables, &mut runs).unwrap();
-            assert_eq!(runs.0, [Run::new(range.start, pa, range.len)]);
+            assert_eq!(runs.0, [Run::new(range.start, Span::new(pa, range.len))]);
             for n in 0..count {
                 assert_eq!(walk(&peer, range.start + n * page), None, "{leaves:?} {n}");
             }

@@ -24,7 +24,7 @@ pub(crate) fn image_with(name: &str, most: u64, maps: Maps<'_>) -> (Vec<u8>, Roo
     let maps: Vec<_> = maps
         .iter()
         .map(|&(iova, pa, len, prot)| Mapped {
-            run: Run::new(iova, pa, len),
+            run: Run { iova, pa, len },
             prot,
         })
         .collect();

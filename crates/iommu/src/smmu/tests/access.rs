@@ -3,7 +3,7 @@
 use iopt::format::{ArmConfig, ArmGranule};
 use iopt::walk::{Access, UpperTable, WalkCache, WalkReason, Walker};
 use iopt::{FormatId, Root};
-use runs::Run;
+use runs::{Run, Span};
 
 use super::model::{Cached, Model, State, Tag};
 
@@ -248,7 +248,7 @@ impl Model {
                 let start = address & !(size - 1);
                 let pa = found.pa - (address - start);
                 let write = found.prot.contains(iopt::Prot::WRITE);
-                let page = Run::new(start, pa, size);
+                let page = Run::new(start, Span::new(pa, size));
                 state.cached.push(Cached {
                     tag,
                     page,

@@ -86,7 +86,7 @@ fn devices_pass_until_they_are_translated_and_what_was_cached_is_forgotten() {
     // Somebody else's translation with the tag that ours will have.
     let before = model::Cached {
         tag: (0, Some(2)),
-        page: runs::Run::new(0x1000, 0xbad_0000, 0x1000),
+        page: runs::Run::new(0x1000, Span::new(0xbad_0000, 0x1000)),
         write: true,
         global: true,
     };

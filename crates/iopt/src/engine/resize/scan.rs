@@ -51,7 +51,7 @@ impl Extent {
     }
 
     pub(super) fn run<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Run {
-        Run::new(self.input(table).start, self.pa, self.len)
+        Run::new(self.input(table).start, Span::new(self.pa, self.len))
     }
 
     /// How many entries it has.
@@ -216,7 +216,8 @@ impl Scan {
             let at = aperture.strip(run.iova);
             // What `map` would put here: see `leaves_here`.
             let room = (!run.pa & low_bits(F::LINEAR_LOG2)).saturating_add(1);
-            let Some((size, count)) = table.sizes.step(at, run.pa, run.len.min(room)) else {
+            let Some((size, count)) = table.sizes.step(at, Span::new(run.pa, run.len.min(room)))
+            else {
                 self.pass_in(run, prot, run.len);
                 continue;
             };
@@ -251,7 +252,7 @@ impl Scan {
     /// Goes on in a run, `bytes` further.
     fn pass_in(&mut self, run: Run, prot: Prot, bytes: u64) {
         if bytes < run.len {
-            let rest = Run::new(run.iova + bytes, run.pa + bytes, run.len - bytes);
+            let rest = run.skip(bytes);
             self.run = Some((rest, prot, None));
         }
         self.pass(self.at + (bytes - 1));
@@ -283,7 +284,7 @@ impl Scan {
 /// Of a run of leaves of `size` bytes, those that lie in `range` whole.
 fn within(range: &Span<Iova>, size: u64, mut run: Run) -> Run {
     if run.iova < range.start {
-        run = Run::new(run.iova + size, run.pa + size, run.len - size);
+        run = run.skip(size);
     }
     if run.len > 0 && run.input().last() > range.last() {
         run.len -= size;

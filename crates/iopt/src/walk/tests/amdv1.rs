@@ -29,7 +29,10 @@ fn amd_levels_one_to_six() {
         };
         let found = amd.walk(&image, last, W, &mut ()).unwrap();
         assert_eq!((found.pa, found.reads), (0x1234_5fff, levels));
-        assert_eq!(found.page, Run::new(last & !0xfff, 0x1234_5000, 0x1000));
+        assert_eq!(
+            found.page,
+            Run::new(last & !0xfff, Span::new(0x1234_5000, 0x1000))
+        );
         assert_eq!(found.prot, Prot::RW | Prot::COHERENT);
         if levels < 6 {
             assert!(matches!(
@@ -67,7 +70,7 @@ fn amd_sizes_in_the_address() {
         let image = Image::new(&[(0x1000, 0x2000_0000_0000_0e01 | bits)]);
         let amd = walker(FormatId::AmdV1, 0x1000, level + 1);
         let found = amd.walk(&image, 0x123, R, &mut ()).unwrap();
-        assert_eq!(found.page, Run::new(0, pa, 1 << log2), "{log2}");
+        assert_eq!(found.page, Run::new(0, Span::new(pa, 1 << log2)), "{log2}");
         assert_eq!(
             (found.pa, found.prot, found.level),
             (pa + 0x123, Prot::READ, level)

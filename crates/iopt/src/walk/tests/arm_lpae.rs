@@ -51,7 +51,7 @@ fn arm_4k_stage_1_with_each_leaf_size() {
         found,
         Translation {
             pa: 0xabcd_eabc,
-            page: Run::new(0x80_4020_1000, 0xabcd_e000, 0x1000),
+            page: Run::new(0x80_4020_1000, Span::new(0xabcd_e000, 0x1000)),
             open: Span::new(0x80_4020_1000, 0x1000),
             level: 0,
             prot: Prot::RW,
@@ -62,7 +62,7 @@ fn arm_4k_stage_1_with_each_leaf_size() {
     assert_eq!(
         page(&arm, &image, 0x80_4055_5555),
         (
-            Run::new(0x80_4040_0000, 0x4060_0000, 2 << 20),
+            Run::new(0x80_4040_0000, Span::new(0x4060_0000, 2 << 20)),
             Prot::READ | Prot::EXECUTE,
             1
         )
@@ -81,7 +81,11 @@ fn arm_4k_stage_1_with_each_leaf_size() {
     let privileged = arm.with_privileged_requests(true);
     assert_eq!(
         page(&privileged, &image, 0x80_8765_4321),
-        (Run::new(0x80_8000_0000, 0x1_8000_0000, 1 << 30), all, 2)
+        (
+            Run::new(0x80_8000_0000, Span::new(0x1_8000_0000, 1 << 30)),
+            all,
+            2
+        )
     );
     // Bits above those of the input size are 0.
     assert_eq!(
@@ -106,11 +110,19 @@ fn arm_16k_and_64k_stage_1_with_each_leaf_size() {
     let rwx = Prot::RW | Prot::EXECUTE;
     assert_eq!(
         page(&arm, &image, 0x10_0200_7fff),
-        (Run::new(0x10_0200_4000, 0xabcd_c000, 0x4000), rwx, 0)
+        (
+            Run::new(0x10_0200_4000, Span::new(0xabcd_c000, 0x4000)),
+            rwx,
+            0
+        )
     );
     assert_eq!(
         page(&arm, &image, 0x10_05ff_ffff),
-        (Run::new(0x10_0400_0000, 0x4200_0000, 32 << 20), rwx, 1)
+        (
+            Run::new(0x10_0400_0000, Span::new(0x4200_0000, 32 << 20)),
+            rwx,
+            1
+        )
     );
 
     // 64 KiB, 48 bits: 6 bits from bit 42, so that the root has 64 entries and is aligned to 512
@@ -125,11 +137,19 @@ fn arm_16k_and_64k_stage_1_with_each_leaf_size() {
     let arm = stage_1(ArmGranule::K64, 48, 0x1200, 3);
     assert_eq!(
         page(&arm, &image, 0x400_2001_ffff),
-        (Run::new(0x400_2001_0000, 0xabcd_0000, 0x1_0000), rwx, 0)
+        (
+            Run::new(0x400_2001_0000, Span::new(0xabcd_0000, 0x1_0000)),
+            rwx,
+            0
+        )
     );
     assert_eq!(
         page(&arm, &image, 0x400_5fff_ffff),
-        (Run::new(0x400_4000_0000, 0x6000_0000, 512 << 20), rwx, 1)
+        (
+            Run::new(0x400_4000_0000, Span::new(0x6000_0000, 512 << 20)),
+            rwx,
+            1
+        )
     );
     let crooked = stage_1(ArmGranule::K64, 48, 0x1240, 3);
     assert_eq!(
@@ -159,14 +179,18 @@ fn arm_addresses_of_52_bits_are_put_together_from_their_parts() {
     assert_eq!(
         page(&arm, &image, 0x1_0080_4020_1000),
         (
-            Run::new(0x1_0080_4020_1000, 0xf_1234_5678_9000, 0x1000),
+            Run::new(0x1_0080_4020_1000, Span::new(0xf_1234_5678_9000, 0x1000)),
             rwx,
             0
         )
     );
     assert_eq!(
         page(&arm, &image, 0x1_0100_0000_0000),
-        (Run::new(0x1_0100_0000_0000, 1 << 51, 512 << 30), rwx, 3)
+        (
+            Run::new(0x1_0100_0000_0000, Span::new(1 << 51, 512 << 30)),
+            rwx,
+            3
+        )
     );
     // For a unit with 48 bits that is an address size fault, at the level that holds it.
     let fault = arm
@@ -195,7 +219,7 @@ fn arm_addresses_of_52_bits_are_put_together_from_their_parts() {
     assert_eq!(
         page(&arm, &image, 0x8020_0000_0000),
         (
-            Run::new(0x8020_0000_0000, 0x5_0010_0000_0000, 64 << 30),
+            Run::new(0x8020_0000_0000, Span::new(0x5_0010_0000_0000, 64 << 30)),
             rwx,
             2
         )
@@ -211,7 +235,7 @@ fn arm_addresses_of_52_bits_are_put_together_from_their_parts() {
     assert_eq!(
         page(&arm, &image, 0x800_0000_0000),
         (
-            Run::new(0x800_0000_0000, 0xf_8400_0000_0000, 4 << 40),
+            Run::new(0x800_0000_0000, Span::new(0xf_8400_0000_0000, 4 << 40)),
             rwx,
             2
         )
@@ -236,18 +260,27 @@ fn arm_contiguous_entries_are_one_leaf_where_the_address_agrees() {
     ]);
     let arm = stage_1(ArmGranule::K4, 48, 0x1000, 4);
     let whole = |iova| page(&arm, &image, iova).0;
-    assert_eq!(whole(0x1000), Run::new(0, 0x5_0001_0000, 0x1_0000));
-    assert_eq!(whole(0x2000), Run::new(0x2000, 0x5_0001_3000, 0x1000));
+    assert_eq!(
+        whole(0x1000),
+        Run::new(0, Span::new(0x5_0001_0000, 0x1_0000))
+    );
+    assert_eq!(
+        whole(0x2000),
+        Run::new(0x2000, Span::new(0x5_0001_3000, 0x1000))
+    );
     assert_eq!(
         whole(0x220_0000),
-        Run::new(0x200_0000, 0x8600_0000, 32 << 20)
+        Run::new(0x200_0000, Span::new(0x8600_0000, 32 << 20))
     );
-    assert_eq!(whole(16 << 30), Run::new(16 << 30, 256 << 30, 16 << 30));
+    assert_eq!(
+        whole(16 << 30),
+        Run::new(16 << 30, Span::new(256 << 30, 16 << 30))
+    );
     // A unit without that size has the pages.
     let small = arm.with_page_sizes(PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30));
     assert_eq!(
         page(&small, &image, 0x1000).0,
-        Run::new(0x1000, 0x5_0001_1000, 0x1000)
+        Run::new(0x1000, Span::new(0x5_0001_1000, 0x1000))
     );
 
     // 16 KiB: 128 pages (2 MiB) and 32 blocks (1 GiB); 64 KiB: 32 pages (2 MiB), 32 blocks (16 GiB).
@@ -260,11 +293,11 @@ fn arm_contiguous_entries_are_one_leaf_where_the_address_agrees() {
     let arm = stage_1(ArmGranule::K16, 47, 0x4000, 3);
     assert_eq!(
         page(&arm, &image, 0x4000).0,
-        Run::new(0, 0x8000_0000, 2 << 20)
+        Run::new(0, Span::new(0x8000_0000, 2 << 20))
     );
     assert_eq!(
         page(&arm, &image, 0x200_0000).0,
-        Run::new(0, 0xc000_0000, 1 << 30)
+        Run::new(0, Span::new(0xc000_0000, 1 << 30))
     );
     let image = Image::new(&[
         (0x1_0000, 0x2_0003),
@@ -274,11 +307,11 @@ fn arm_contiguous_entries_are_one_leaf_where_the_address_agrees() {
     let arm = stage_1(ArmGranule::K64, 42, 0x1_0000, 2);
     assert_eq!(
         page(&arm, &image, 0x1_0000).0,
-        Run::new(0, 0x8000_0000, 2 << 20)
+        Run::new(0, Span::new(0x8000_0000, 2 << 20))
     );
     assert_eq!(
         page(&arm, &image, 0x2000_0000).0,
-        Run::new(0, 0x4_0000_0000, 16 << 30)
+        Run::new(0, Span::new(0x4_0000_0000, 16 << 30))
     );
 }
 
@@ -292,7 +325,7 @@ fn arm_upper_half_begins_below_the_top() {
     assert_eq!(
         page(&arm, &image, u64::MAX),
         (
-            Run::new(0xffff_ffff_c000_0000, 0x4000_0000, 1 << 30),
+            Run::new(0xffff_ffff_c000_0000, Span::new(0x4000_0000, 1 << 30)),
             rwx,
             2
         )
@@ -327,7 +360,7 @@ fn arm_stage_2_begins_with_tables_side_by_side() {
     let prot = |walker: &Walker, iova| page(walker, &image, iova).1;
     assert_eq!(
         page(&arm, &image, 0),
-        (Run::new(0, 0x4000_0000, 1 << 30), rwx, 2)
+        (Run::new(0, Span::new(0x4000_0000, 1 << 30)), rwx, 2)
     );
     assert_eq!(prot(&arm, 1 << 30), Prot::READ | Prot::EXECUTE);
     let write_only = arm.walk(&image, 2 << 30, W, &mut ()).unwrap();

@@ -51,7 +51,7 @@ fn each_leaf_size() {
         at(0x10_1abc, W),
         Translation {
             pa: 0xabcd_eabc,
-            page: Run::new(0x10_1000, 0xabcd_e000, 0x1000),
+            page: Run::new(0x10_1000, Span::new(0xabcd_e000, 0x1000)),
             open: Span::new(0x10_1000, 0x1000),
             level: 0,
             prot: all,
@@ -62,17 +62,26 @@ fn each_leaf_size() {
     assert_eq!(at(0x10_2abc, R).prot, Prot::READ);
     for iova in [0x11_0abc, 0x11_fabc] {
         let found = at(iova, W);
-        assert_eq!(found.page, Run::new(0x11_0000, 0x5678_0000, 0x1_0000));
+        assert_eq!(
+            found.page,
+            Run::new(0x11_0000, Span::new(0x5678_0000, 0x1_0000))
+        );
         assert_eq!((found.prot, found.level), (Prot::RW, 0));
         assert_eq!(found.pa & 0xffff, iova & 0xffff);
     }
     let found = at(0x21_2345, W);
-    assert_eq!(found.page, Run::new(0x20_0000, 0x1230_0000, 1 << 20));
+    assert_eq!(
+        found.page,
+        Run::new(0x20_0000, Span::new(0x1230_0000, 1 << 20))
+    );
     assert_eq!((found.prot, found.level, found.reads), (all, 1, 1));
     assert_eq!(at(0x30_0000, R).prot, Prot::READ);
     for iova in [0x101_2345, 0x1f1_2345] {
         let found = at(iova, W);
-        assert_eq!(found.page, Run::new(0x100_0000, 0x12_3400_0000, 16 << 20));
+        assert_eq!(
+            found.page,
+            Run::new(0x100_0000, Span::new(0x12_3400_0000, 16 << 20))
+        );
         assert_eq!(found.pa, 0x12_3400_0000 + iova - 0x100_0000);
     }
     assert_eq!(reason(&arm, &image, 0x10_0000, R), WalkReason::NotPresent);

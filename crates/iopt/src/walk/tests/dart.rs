@@ -52,7 +52,7 @@ fn version_1_with_two_levels_of_16k() {
     assert_eq!(
         page(&unit, &image, 0x200_7fff),
         (
-            Run::new(0x200_4000, 0x9_1234_4000, 0x4000),
+            Run::new(0x200_4000, Span::new(0x9_1234_4000, 0x4000)),
             Span::new(0x200_4000, 0x4000),
             RW
         )
@@ -60,7 +60,7 @@ fn version_1_with_two_levels_of_16k() {
     assert_eq!(unit.walk(&image, 0x200_4000, W, &mut ()).unwrap().reads, 2);
     assert_eq!(
         page(&unit, &image, 0xf_ffff_ffff).0,
-        Run::new(0xf_ffff_c000, 0xf_ffff_c000, 0x4000)
+        Run::new(0xf_ffff_c000, Span::new(0xf_ffff_c000, 0x4000))
     );
     assert_eq!(page(&unit, &image, 0x200_8000).2, Prot::READ);
     assert_eq!(reason(&unit, &image, 0x200_8000, W), denied(Prot::READ));
@@ -104,7 +104,7 @@ fn four_roots_lie_side_by_side() {
     let small = dart(V1, 12, 32, 0x8_0003_0000, 2);
     assert_eq!(
         page(&small, &image, 0xbfff_f000).0,
-        Run::new(0xbfff_f000, 0x8_0000_5000, 0x1000)
+        Run::new(0xbfff_f000, Span::new(0x8_0000_5000, 0x1000))
     );
     assert_eq!(
         reason(&small, &image, 0xffff_f000, R),
@@ -145,7 +145,7 @@ fn version_2_holds_its_addresses_shifted_by_four() {
     assert_eq!(
         page(&unit, &image, first + 0x123),
         (
-            Run::new(first, 0x123_4567_c000, 0x4000),
+            Run::new(first, Span::new(0x123_4567_c000, 0x4000)),
             whole(first),
             RW | Prot::COHERENT
         )
@@ -218,7 +218,7 @@ fn only_the_open_part_of_a_page_can_be_accessed() {
             assert_eq!(
                 page(&unit, &image, iova + at),
                 (
-                    Run::new(iova, 0x1_0000, 0x4000),
+                    Run::new(iova, Span::new(0x1_0000, 0x4000)),
                     Span::new(iova + first, last - first + 1),
                     RW
                 )
@@ -252,7 +252,10 @@ fn sub_page_units_are_a_4096th_of_the_page_and_always_count_in_version_2() {
     ]);
     let unit = dart(V1, 12, 32, 0x4000, 2);
     assert_eq!(page(&unit, &small, 0x7ff).1, Span::new(0x10, 0x7f0));
-    assert_eq!(page(&unit, &small, 0x10).0, Run::new(0, 0x1_1000, 0x1000));
+    assert_eq!(
+        page(&unit, &small, 0x10).0,
+        Run::new(0, Span::new(0x1_1000, 0x1000))
+    );
     assert!(matches!(
         reason(&unit, &small, 0x800, R),
         WalkReason::SubPage { .. }

@@ -41,7 +41,7 @@ fn sv39_with_each_leaf_size() {
         at(0x4020_1abc, W),
         Translation {
             pa: 0xabcd_eabc,
-            page: Run::new(0x4020_1000, 0xabcd_e000, 0x1000),
+            page: Run::new(0x4020_1000, Span::new(0xabcd_e000, 0x1000)),
             open: Span::new(0x4020_1000, 0x1000),
             level: 0,
             prot: Prot::RW,
@@ -55,10 +55,16 @@ fn sv39_with_each_leaf_size() {
     for iova in [0x4021_0abc, 0x4021_fabc] {
         let found = at(iova, W);
         assert_eq!(found.pa, iova - 0x4021_0000 + 0x5_0001_0000);
-        assert_eq!(found.page, Run::new(0x4021_0000, 0x5_0001_0000, 0x1_0000));
+        assert_eq!(
+            found.page,
+            Run::new(0x4021_0000, Span::new(0x5_0001_0000, 0x1_0000))
+        );
     }
     let found = at(0x4041_2345, R);
-    assert_eq!(found.page, Run::new(0x4040_0000, 0x4060_0000, 2 << 20));
+    assert_eq!(
+        found.page,
+        Run::new(0x4040_0000, Span::new(0x4060_0000, 2 << 20))
+    );
     assert_eq!((found.prot, found.level, found.reads), (Prot::READ, 1, 2));
     let found = at(0x8765_4321, R);
     assert_eq!(found.pa, 0x1_8765_4321);
@@ -105,14 +111,14 @@ fn four_and_five_levels_and_their_largest_leaves() {
         .unwrap();
     assert_eq!(
         found.page,
-        Run::new(0x80_0000_0000, 0x80_0000_0000, 1 << 39)
+        Run::new(0x80_0000_0000, Span::new(0x80_0000_0000, 1 << 39))
     );
     let found = walker(FormatId::RiscV, 0x3000, 5)
         .walk(&good, 0x1_0000_1234_5678, R, &mut ())
         .unwrap();
     assert_eq!(
         found.page,
-        Run::new(0x1_0000_0000_0000, 0x1_0000_0000_0000, 1 << 48)
+        Run::new(0x1_0000_0000_0000, Span::new(0x1_0000_0000_0000, 1 << 48))
     );
     for levels in [0, 1, 2, 6, 255] {
         for format in [FormatId::RiscV, FormatId::RiscVG] {

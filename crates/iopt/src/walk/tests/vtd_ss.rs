@@ -24,7 +24,7 @@ fn vtd_four_levels_with_each_leaf_size() {
         found,
         Translation {
             pa: 0xabcd_eabc,
-            page: Run::new(0x80_4020_1000, 0xabcd_e000, 0x1000),
+            page: Run::new(0x80_4020_1000, Span::new(0xabcd_e000, 0x1000)),
             open: Span::new(0x80_4020_1000, 0x1000),
             level: 0,
             prot: Prot::RW | Prot::COHERENT,
@@ -34,11 +34,17 @@ fn vtd_four_levels_with_each_leaf_size() {
     );
     let found = vtd.walk(&image, 0x80_4041_2345, W, &mut ()).unwrap();
     assert_eq!(found.pa, 0x4061_2345);
-    assert_eq!(found.page, Run::new(0x80_4040_0000, 0x4060_0000, 2 << 20));
+    assert_eq!(
+        found.page,
+        Run::new(0x80_4040_0000, Span::new(0x4060_0000, 2 << 20))
+    );
     assert_eq!((found.prot, found.level, found.reads), (Prot::WRITE, 1, 3));
     let found = vtd.walk(&image, 0x80_8765_4321, R, &mut ()).unwrap();
     assert_eq!(found.pa, 0x1_8765_4321);
-    assert_eq!(found.page, Run::new(0x80_8000_0000, 0x1_8000_0000, 1 << 30));
+    assert_eq!(
+        found.page,
+        Run::new(0x80_8000_0000, Span::new(0x1_8000_0000, 1 << 30))
+    );
     assert_eq!((found.prot, found.level, found.reads), (Prot::READ, 2, 2));
 
     // The write-only page, the read-only page.

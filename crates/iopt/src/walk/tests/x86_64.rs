@@ -20,12 +20,15 @@ fn x86_permissions_privilege_and_the_upper_half() {
     let x86 = walker(FormatId::X86_64, 0x1000, 4);
     let found = x86.walk(&image, u64::MAX, W, &mut ()).unwrap();
     assert_eq!(found.pa, 0xdead_bfff);
-    assert_eq!(found.page, Run::new(u64::MAX - 0xfff, 0xdead_b000, 0x1000));
+    assert_eq!(
+        found.page,
+        Run::new(u64::MAX - 0xfff, Span::new(0xdead_b000, 0x1000))
+    );
     assert_eq!((found.prot, found.reads), (Prot::RW, 4));
     let found = x86.walk(&image, 0xffff_ffff_ffc1_2345, R, &mut ()).unwrap();
     assert_eq!(
         found.page,
-        Run::new(0xffff_ffff_ffc0_0000, 0x1_0020_0000, 2 << 20)
+        Run::new(0xffff_ffff_ffc0_0000, Span::new(0x1_0020_0000, 2 << 20))
     );
     assert_eq!(
         (found.pa, found.prot),

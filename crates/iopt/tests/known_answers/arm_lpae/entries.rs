@@ -311,7 +311,7 @@ fn a_run_goes_on_where_the_address_is_split() {
         table
             .unmap(range, &mut gather, &mut |run| runs.push(run))
             .unwrap();
-        assert_eq!(runs, [Run::new(iova, pa, 4 * page)]);
+        assert_eq!(runs, [Run::new(iova, Span::new(pa, 4 * page))]);
         drop(gather.never_walked());
     }
     crossing::<_, 12>(

@@ -22,8 +22,8 @@ fn ends<F: Format, A: Tables>(format: F) {
     for &size in &sizes {
         let last = whole.start + (whole.len - size);
         let leaves = [
-            Run::new(whole.start, outputs - size, size),
-            Run::new(last, 0, size),
+            Run::new(whole.start, Span::new(outputs - size, size)),
+            Run::new(last, Span::new(0, size)),
         ];
         for leaf in leaves {
             let output = Span::new(leaf.pa, size);

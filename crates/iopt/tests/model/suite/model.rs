@@ -43,7 +43,7 @@ pub(crate) fn layout(run: Run, sizes: &[u64]) -> Vec<Run> {
             .filter(|s| (at | pa) & (s - 1) == 0 && run.len - done >= *s)
             .max()
             .expect("the smallest size always fits");
-        leaves.push(Run::new(at, pa, size));
+        leaves.push(Run::new(at, Span::new(pa, size)));
         done += size;
     }
     leaves
@@ -84,7 +84,7 @@ impl Model {
     pub(crate) fn leaves_of(&self, mut iova: u64, runs: &[Span<Pa>]) -> usize {
         let mut leaves = 0;
         for run in runs {
-            leaves += layout(Run::new(iova, run.start, run.len), &self.sizes).len();
+            leaves += layout(Run::new(iova, *run), &self.sizes).len();
             iova = iova.wrapping_add(run.len);
         }
         leaves
@@ -98,7 +98,7 @@ impl Model {
         }
         let mut at = iova;
         for run in runs {
-            let run = Run::new(at, run.start, run.len);
+            let run = Run::new(at, *run);
             for leaf in layout(run, &self.sizes) {
                 self.leaves.insert(leaf.iova, new_leaf(leaf, prot, false));
             }

@@ -104,7 +104,7 @@ pub(crate) fn refusals<F: Format, A: Tables>(format: F) {
         table.map(base + 4 * page, &three, Prot::READ),
         Err(TableMapError::Overlap {
             wanted: Span::new(base + 4 * page, 3 * page),
-            found: Run::new(base + 5 * page, 256 * page, page)
+            found: Run::new(base + 5 * page, Span::new(256 * page, page))
         })
     );
     assert_eq!(table.translate(base + 4 * page), None);
@@ -135,7 +135,7 @@ pub(crate) fn leaf_sizes<F: Format, A: Tables>(format: F) {
         // The highest output address and the second leaf's place.
         let (iova, pa) = (whole.start + size, highest - size);
         table.map(iova, &[Span::new(pa, size)], Prot::RW).unwrap();
-        let leaf = Run::new(iova, pa, size);
+        let leaf = Run::new(iova, Span::new(pa, size));
         let found: Vec<Run> = table.leaves(whole).map(|leaf| leaf.run).collect();
         assert_eq!(found, [leaf]);
         assert_eq!(table.translate(iova + (size - 1)), Some(highest - 1));
@@ -161,10 +161,7 @@ pub(crate) fn leaf_sizes<F: Format, A: Tables>(format: F) {
             let range = Span::new(iova, run.len);
             let found: Vec<Run> = table.leaves(range).map(|leaf| leaf.run).collect();
             assert!(found.iter().all(|leaf| leaf.len < size));
-            assert_eq!(
-                table.runs(range).collect::<Vec<_>>(),
-                [Run::new(iova, run.start, run.len)]
-            );
+            assert_eq!(table.runs(range).collect::<Vec<_>>(), [Run::new(iova, run)]);
             unmap(&mut table, range);
         }
     }

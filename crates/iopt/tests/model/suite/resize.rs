@@ -92,9 +92,9 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
                 let (iova, pa) = (start.run.iova, start.run.pa);
                 let mut parts = Vec::new();
                 if front > 0 {
-                    parts = super::model::layout(Run::new(iova, pa, front), &sizes);
+                    parts = super::model::layout(Run::new(iova, Span::new(pa, front)), &sizes);
                 }
-                let rest = Run::new(at, pa + front, start.run.len - front);
+                let rest = Run::new(at, Span::new(pa + front, start.run.len - front));
                 parts.extend(super::model::layout(rest, &sizes));
                 wanted.push((start.run, start.prot, parts));
             }

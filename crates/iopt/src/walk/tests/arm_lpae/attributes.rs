@@ -47,7 +47,7 @@ fn arm_invalid_and_reserved_encodings_translate_nothing() {
     assert_eq!(reason(&wide, &root, 0, R), WalkReason::NotPresent);
     // Bits below a block's size and above an address of 48 bits are not looked at.
     let found = entry(&s1, 1, 0x0003_0000_801f_f441).unwrap();
-    assert_eq!(found.page, Run::new(0, 0x8000_0000, 2 << 20));
+    assert_eq!(found.page, Run::new(0, Span::new(0x8000_0000, 2 << 20)));
 }
 
 #[test]

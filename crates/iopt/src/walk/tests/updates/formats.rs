@@ -45,7 +45,7 @@ fn amd_marks_every_entry_as_accessed_and_the_page_as_dirty() {
     ];
     let marked = [words[0].1, page, page, page | 0x60, page];
     let found = after(&amd, &words, 0x2000, W, &marked).unwrap();
-    assert_eq!(found.page, Run::new(0, 0x4_0000, 0x4000));
+    assert_eq!(found.page, Run::new(0, Span::new(0x4_0000, 0x4000)));
 }
 
 /// APM section 5.4.2, VT-d section 3.6.2: A 5 in all entries, D 6 in the one that maps the page.

@@ -159,7 +159,7 @@ pub(crate) fn every_size_at_any_output_address_is_one_leaf_with_right_entries<F,
             let iova = first.start + (random.below(first.len / size) * size);
             world.map(iova, &[Span::new(pa, size)], Prot::RW);
             let leaf = world.table.leaf_at(iova + size / 2).unwrap();
-            assert_eq!(leaf.run, Run::new(iova, pa, size));
+            assert_eq!(leaf.run, Run::new(iova, Span::new(pa, size)));
             assert_eq!((usize::from(leaf.level), leaf.prot), (level, Prot::RW));
             assert_eq!(world.table.leaves(first).count(), 1);
             // Its entries: neighbours in one table, and no others there.

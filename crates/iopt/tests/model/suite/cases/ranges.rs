@@ -50,7 +50,7 @@ pub(crate) fn empty_tables_become_larger_leaves<F: Format, A: Tables>(format: F,
         world.map(iova, &[Span::new(pa, size)], Prot::RW);
         assert_eq!(
             world.table.leaf_at(iova).unwrap().run,
-            Run::new(iova, pa, size)
+            Run::new(iova, Span::new(pa, size))
         );
         assert_eq!(world.table.leaves(whole).count(), 1);
         assert!(world.table.tables() < before);
@@ -86,7 +86,7 @@ pub(crate) fn a_small_unmap_at_the_start_of_a_large_leaf<F: Format, A: Tables>(
             };
             match result {
                 Err(TableUnmapError::InsideLeaf { leaf, .. }) => {
-                    assert_eq!(leaf, Run::new(iova, pa, size));
+                    assert_eq!(leaf, Run::new(iova, Span::new(pa, size)));
                 }
                 other => panic!("{other:?}"),
             }
@@ -100,8 +100,8 @@ pub(crate) fn a_small_unmap_at_the_start_of_a_large_leaf<F: Format, A: Tables>(
             .unmap_cutting(start, allowed, &mut gather, sink, flush)
             .unwrap();
         reclaim(&mut world.table, gather);
-        assert_eq!(runs, [Run::new(iova, pa, smallest)]);
-        let rest = Run::new(iova + smallest, pa + smallest, size - smallest);
+        assert_eq!(runs, [Run::new(iova, Span::new(pa, smallest))]);
+        let rest = Run::new(iova + smallest, Span::new(pa + smallest, size - smallest));
         assert_eq!(world.table.translate(iova), None);
         let whole = Span::new(iova, size);
         assert_eq!(world.table.runs(whole).collect::<Vec<_>>(), [rest]);
@@ -233,7 +233,7 @@ pub(crate) fn leaves_change_their_size_at_a_boundary<F: Format, A: Tables>(
                 table.map(iova, &[Span::new(pa, len)], Prot::RW).unwrap();
                 let range = Span::new(iova, len);
                 let found: Vec<Run> = table.leaves(range).map(|leaf| leaf.run).collect();
-                assert_eq!(found, layout(Run::new(iova, pa, len), &all));
+                assert_eq!(found, layout(Run { iova, pa, len }, &all));
                 let (gather, memory) = table.tear_down();
                 memory.reclaim(gather.never_walked().into_tables());
                 assert_eq!(memory.used(), 0);
