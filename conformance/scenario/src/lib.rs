@@ -42,6 +42,7 @@
 #![forbid(unsafe_code)]
 
 mod balloon;
+mod check;
 mod copying;
 mod devices;
 mod dirty;
@@ -49,7 +50,6 @@ mod faults;
 mod handover;
 mod hardware;
 mod life;
-mod look;
 mod model;
 mod operations;
 pub mod pattern;
@@ -60,12 +60,12 @@ mod step;
 mod world;
 
 pub use balloon::BalloonError;
+pub use check::{Counted, Totals};
 pub use copying::{Copy, Halves, PLACE};
 pub use faults::{Fault, Faults};
 pub use handover::{Gone, Handed, Hole, Left, Second, SuccessorError, succeed};
 pub use hardware::{Hardware, Kind, TableNode, device};
 pub use life::{Copies, Life};
-pub use look::{Counted, Look};
 pub use operations::{Alone, Harvest, INTACT};
 pub use ram::Layout;
 pub use random::Random;
@@ -165,7 +165,7 @@ pub enum Error {
     Limits(#[from] hostmem::LimitsError),
     /// It cannot be read where memory lies.
     #[error("cannot learn where the memory lies")]
-    Look(#[from] hostmem::LookError),
+    Placement(#[from] hostmem::PlacementError),
 }
 
 /// An error with all its causes, as one sentence.

@@ -128,7 +128,7 @@ impl<'w> Life<'w> {
         done.flushes = self.flushes() - flushes;
         done.tables = self.tables();
         if self.second.is_none() {
-            self.world.look()?;
+            self.world.check()?;
         }
         let complaints = self.world.scene.complaints();
         if let Some(complaint) = complaints.get(self.reported) {

@@ -165,7 +165,7 @@ pub struct NodeShare {
 /// # Errors
 ///
 /// When it cannot be looked at.
-pub fn nodes(mapping: &Mapping) -> Result<Vec<NodeShare>, hostmem::LookError> {
+pub fn nodes(mapping: &Mapping) -> Result<Vec<NodeShare>, hostmem::PlacementError> {
     let share = |(node, bytes)| NodeShare { node, bytes };
     Ok(mapping.nodes()?.into_iter().map(share).collect())
 }

@@ -14,13 +14,13 @@ use runs::{GuestAddr, Iova, Span};
 use virtio_balloon::device::SetupError;
 use virtio_balloon::{MemoryMap, Region};
 
+use crate::check::Counted;
 use crate::copying::Halves;
 use crate::devices::{Player, play};
 use crate::dirty::Dirty;
 use crate::faults::Faults;
 use crate::handover::Handed;
 use crate::hardware::{Hardware, Kind, TableNode};
-use crate::look::Counted;
 use crate::model::Model;
 use crate::pattern::fill;
 use crate::ram::{Layout, Ram};

@@ -24,7 +24,7 @@ use iommu::NodeId;
 use iopt::FormatId;
 use mutator::{Book, Mutator, everywhere};
 use runs::Span;
-use scenario::{Kind, Layout, Look, Manner, PAGE, Random, Setup, Source, TableNode, World};
+use scenario::{Kind, Layout, Manner, PAGE, Random, Setup, Source, TableNode, Totals, World};
 
 pub use scenario::succeed;
 
@@ -80,7 +80,7 @@ pub struct Sample {
     /// Accesses of devices so far that found what they were to find.
     pub accesses: u64,
     /// What is in use.
-    pub look: Look,
+    pub totals: Totals,
     /// Anonymous memory of this process.
     pub anonymous: u64,
     /// Open files.
@@ -274,7 +274,7 @@ impl Soak {
     /// Compares everything, and counts.
     fn sample(&mut self, start: Instant, cleared: bool) -> Result<Sample, Cause> {
         Ok(Sample {
-            look: self.world.look()?,
+            totals: self.world.check()?,
             at: start.elapsed(),
             operations: self.book.operations(),
             accesses: self.world.scene.counts().read_bytes / PAGE,
@@ -326,7 +326,7 @@ fn drift(samples: &[Sample]) -> Vec<String> {
     let cleared: Vec<&Sample> = samples.iter().filter(|sample| sample.cleared).collect();
     let mut wrong = Vec::new();
     for sample in &cleared {
-        if !sample.look.is_nothing() {
+        if !sample.totals.is_nothing() {
             wrong.push(format!("something is left: {sample:?}"));
         }
     }
@@ -368,12 +368,12 @@ impl std::fmt::Display for Sample {
             self.at.as_secs_f64(),
             self.operations,
             self.accesses,
-            self.look.areas,
-            self.look.domains,
-            self.look.pinned >> 10,
-            self.look.charged >> 10,
-            self.look.tables,
-            self.look.kernel.most() >> 10,
+            self.totals.areas,
+            self.totals.domains,
+            self.totals.pinned >> 10,
+            self.totals.charged >> 10,
+            self.totals.tables,
+            self.totals.kernel.most() >> 10,
             self.anonymous >> 10,
             self.files,
             if self.cleared { " cleared" } else { "" },

@@ -79,8 +79,8 @@ fn main() -> Result<()> {
             count += n;
         }
         let note = format!(
-            "round {round}: {count} runs, {} looks, {source}",
-            frames.looks()
+            "round {round}: {count} runs, {} entries, {source}",
+            frames.entries_read()
         );
         report("find runs", start, note);
     }

@@ -18,9 +18,9 @@ use runs::{Joiner, Offset, Pa, Span};
 use thiserror::Error;
 
 use crate::backing::Backing;
-use crate::looks::Looks;
 use crate::mapping::Mapping;
-use crate::nodes::{LookError, open_pagemap};
+use crate::nodes::{PlacementError, open_pagemap};
+use crate::pagemap_reader::PagemapReader;
 use crate::procfs;
 use crate::source::{ENTRY_FRAME, ENTRY_PRESENT, FrameSource, Shuffle};
 use crate::stretches::{Pages, Stretches};
@@ -36,7 +36,7 @@ pub struct Frames<'a> {
     end: u64,
     from: Reader,
     joiner: Joiner<Span<Pa>>,
-    looks: u64,
+    entries_read: u64,
 }
 
 /// Why a run is not known.
@@ -74,7 +74,7 @@ pub enum FramesError {
     },
     /// `/proc/self/pagemap` cannot be opened.
     #[error(transparent)]
-    Look(#[from] LookError),
+    Pagemap(#[from] PlacementError),
     /// `/proc/self/pagemap` cannot be read.
     #[error("cannot read the frames of {pages} pages from offset {offset:#x} on")]
     Read {
@@ -100,7 +100,7 @@ enum Reader {
 }
 
 struct Pagemap {
-    looks: Looks,
+    reader: PagemapReader,
     /// Tells which stretches are huge; `None` where all pages are of one known size.
     stretches: Option<Stretches>,
     /// Size of the pages of the stretch that the reader is in, and its end.
@@ -141,7 +141,7 @@ impl<'a> Frames<'a> {
             end: part.start + part.len,
             from,
             joiner: Joiner::new(),
-            looks: 0,
+            entries_read: 0,
         })
     }
 
@@ -170,8 +170,8 @@ impl<'a> Frames<'a> {
     }
 
     /// How many entries of `/proc/self/pagemap` have been read so far.
-    pub const fn looks(&self) -> u64 {
-        self.looks
+    pub const fn entries_read(&self) -> u64 {
+        self.entries_read
     }
 
     /// The next piece that is contiguous for sure.
@@ -183,7 +183,7 @@ impl<'a> Frames<'a> {
         let left = self.end - self.at;
         let piece = match &mut self.from {
             Reader::Pagemap(pagemap) => {
-                pagemap.piece(self.mapping, self.at, self.end, &mut self.looks)?
+                pagemap.piece(self.mapping, self.at, self.end, &mut self.entries_read)?
             }
             Reader::FileOffset { base } => Span::new(*base + self.at, left),
             Reader::Synthetic {
@@ -206,7 +206,7 @@ impl std::fmt::Debug for Frames<'_> {
         f.debug_struct("Frames")
             .field("at", &self.at)
             .field("end", &self.end)
-            .field("looks", &self.looks)
+            .field("entries_read", &self.entries_read)
             .finish_non_exhaustive()
     }
 }
@@ -221,7 +221,7 @@ impl Pagemap {
             Backing::Anon4K | Backing::Hugetlb2M | Backing::Hugetlb1G => false,
         };
         Ok(Self {
-            looks: Looks::new(open_pagemap()?),
+            reader: PagemapReader::new(open_pagemap()?),
             stretches: mixed.then(|| Stretches::new(mapping, part)),
             page: mapping.backing().page(),
             stretch_end: if mixed {
@@ -238,20 +238,20 @@ impl Pagemap {
         mapping: &Mapping,
         at: u64,
         end: u64,
-        looks: &mut u64,
+        entries_read: &mut u64,
     ) -> Result<Span<Pa>, FramesError> {
         if at >= self.stretch_end {
             self.enter_stretch(at, end)?;
         }
         let address = mapping.address() + at;
         let rest = Span::new(address, self.stretch_end - at);
-        let look = self.looks.next(rest, self.page);
-        let entry = look.map_err(|(pages, source)| FramesError::Read {
+        let read = self.reader.next(rest, self.page);
+        let entry = read.map_err(|(pages, source)| FramesError::Read {
             offset: at,
             pages,
             source,
         })?;
-        *looks += 1;
+        *entries_read += 1;
         // The rest of this page, also when the part begins or ends inside of it.
         let len = (self.page - address % self.page).min(rest.len);
         let frame = entry & ENTRY_FRAME;
@@ -266,7 +266,7 @@ impl Pagemap {
 
     fn enter_stretch(&mut self, at: u64, end: u64) -> Result<(), FramesError> {
         let stretch = match &mut self.stretches {
-            Some(stretches) => stretches.next(self.looks.file()),
+            Some(stretches) => stretches.next(self.reader.file()),
             None => Ok(None),
         };
         (self.page, self.stretch_end) = match stretch {
@@ -285,7 +285,7 @@ impl Pagemap {
     }
 }
 
-/// Whether memory files may get huge pages without asking. A wrong answer costs looks, nothing
+/// Whether memory files may get huge pages without asking. A wrong answer costs entries_read, nothing
 /// else. Source: Linux `Documentation/admin-guide/mm/transhuge.rst`, "shmem_enabled".
 fn shared_memory_may_be_huge() -> bool {
     procfs::read("/sys/kernel/mm/transparent_hugepage/shmem_enabled").is_ok_and(|text| {

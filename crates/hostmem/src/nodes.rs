@@ -77,7 +77,7 @@ impl Folios {
 
 /// Why the kernel does not tell where or how memory is.
 #[derive(Debug, Error)]
-pub enum LookError {
+pub enum PlacementError {
     /// `/proc/self/pagemap` cannot be opened.
     #[error("cannot open /proc/self/pagemap")]
     Pagemap(#[source] io::Error),
@@ -117,8 +117,8 @@ impl KernelNodes {
     }
 }
 
-pub(crate) fn open_pagemap() -> Result<File, LookError> {
-    File::open("/proc/self/pagemap").map_err(LookError::Pagemap)
+pub(crate) fn open_pagemap() -> Result<File, PlacementError> {
+    File::open("/proc/self/pagemap").map_err(PlacementError::Pagemap)
 }
 
 impl Mapping {
@@ -127,11 +127,11 @@ impl Mapping {
     /// # Errors
     ///
     /// When the kernel has no `PAGEMAP_SCAN`.
-    pub fn folios(&self) -> Result<Folios, LookError> {
+    pub fn folios(&self) -> Result<Folios, PlacementError> {
         let pagemap = open_pagemap()?;
         let mut stretches = Stretches::new(self, Span::new(0, self.len()));
         let mut folios = Folios::default();
-        while let Some(stretch) = stretches.next(&pagemap).map_err(LookError::Scan)? {
+        while let Some(stretch) = stretches.next(&pagemap).map_err(PlacementError::Scan)? {
             let bytes = match stretch.pages {
                 Pages::Huge => &mut folios.huge,
                 Pages::Small => &mut folios.small,
@@ -149,7 +149,7 @@ impl Mapping {
     /// # Errors
     ///
     /// When the kernel does not answer.
-    pub fn nodes(&self) -> Result<Vec<(Option<u32>, u64)>, LookError> {
+    pub fn nodes(&self) -> Result<Vec<(Option<u32>, u64)>, PlacementError> {
         self.nodes_by(&KernelNodes)
     }
 
@@ -158,7 +158,10 @@ impl Mapping {
     /// # Errors
     ///
     /// As [`nodes`](Self::nodes).
-    pub fn nodes_by(&self, policy: &dyn NodePolicy) -> Result<Vec<(Option<u32>, u64)>, LookError> {
+    pub fn nodes_by(
+        &self,
+        policy: &dyn NodePolicy,
+    ) -> Result<Vec<(Option<u32>, u64)>, PlacementError> {
         let pagemap = open_pagemap()?;
         let mut stretches = Stretches::new(self, Span::new(0, self.len()));
         let mut census = Census::new(policy);
@@ -212,7 +215,7 @@ impl<'a> Census<'a> {
     }
 
     /// Takes the pages of `page` bytes in `[address, address + len)`.
-    fn add(&mut self, address: u64, len: u64, page: u64) -> Result<(), LookError> {
+    fn add(&mut self, address: u64, len: u64, page: u64) -> Result<(), PlacementError> {
         let end = address + len;
         let mut at = address;
         while at < end {
@@ -227,7 +230,7 @@ impl<'a> Census<'a> {
         Ok(())
     }
 
-    fn ask(&mut self) -> Result<(), LookError> {
+    fn ask(&mut self) -> Result<(), PlacementError> {
         let pages = self.addresses.len();
         if pages == 0 {
             return Ok(());
@@ -236,7 +239,7 @@ impl<'a> Census<'a> {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
                 self.nodes.fill(-1);
             }
-            asked => asked.map_err(|source| LookError::Nodes { pages, source })?,
+            asked => asked.map_err(|source| PlacementError::Nodes { pages, source })?,
         }
         self.addresses.clear();
         let lengths = std::mem::take(&mut self.lengths);
@@ -256,7 +259,7 @@ impl<'a> Census<'a> {
         }
     }
 
-    fn finish(mut self) -> Result<Vec<(Option<u32>, u64)>, LookError> {
+    fn finish(mut self) -> Result<Vec<(Option<u32>, u64)>, PlacementError> {
         self.ask()?;
         self.found.sort_unstable();
         Ok(self.found)
@@ -295,6 +298,6 @@ mod tests {
             assert_eq!(nodes, [(None, 64 << 10)]);
         }
         let error = mapping.nodes_by(&Silent(libc::EFAULT)).unwrap_err();
-        assert!(matches!(error, LookError::Nodes { .. }), "{error}");
+        assert!(matches!(error, PlacementError::Nodes { .. }), "{error}");
     }
 }

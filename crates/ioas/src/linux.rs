@@ -27,12 +27,12 @@ pub struct HostMemory {
     effort: Arc<Effort>,
 }
 
-/// How much work pinning and looking was, over all pins of a [`HostMemory`].
+/// How much work it was to pin and to find runs, over all pins of a [`HostMemory`].
 #[derive(Debug, Default)]
 pub struct Effort {
     calls: AtomicU64,
     buffers: AtomicU64,
-    looks: AtomicU64,
+    entries_read: AtomicU64,
 }
 
 impl Effort {
@@ -47,8 +47,8 @@ impl Effort {
     }
 
     /// Entries of the kernel's page map that were read to find runs.
-    pub fn looks(&self) -> u64 {
-        self.looks.load(Ordering::Relaxed)
+    pub fn entries_read(&self) -> u64 {
+        self.entries_read.load(Ordering::Relaxed)
     }
 }
 
@@ -201,11 +201,11 @@ struct HostRuns<'a> {
 
 impl RunReader for HostRuns<'_> {
     fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
-        let before = self.frames.looks();
+        let before = self.frames.entries_read();
         let count = self.frames.next_batch(out)?;
         self.effort
-            .looks
-            .fetch_add(self.frames.looks() - before, Ordering::Relaxed);
+            .entries_read
+            .fetch_add(self.frames.entries_read() - before, Ordering::Relaxed);
         Ok(count)
     }
 }
@@ -269,7 +269,7 @@ impl MappedStorage {
 }
 
 // SAFETY: a mapping's cells and a boxed slice stay where they are while the value moves. The
-// mapping belongs to this value, which lends it by shared reference only, so that nobody in this
+// mapping belongs to this value, which lends it by shared reference only, so that no code of this
 // process can write to it but through its atomic cells; and a mapping of the same memory file
 // elsewhere has nothing but such cells either.
 #[allow(unsafe_code)]

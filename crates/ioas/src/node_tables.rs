@@ -133,7 +133,7 @@ impl NodeTables {
                 let found = self.found(&storage);
                 let there = found == [(Some(wanted.0), self.bytes)];
                 let arena = HostTables::new(storage, self.base_of(place)?)?;
-                // Nobody is told of a node on which it is not.
+                // A node on which it is not is not reported.
                 (Arc::new(arena.on_node(there.then_some(wanted.0))), None)
             }
             Err(
@@ -158,7 +158,7 @@ impl NodeTables {
 
     /// Where the table memory of each node is now, asked page by page: the node that it was made for,
     /// `None` for anywhere, and bytes by node. Arenas that were never asked for are left out.
-    pub fn look(&self) -> Vec<(Option<NodeId>, Vec<NodeBytes>)> {
+    pub fn nodes(&self) -> Vec<(Option<NodeId>, Vec<NodeBytes>)> {
         let node = |place: usize| place.checked_sub(1).map(|node| NodeId(node as u32));
         self.own_arenas()
             .map(|(place, arena)| (node(place), self.found(arena.storage())))

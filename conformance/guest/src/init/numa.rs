@@ -115,7 +115,7 @@ pub(crate) fn own_tables(_: &Machine) -> anyhow::Result<()> {
         let memory = tables.memory(Some(NodeId(node)));
         memory.map_err(|error| anyhow::anyhow!("{error}"))?;
     }
-    let found = tables.look();
+    let found = tables.nodes();
     let expected = [0, 1].map(|node| (Some(NodeId(node)), vec![(Some(node), SIZE)]));
     ensure!(found == expected, "the tables are at {found:?}");
     let misplaced = tables.misplaced();

@@ -19,8 +19,8 @@ use runs::{Iova, Span};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::{MOST_FILES, PATIENCE, SuccessorError, adopt, numbers, read_line, words};
+use crate::check::Counted;
 use crate::hardware::{Hardware, Tables, again, unit_of};
-use crate::look::Counted;
 use crate::operations::each;
 use crate::ram::PinNumber;
 use crate::world::{Backend, World};
@@ -301,7 +301,7 @@ impl World {
                 "the owner that left has {charged} bytes charged, and the kernel counts {kernel:?}"
             ));
         }
-        self.look_at_successor();
+        self.check_successor();
         Ok((second, gone))
     }
 
@@ -398,10 +398,10 @@ impl World {
     }
 
     /// The tables as the second process has them.
-    fn look_at_successor(&self) {
+    fn check_successor(&self) {
         let mut wrong = Vec::new();
         let quiet = self.scene.quiet();
-        self.look_at_tables(&mut wrong);
+        self.check_tables(&mut wrong);
         drop(quiet);
         wrong.into_iter().for_each(|text| self.scene.complain(text));
     }
@@ -446,7 +446,7 @@ impl World {
             {
                 hardware.told = Some(tables.parse().map_err(SuccessorError::from)?);
             }
-            self.look_at_successor();
+            self.check_successor();
             self.scene.quiet().focus = if out { vec![hole] } else { Vec::new() };
             see(self)?;
             if next == "closing" {

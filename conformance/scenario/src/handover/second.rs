@@ -19,8 +19,8 @@ use runs::{Iova, Offset, Pa, Span};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::{Handed, MOST_FILES, MOST_ITEMS, SuccessorError, adopt, numbers, read_line, words};
+use crate::check::Counted;
 use crate::hardware::{Kind, unit_of};
-use crate::look::Counted;
 use crate::operations::INTACT;
 use crate::ram::{Layout, Observer, PinNumber, Ram};
 use crate::{PAGE, PIECE, sentence};

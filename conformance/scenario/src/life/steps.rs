@@ -9,8 +9,8 @@ use runs::{Bytes, Iova, SizeHistogram, Span};
 
 use super::Life;
 use crate::balloon::{Balloon, seen_by_devices, seven_of_eight};
+use crate::check::Counted;
 use crate::handover::{Hole, Left};
-use crate::look::Counted;
 use crate::step::{Done, Refused, Root, count, nodes};
 use crate::world::Backend;
 use crate::{Error, PAGE, PARTS};

@@ -191,7 +191,7 @@ pub enum JobError {
     Pinner(#[from] hostmem::PinnerError),
     /// The kernel does not tell where memory lies.
     #[error("cannot learn where the memory lies")]
-    Look(#[from] hostmem::LookError),
+    Look(#[from] hostmem::PlacementError),
     /// There is no memory for the tables.
     #[error("cannot get memory for the page tables")]
     TableMemory(#[source] ioas::Cause),

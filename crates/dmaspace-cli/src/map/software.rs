@@ -241,7 +241,7 @@ impl SoftwareBackend<'_> {
             }
             .into(),
             addresses_reason: frames.to_string(),
-            looks: memory.effort().looks(),
+            looks: memory.effort().entries_read(),
         });
         let pinner = memory.pinner()?;
         report.charge.pins = Some(PinsReport {

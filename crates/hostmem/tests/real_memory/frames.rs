@@ -25,7 +25,7 @@ fn runs_are_the_frames_that_the_pagemap_shows_page_by_page() {
         let pin = pinner.pin(&mapping, Span::new(0, len), &mut on).unwrap();
         let plain = frames_page_by_page(&mapping, Span::new(0, len));
         for batch in [1, 3, 512] {
-            let (runs, looks) = runs_of(&pin, Span::new(0, len), FrameSource::Pagemap, batch);
+            let (runs, entries) = runs_of(&pin, Span::new(0, len), FrameSource::Pagemap, batch);
             assert_eq!(pages_of(&runs), plain, "{backing}");
             for pair in runs.windows(2) {
                 assert_ne!(
@@ -37,10 +37,10 @@ fn runs_are_the_frames_that_the_pagemap_shows_page_by_page() {
             let folios = mapping.folios().unwrap_or_default();
             match backing {
                 Backing::Thp if folios.huge + folios.small == len => {
-                    assert_eq!(looks, folios.huge / (2 * MIB) + folios.small / PAGE);
+                    assert_eq!(entries, folios.huge / (2 * MIB) + folios.small / PAGE);
                 }
                 Backing::Thp => {}
-                _ => assert_eq!(looks, len / backing.page(), "{backing}"),
+                _ => assert_eq!(entries, len / backing.page(), "{backing}"),
             }
         }
         // Parts that begin and end inside of a huge page.
@@ -85,10 +85,10 @@ fn a_mapping_of_mixed_page_sizes_yields_the_right_runs() {
     if !is_real(&mapping) {
         return eprintln!("not run: frames are hidden from this process");
     }
-    let (runs, looks) = runs_of(&pin, Span::new(0, len), FrameSource::Pagemap, 5);
+    let (runs, entries) = runs_of(&pin, Span::new(0, len), FrameSource::Pagemap, 5);
     assert_eq!(
         pages_of(&runs),
         frames_page_by_page(&mapping, Span::new(0, len))
     );
-    assert_eq!(looks, folios.huge / (2 * MIB) + folios.small / PAGE);
+    assert_eq!(entries, folios.huge / (2 * MIB) + folios.small / PAGE);
 }

@@ -123,7 +123,7 @@ fn runs_of(
     loop {
         let n = frames.next_batch(&mut out).unwrap();
         if n == 0 {
-            return (runs, frames.looks());
+            return (runs, frames.entries_read());
         }
         runs.extend_from_slice(&out[..n]);
     }

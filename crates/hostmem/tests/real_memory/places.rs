@@ -31,10 +31,10 @@ fn stand_in_addresses_are_used_once_and_lie_in_their_window() {
             Backing::Memfd => FrameSource::FileOffset,
             _ => FrameSource::Synthetic { seed: 9 },
         };
-        let (runs, looks) = runs_of(&pin, whole, source, 10);
+        let (runs, entries) = runs_of(&pin, whole, source, 10);
         let pages = pages_of(&runs);
         assert_eq!(pages.len() as u64 * PAGE, len);
-        assert_eq!(looks, 0);
+        assert_eq!(entries, 0);
         match backing {
             Backing::Memfd => assert_eq!(runs.len(), 1),
             // Two blocks of 2 MiB, which may come out as neighbours.

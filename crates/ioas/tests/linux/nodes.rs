@@ -120,7 +120,7 @@ fn each_node_has_an_arena_that_is_bound_before_it_is_touched_and_looked_at_page_
     drop(state);
     assert_eq!(tables.misplaced(), []);
     let here = |n: u32| (node(n), vec![(Some(n), BYTES)]);
-    assert_eq!(tables.look(), [here(0), here(1), here(3)]);
+    assert_eq!(tables.nodes(), [here(0), here(1), here(3)]);
     // One arena for each, for good.
     assert!(Arc::ptr_eq(&arenas[0], &tables.memory(node(3)).unwrap()));
     let anywhere = tables.memory(None).unwrap();
@@ -154,7 +154,7 @@ fn a_node_that_cannot_have_its_tables_is_named_and_gets_others() {
         ]
     );
     assert_eq!(
-        tables.look(),
+        tables.nodes(),
         [
             (None, vec![(Some(0), BYTES)]),
             (node(2), vec![(Some(0), 54 * PAGE), (Some(2), 10 * PAGE)])
@@ -189,7 +189,7 @@ fn this_machine_puts_tables_where_they_are_wanted_or_says_that_it_does_not() {
     for n in &memory {
         tables.memory(node(*n)).unwrap();
     }
-    for (wanted, found) in tables.look() {
+    for (wanted, found) in tables.nodes() {
         let there = [(wanted.map(|node| node.0), 4 << 20)];
         let told = tables.misplaced();
         assert!(found == there || !told.is_empty(), "{found:?} {told:?}");

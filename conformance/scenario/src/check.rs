@@ -1,4 +1,4 @@
-//! Looks: no access is under way, and everything is compared with the shadow model and counted.
+//! Checks of a whole world while no access is under way: everything is compared with the shadow model and counted.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -53,9 +53,9 @@ impl Counted {
     }
 }
 
-/// What a look has counted.
+/// What a check has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct Totals {
     /// Areas.
     pub areas: u64,
     /// Domains.
@@ -70,7 +70,7 @@ pub struct Look {
     pub kernel: Counted,
 }
 
-impl Look {
+impl Totals {
     /// True when everything is at zero.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
@@ -83,7 +83,7 @@ impl World {
     /// # Errors
     ///
     /// When the kernel does not tell what it counts.
-    pub fn look(&mut self) -> Result<Look, LimitsError> {
+    pub fn check(&mut self) -> Result<Totals, LimitsError> {
         self.faults.disarm();
         if let Err(cause) = self.space.flush() {
             self.scene.complain(format!("flush: {cause}"));
@@ -113,11 +113,11 @@ impl World {
                 ));
             }
         }
-        self.look_at_tables(&mut wrong);
+        self.check_tables(&mut wrong);
         if !self.has_left() {
-            self.look_at_areas(&mut wrong);
+            self.check_areas(&mut wrong);
         }
-        let (pinned, kernel) = (self.look_at_pins(&mut wrong), self.kernel()?);
+        let (pinned, kernel) = (self.check_pins(&mut wrong), self.kernel()?);
         let (counted, uncounted) = (kernel.most(), self.huge && kernel.most() == 0);
         // Pages of a pool that are locked are not counted.
         if !uncounted && !self.is_counted(counted, pinned..=pinned) {
@@ -127,7 +127,7 @@ impl World {
         }
         drop(quiet);
         wrong.into_iter().for_each(|text| scene.complain(text));
-        Ok(Look {
+        Ok(Totals {
             areas: self.areas(),
             domains: self.space.places().len() as u64,
             pinned,
@@ -166,7 +166,7 @@ impl World {
     }
 
     /// Every page of every domain, by the independent walker, whoever owns the tables.
-    pub(crate) fn look_at_tables(&self, wrong: &mut Vec<String>) {
+    pub(crate) fn check_tables(&self, wrong: &mut Vec<String>) {
         let Backend::Own(hardware) = &self.backend else {
             return;
         };
@@ -223,7 +223,7 @@ impl World {
     }
 
     /// The areas are what the model has, no more and no less.
-    fn look_at_areas(&self, wrong: &mut Vec<String>) {
+    fn check_areas(&self, wrong: &mut Vec<String>) {
         let (model, mut seen) = (self.model(), 0);
         for area in self.space.areas() {
             let mut parts = self.parts.iter();
@@ -255,7 +255,7 @@ impl World {
     }
 
     /// Each page is pinned and charged when it is to be. Returns the bytes that are to be pinned.
-    fn look_at_pins(&self, wrong: &mut Vec<String>) -> u64 {
+    fn check_pins(&self, wrong: &mut Vec<String>) -> u64 {
         let [pinned, least, most] = self.model().held();
         if let Backend::Own(hardware) = &self.backend {
             let mut found = vec![false; pinned.len()];

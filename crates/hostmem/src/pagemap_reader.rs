@@ -1,12 +1,11 @@
-//! Looks at the page map, by several threads where there is much to look at.
+//! Reads the page map, by several threads where there is much to read.
 //!
-//! One look at the entry of a huge page is one system call, and what it costs is the kernel's; so
-//! is copying the entries of small pages. Only more processors make it faster. [`Looks`] cuts a
-//! stretch of pages of one size into *chunks* and hands out their entries in order. Where there are
-//! many, chunks go to readers in turn, the thread that asks and its helpers: each has one chunk
-//! assigned ahead, and gets the next as soon as that one is handed out. The buffers go forth and back
-//! with the chunks, so that memory is as fixed as without helpers. They come when a stretch is long
-//! enough to be worth them and go when this is dropped.
+//! Reading the entry of a huge page is one system call, whose cost is the kernel's, as is the cost of
+//! copying the entries of small pages. Only more processors make it faster. [`PagemapReader`] cuts a
+//! stretch of pages of one size into *chunks* and returns their entries in order. In a long stretch the
+//! calling thread and its helpers read chunks in turn: each has one chunk assigned ahead, and gets the
+//! next one when that one is returned. Buffers move with the chunks, so helpers need no memory beyond
+//! their first buffer. Helpers start when a stretch is long enough and stop when the reader is dropped.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -30,31 +29,31 @@ const HUGE: u64 = 256;
 const ENOUGH: u64 = 8;
 /// More helpers wait for each other more than they read.
 const MOST: usize = 3;
-/// Times to look for a chunk before sleeping: some ten microseconds, which waking up takes longer.
+/// Times to poll for a chunk before sleeping: some ten microseconds, which waking up takes longer.
 const SPINS: u32 = 4000;
 
 /// The entries of a stretch, in order.
-pub(crate) struct Looks {
+pub(crate) struct PagemapReader {
     file: Arc<File>,
     /// What is handed out now, and how many bytes of it are.
     chunk: Chunk,
     used: usize,
     helpers: Vec<Helper>,
-    /// Who reads the chunks that follow, in order.
-    turns: VecDeque<Turn>,
+    /// Which thread reads each of the chunks that follow, in order.
+    readers: VecDeque<ReadBy>,
     /// What is behind those, in the stretch.
     ahead: Span<Va>,
 }
 
-/// Who reads a chunk.
-enum Turn {
+/// Which thread reads a chunk.
+enum ReadBy {
     /// The thread that asks, from this address on, when it comes to it.
     Own(Span<Va>),
     /// A helper, by number; it is at it.
     Helper(usize),
 }
 
-/// Looks at some pages that follow each other.
+/// Entries of pages that follow each other.
 struct Chunk {
     /// An address in the first of the pages.
     first: u64,
@@ -80,7 +79,7 @@ impl Chunk {
         }
     }
 
-    /// Is to look at `pages`, addresses of pages of `page` bytes.
+    /// Is to read `pages`, addresses of pages of `page` bytes.
     fn take(&mut self, pages: Span<Va>, page: u64) {
         let begin = pages.start & !(page - 1);
         (self.first, self.page) = (pages.start, page);
@@ -171,20 +170,20 @@ impl Drop for Helper {
     fn drop(&mut self) {
         self.todo = None;
         if let Some(thread) = self.thread.take() {
-            // It does not panic, and if it did, nobody would be left to hear of it.
+            // It does not panic, and if it did, there is no caller left to report it to.
             let _ = thread.join();
         }
     }
 }
 
-impl Looks {
+impl PagemapReader {
     pub(crate) fn new(file: File) -> Self {
         Self {
             file: Arc::new(file),
             chunk: Chunk::new(),
             used: 0,
             helpers: Vec::new(),
-            turns: VecDeque::new(),
+            readers: VecDeque::new(),
             ahead: Span::default(),
         }
     }
@@ -213,68 +212,68 @@ impl Looks {
 
     fn refill(&mut self, rest: Span<Va>, page: u64) -> Result<(), (u64, io::Error)> {
         self.used = 0;
-        if self.turns.is_empty() {
+        if self.readers.is_empty() {
             self.ahead = rest;
             self.begin(page);
         }
-        match self.turns.pop_front() {
-            Some(Turn::Own(pages)) => {
-                self.give_own_turn(page);
+        match self.readers.pop_front() {
+            Some(ReadBy::Own(pages)) => {
+                self.assign_own(page);
                 self.chunk.take(pages, page);
                 self.chunk.read(&self.file);
             }
-            Some(Turn::Helper(number)) => {
+            Some(ReadBy::Helper(number)) => {
                 let helper = &mut self.helpers[number];
                 match receive(&helper.done) {
                     Ok(read) => helper.spare = std::mem::replace(&mut self.chunk, read),
-                    // It is gone; nobody else has what it was to read.
+                    // It is gone, and no other thread reads its chunk.
                     Err(_) => self.chunk.read = Err(io::ErrorKind::BrokenPipe.into()),
                 }
-                self.give_turn(number, page);
+                self.assign(number, page);
             }
             None => {}
         }
         let read = std::mem::replace(&mut self.chunk.read, Ok(()));
         read.map_err(|error| {
-            // Whoever asks again begins anew where he stands.
-            self.turns.clear();
+            // The next call begins anew where this one failed.
+            self.readers.clear();
             self.helpers.clear();
             (std::mem::take(&mut self.chunk.count), error)
         })
     }
 
-    /// Gives everybody a turn.
+    /// Assigns a chunk to each thread.
     fn begin(&mut self, page: u64) {
         if self.ahead.len / page >= ENOUGH * most(page) && self.helpers.is_empty() {
-            self.hire();
+            self.start_helpers();
         }
-        self.give_own_turn(page);
+        self.assign_own(page);
         for number in 0..self.helpers.len() {
-            self.give_turn(number, page);
+            self.assign(number, page);
         }
     }
 
-    fn give_own_turn(&mut self, page: u64) {
+    fn assign_own(&mut self, page: u64) {
         if !self.ahead.is_empty() {
             let pages = cut(&mut self.ahead, page);
-            self.turns.push_back(Turn::Own(pages));
+            self.readers.push_back(ReadBy::Own(pages));
         }
     }
 
-    fn give_turn(&mut self, number: usize, page: u64) {
+    fn assign(&mut self, number: usize, page: u64) {
         let helper = &mut self.helpers[number];
         let Some(todo) = helper.todo.as_ref().filter(|_| !self.ahead.is_empty()) else {
             return;
         };
         let mut chunk = std::mem::replace(&mut helper.spare, Chunk::over(Box::default()));
         chunk.take(cut(&mut self.ahead, page), page);
-        // If it is gone, that is seen when its turn comes.
+        // If it is gone, receiving its chunk fails.
         let _ = todo.send(chunk);
-        self.turns.push_back(Turn::Helper(number));
+        self.readers.push_back(ReadBy::Helper(number));
     }
 
     /// Gets helpers for the other processors, as far as the system lets us have them.
-    fn hire(&mut self) {
+    fn start_helpers(&mut self) {
         let others = thread::available_parallelism().map_or(0, |all| all.get() - 1);
         for _ in 0..others.min(MOST) {
             match Helper::new(Arc::clone(&self.file)) {
@@ -292,25 +291,25 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A file that looks like a page map of `pages` pages, in which each entry is its number.
-    fn page_map(pages: u64) -> Looks {
+    /// A file that reader like a page map of `pages` pages, in which each entry is its number.
+    fn page_map(pages: u64) -> PagemapReader {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("dmaspace-looks-{}-{number}", std::process::id());
+        let name = format!("dmaspace-pagemap-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let entries: Vec<u8> = (0..pages).flat_map(u64::to_ne_bytes).collect();
         std::fs::write(&path, entries).unwrap();
         let file = File::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        Looks::new(file)
+        PagemapReader::new(file)
     }
 
-    /// Goes through `stretch` as whoever maps it, and looks at each entry.
-    fn walk(looks: &mut Looks, stretch: Span<Va>, page: u64) {
+    /// Goes through `stretch` as whoever maps it, and reader at each entry.
+    fn walk(reader: &mut PagemapReader, stretch: Span<Va>, page: u64) {
         let mut at = stretch.start;
         let end = stretch.start + stretch.len;
         while at < end {
-            let entry = looks.next(Span::new(at, end - at), page).unwrap();
+            let entry = reader.next(Span::new(at, end - at), page).unwrap();
             // Any entry of the page will do.
             assert_eq!(entry / (page / PAGE), at / page, "at {at:#x}");
             at = (at / page + 1) * page;
@@ -319,7 +318,7 @@ mod tests {
 
     #[test]
     fn every_entry_comes_once_and_in_order_whoever_read_it() {
-        let mut looks = page_map(2 << 20);
+        let mut reader = page_map(2 << 20);
         // Few, many, a whole number of rounds and not, in small and huge pages.
         let chunk = HUGE * 2 * MIB;
         for (start, len, page) in [
@@ -331,20 +330,20 @@ mod tests {
             (1 << 30, 13 * chunk, 2 * MIB),
             (1 << 30, 12 * SMALL * PAGE - PAGE, PAGE),
         ] {
-            walk(&mut looks, Span::new(start, len), page);
+            walk(&mut reader, Span::new(start, len), page);
         }
         let others = thread::available_parallelism().unwrap().get() - 1;
-        assert_eq!(looks.helpers.len(), others.min(MOST));
+        assert_eq!(reader.helpers.len(), others.min(MOST));
     }
 
     #[test]
     fn a_failure_comes_where_it_is_and_what_was_before_it_comes_before() {
         let there = 15 * SMALL + 100;
-        let mut looks = page_map(there);
+        let mut reader = page_map(there);
         let end = 40 * SMALL * PAGE;
         let mut at = 0;
         let (asked, error) = loop {
-            match looks.next(Span::new(at, end - at), PAGE) {
+            match reader.next(Span::new(at, end - at), PAGE) {
                 Ok(entry) => assert_eq!(entry, at / PAGE),
                 Err(error) => break error,
             }
@@ -353,9 +352,9 @@ mod tests {
         assert_eq!(at / PAGE, 15 * SMALL, "the chunk that ends too early");
         assert_eq!((asked, error.kind()), (SMALL, io::ErrorKind::UnexpectedEof));
         // Asked again it says the same, and goes on from wherever it is asked.
-        assert!(looks.next(Span::new(at, end - at), PAGE).is_err());
+        assert!(reader.next(Span::new(at, end - at), PAGE).is_err());
         walk(
-            &mut looks,
+            &mut reader,
             Span::new(7 * PAGE, there * PAGE - 7 * PAGE),
             PAGE,
         );
