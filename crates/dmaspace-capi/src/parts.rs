@@ -168,7 +168,7 @@ pub unsafe extern "C" fn dmaspace_space_pin(
         let (range, prot) = (runs::Span::new(iova, len), self::prot(prot)?);
         let when = match keeps {
             true => WhenUnmapped::Keeps,
-            false => WhenUnmapped::LetsGo,
+            false => WhenUnmapped::Drops,
         };
         let held = space.with(|opened| Ok(opened.space.pin(range, prot, when)?))?;
         output.put(Box::into_raw(Box::new(Pin { _held: held })));

@@ -1,4 +1,4 @@
-//! The areas of an address space, by device address, and, once somebody has asked for it, by memory.
+//! The areas of an address space, by device address, and, once it is asked for, by memory.
 //!
 //! The index by memory costs nothing until [`Ioas::areas_over`](crate::Ioas::areas_over) is called for
 //! the first time; from then on each area that comes or goes is noted there, too. Areas over the same

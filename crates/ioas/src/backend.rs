@@ -120,7 +120,7 @@ pub struct Unsupported {
     pub backend: &'static str,
 }
 
-/// The seam to whoever translates: tables of ours, or a kernel that has its own.
+/// The seam to what translates: tables of ours, or a kernel that has its own.
 ///
 /// An [`Ioas`](crate::Ioas) keeps the areas and everything that is said about them; a [`Backend`]
 /// has devices reach their memory. It is chosen by a value at run time, so each call is a virtual one;
@@ -135,7 +135,7 @@ pub struct Unsupported {
 ///    back end reaches over an end, [`cut`](Backend::cut) has come before, or the caller allows a
 ///    moment in which the rest is missing; otherwise it is refused by name.
 /// 4. The holds of what was emptied go to [`Retired`]. Only when [`flush`](Backend::flush) has
-///    succeeded, and every listener has invalidated it too, they are let go. A back end whose `empty`
+///    succeeded, and every listener has invalidated it too, they are released. A back end whose `empty`
 ///    returns when no device reaches the memory any more has nothing to flush.
 /// 5. [`leave`](Backend::leave) comes last. If it fails, the memory of all areas is lost on purpose.
 ///
@@ -146,7 +146,7 @@ pub struct Unsupported {
 /// `owned` is a range around the one that a call empties, from which other operations are kept for as long as
 /// this one is under way, with its flush: what translates only addresses in there can be given back.
 ///
-/// # What not everybody can do
+/// # What not every back end can do
 ///
 /// [`Capabilities`] says by name what a back end can do. What it cannot is refused with
 /// [`Unsupported`]. It is never imitated with a moment of missing translation, unless the caller
@@ -197,7 +197,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     ) -> Result<(), MapError>;
 
     /// Takes everything in `range`, which cuts no area, from all devices, all or nothing. With it come, if there
-    /// are areas in the range, what these reach over and what is `owned`. `note` is told what devices have written
+    /// are areas in the range, what these reach over and what is `owned`. `note` receives what devices have written
     /// to, while that is tracked.
     ///
     /// # Errors
@@ -221,7 +221,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// True when a device, or a domain without one, has areas mapped.
     fn is_live(&self) -> bool;
 
-    /// How often a mapping is charged by itself, whoever else maps or holds its memory: for a kernel
+    /// How often a mapping is charged by itself, whatever else maps or holds its memory: for a kernel
     /// that does not [share pins](Capabilities::shares_pins), the number of its page tables that are
     /// each filled by a call of their own. `None`: memory is charged once.
     fn times_charged(&self) -> Option<u64> {
@@ -319,7 +319,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     }
 
     /// Begins to track what devices write to, as far as it is possible. Splitting leaves and
-    /// forgetting what was written before is done by the caller.
+    /// clearing what was written before is done by the caller.
     ///
     /// # Errors
     ///

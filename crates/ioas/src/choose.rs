@@ -1,4 +1,4 @@
-//! Where something can be mapped, and where it is when nobody says.
+//! Where something can be mapped, and which address is chosen when none is given.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -42,7 +42,7 @@ impl Ioas {
         let op = self.op(&core);
         let (claim, ()) = op.take(|state| [state.hull(extent)], |_| Ok::<_, UnmapError>(()))?;
         claim.run(|claim| {
-            self.externals.let_go(range)?;
+            self.externals.drop_pins(range)?;
             let cuts = op.cut_around(range, interruption)?;
             let (note, gone) = (&mut |_| (), &mut self.retired.gone());
             let unmapped = op.unmap_taken(claim, extent, interruption, note, gone, observer);
@@ -79,7 +79,7 @@ impl Ioas {
         };
         let (claim, ()) = op.take(|state| [state.hull(extent)], check)?;
         claim.run(|claim| {
-            self.externals.let_go(range)?;
+            self.externals.drop_pins(range)?;
             let cuts = op.cut_around(range, interruption)?;
             let mut gone = self.retired.gone();
             observed(observer, Step::EmptyTables, |_| {

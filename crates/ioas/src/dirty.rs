@@ -13,7 +13,7 @@
 //! Where a unit or a format cannot tell, everything that its devices may write to counts as written
 //! to, at each harvest, and at the one after it was detached, and [`Harvested::blind`] says so. What users
 //! in this process hold to write to ([`ExternalPin`](crate::ExternalPin)) counts as well, and once more
-//! after they have let go.
+//! after they have dropped the pin.
 //!
 //! A large leaf is dirty as a whole. [`Tracking::leaf`] has leaves split for as long as tracking is
 //! on, and merged afterwards.
@@ -248,7 +248,7 @@ impl Op<'_> {
     fn discard_dirty(self) -> Result<(), TrackingError> {
         let backend = &self.core.backend;
         for half in iopt::Aperture::zeros(64).spans() {
-            // A few bits for everything: nobody wants to know which.
+            // A few bits for everything: which ones does not matter.
             let all = Pending::new([0; 1], half, 1 << 58);
             let Ok(mut all) = all else {
                 continue;

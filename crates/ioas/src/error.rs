@@ -175,7 +175,7 @@ pub enum UnmapError {
         /// The first address that is in no area.
         at: u64,
     },
-    /// Somebody in this process holds some of it and has not let go, asked several times. Nothing was
+    /// An external pin holds some of it, and its user has not dropped it, asked several times. Nothing was
     /// unmapped.
     #[error("{held} in {range} is held by a user who does not let go")]
     Held {
@@ -232,7 +232,7 @@ pub enum UnmapError {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// No domain suits its unit, and there is nobody to build one.
+    /// No domain suits its unit, and nothing can build one.
     NoDomain {
         /// The device.
         device: DeviceId,

@@ -1,4 +1,4 @@
-//! Pages that somebody in this process holds: an emulated device, a copy engine.
+//! Pages that a user in this process holds: an emulated device, a copy engine.
 //!
 //! An [`ExternalPin`] holds the memory behind a range of device addresses. The pages are pinned
 //! already, or, without a domain, are pinned for it; in either case once, and charged once. It says
@@ -7,13 +7,13 @@
 //! What is held is counted by device address. One look-up finds the lowest address in a range that
 //! is held, and goes on from there in order, however the pins were made.
 //!
-//! What is held to write to counts as dirty at each harvest, and so it does when it was let go of since
+//! What is held to write to counts as dirty at each harvest, and so does what was dropped since
 //! the last one: when its user wrote last is not known.
 //!
-//! # Letting go
+//! # Dropping pins on request
 //!
 //! A pin either [keeps](WhenUnmapped::Keeps) its pages when their area is unmapped, or its user must
-//! [let go](WhenUnmapped::LetsGo). In the second case an unmap asks all users that the address space
+//! [drop it](WhenUnmapped::Drops). In the second case an unmap asks all users that the address space
 //! knows, before it changes anything, as often as [`ROUNDS`], and fails when the pages are still held
 //! then.
 
@@ -33,22 +33,22 @@ use crate::range_map::RangeMap;
 use crate::space::Ioas;
 use crate::taken::Extent;
 
-/// How often users are asked to let go before an unmap fails.
+/// How often users are asked to drop pins before an unmap fails.
 pub const ROUNDS: u32 = 10;
 
-/// Who uses external pins, and can be asked to let go of them.
+/// A user of external pins, which can be asked to drop them.
 pub trait PinUser: Send + Sync {
     /// `range` is to be unmapped: drop the pins in it, now or soon. This is round `round` from 0 on;
     /// when it returns and pages are still held, the next one follows. Waiting is up to the user,
     /// here, and must have an end.
-    fn let_go(&self, range: Span<Iova>, round: u32);
+    fn drop_pins(&self, range: Span<Iova>, round: u32);
 }
 
 /// What becomes of an external pin when its area is unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenUnmapped {
     /// The user drops it: until then nothing is unmapped.
-    LetsGo,
+    Drops,
     /// It stays: the pages are pinned and charged until it is dropped.
     Keeps,
 }
@@ -60,14 +60,14 @@ struct Count {
     keep: u64,
     /// Of both.
     writers: u64,
-    /// It was written to, or could be, by who does not hold it any more, since it was harvested.
+    /// It was written to, or could be, by a user that does not hold it any more, since it was harvested.
     written: bool,
 }
 
 #[derive(Debug, Default)]
 struct Counts {
     range_map: RangeMap<Iova, Count>,
-    /// Who lets go leaves a mark of what it could write to.
+    /// A dropped pin leaves a mark of what its user could write to.
     tracks: bool,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Externals {
 }
 
 /// A range of device addresses whose memory stays pinned until this is dropped.
-#[must_use = "the memory is let go as soon as this is dropped"]
+#[must_use = "the memory is released as soon as this is dropped"]
 pub struct ExternalPin {
     externals: Arc<Externals>,
     range: Span<Iova>,
@@ -164,7 +164,7 @@ impl Externals {
         let Counts { range_map, tracks } = &mut *counts;
         range_map.change(range, |count| {
             let pins = match when {
-                WhenUnmapped::LetsGo => &mut count.must_go,
+                WhenUnmapped::Drops => &mut count.must_go,
                 WhenUnmapped::Keeps => &mut count.keep,
             };
             *pins = pins.saturating_add_signed(by);
@@ -237,8 +237,8 @@ impl Externals {
         }
     }
 
-    /// Has users let go of everything in `range`.
-    pub(crate) fn let_go(&self, range: Span<Iova>) -> Result<(), UnmapError> {
+    /// Has users drop their pins in `range`.
+    pub(crate) fn drop_pins(&self, range: Span<Iova>) -> Result<(), UnmapError> {
         let must_go = |count: &Count| count.must_go > 0;
         for round in 0..ROUNDS {
             if self.first(range, must_go).is_none() {
@@ -246,7 +246,7 @@ impl Externals {
             }
             // Not under the lock: users drop pins in there.
             let users = self.users.lock().clone();
-            users.iter().for_each(|user| user.let_go(range, round));
+            users.iter().for_each(|user| user.drop_pins(range, round));
         }
         match self.first(range, must_go) {
             None => Ok(()),
@@ -256,18 +256,18 @@ impl Externals {
 }
 
 impl Ioas {
-    /// Makes `user` one of those that are asked to let go.
+    /// Makes `user` one of those that are asked to drop pins.
     pub fn add_pin_user(&self, user: Arc<dyn PinUser>) {
         self.externals.users.lock().push(user);
     }
 
-    /// Makes `user` nobody that is asked any more. Its pins stay until they are dropped.
+    /// Stops asking `user`. Its pins stay until they are dropped.
     pub fn remove_pin_user(&self, user: &Arc<dyn PinUser>) {
         let mut users = self.externals.users.lock();
         users.retain(|other| !Arc::ptr_eq(other, user));
     }
 
-    /// Holds the memory behind `range` for somebody in this process, who reads it, or also writes to
+    /// Holds the memory behind `range` for a user in this process that reads it, or also writes to
     /// it if `prot` says so. Ranges may overlap as they like.
     ///
     /// # Errors

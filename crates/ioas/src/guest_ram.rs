@@ -178,7 +178,7 @@ impl GuestRam {
     }
 
     /// Brings in the pages of all regions, which is faster than to have the pin do it: see
-    /// [`Mapping::populate`]. `progress` is told how many bytes of all regions are done, and may stop
+    /// [`Mapping::populate`]. `progress` receives how many bytes of all regions are done, and may stop
     /// the work.
     ///
     /// # Errors

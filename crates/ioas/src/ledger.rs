@@ -18,7 +18,7 @@ pub struct Ledger {
     /// Bytes in use: what was there before, and what is charged here.
     in_use: AtomicU64,
     steps: AtomicU64,
-    /// Others may hold some of the same counter, which nobody can look up.
+    /// Others may use some of the same counter; how much cannot be read.
     others: bool,
 }
 

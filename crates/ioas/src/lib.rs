@@ -16,7 +16,7 @@
 //! use iopt::{AnyTable, FormatId, HeapTables, Prot};
 //! use runs::{PageSizes, Span};
 //!
-//! // Tables in VT-d's second-stage format, for whoever walks them: here the software unit.
+//! // Tables in VT-d's second-stage format, for the units that walk them: here the software unit.
 //! let tables = Arc::new(HeapTables::with_tables(64)?);
 //! let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables.clone())?;
 //! let ledger = Ledger::new("user->locked_vm", Some(8 << 20), 0);

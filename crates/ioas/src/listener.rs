@@ -12,7 +12,7 @@ use crate::lock::{Mutex, RwLock};
 
 /// Keeps translations of its own for an address space, in this process: a device model, a cache.
 ///
-/// It is a unit in that nothing is let go before it has invalidated it, but it looks at areas, not at
+/// Like a unit, it must invalidate a range before its memory is released, but it sees areas, not
 /// page tables, and also at those that no domain maps.
 ///
 /// Several threads may call it at once, for areas that are apart; calls of [`unmapped`](Self::unmapped)
@@ -21,12 +21,12 @@ pub trait Listener: Send + Sync {
     /// `area` is there and can be used.
     fn mapped(&self, area: &Area);
 
-    /// Forgets everything in `range`. When it returns, nobody uses a translation from there that was
+    /// Invalidates everything in `range`. When it returns, no translation from there is used that was
     /// looked up earlier. The wait is bounded; after an error it is called again.
     fn unmapped(&self, range: Span<Iova>) -> Result<(), FlushError>;
 }
 
-/// The listeners of an address space, and what they are still to be told.
+/// The listeners of an address space, and what they must still invalidate.
 #[derive(Default)]
 pub(crate) struct Listeners {
     /// They come and go while no operation is under way.
@@ -80,7 +80,7 @@ impl Listeners {
             unmapped.under_way = true;
             mem::take(&mut unmapped.ranges)
         };
-        // A listener that panics has not forgotten.
+        // A listener that panics has not invalidated.
         let mut unheard = Unheard {
             of: &self.unmapped,
             ranges,

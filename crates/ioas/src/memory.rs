@@ -1,7 +1,7 @@
-//! Memory with its pins: pinned once and charged once, whoever uses it.
+//! Memory with its pins: pinned once and charged once, however many use it.
 //!
-//! A [`Memory`] is a [`MemoryObject`] with an account. Areas of any address spaces, and whoever
-//! else reads or writes its pages for a device, take a [`Hold`] of a part. The first hold of a byte
+//! A [`Memory`] is a [`MemoryObject`] with an account. Areas of any address spaces, and other
+//! code that reads or writes its pages for a device, take a [`Hold`] of a part. The first hold of a byte
 //! has it pinned and charged, the last one gone has it unpinned and its charge given back; those
 //! between cost a count. So memory that is mapped twice, or copied into another address space of the
 //! same owner, is pinned and charged once.
@@ -15,17 +15,17 @@
 //! holds it; neighbours of the same pin and number are one part. A pin may hold several parts. When
 //! the last user of a part goes, the pin gives back that part, or, if it was the last, ends.
 //!
-//! A part may also be *reserved*: it keeps its charge when its last user goes, and whoever holds it
-//! next takes that (see `reserved.rs`).
+//! A part may also be *reserved*: it keeps its charge when its last user goes, and the next hold
+//! takes that (see `reserved.rs`).
 //!
-//! A new hold pins what nobody holds yet: usually all of it, in one pin. Its charge is one step.
+//! A new hold pins what is not held yet: usually all of it, in one pin. Its charge is one step.
 //! Nothing is noted before all of it has succeeded, so that a failure, or a panic of an observer,
 //! leaves what was there.
 //!
 //! # Many threads
 //!
 //! The lock is held to look and to note, never while something is pinned, read or unpinned. A thread that
-//! pins or unpins a part takes it first: others that hold or let go of some of it wait, and those of other
+//! pins or unpins a part takes it first: others that hold or release some of it wait, and those of other
 //! parts do not. A pin that several parts belong to gives one of them back when no thread reads its runs,
 //! and is read when no thread gives back a part of it.
 
@@ -66,7 +66,7 @@ pub(crate) struct Pins {
     held: Vec<Option<Held>>,
     /// Numbers that are free.
     free: Vec<usize>,
-    /// The charge of parts that are reserved and that nobody holds.
+    /// The charge of parts that are reserved and not held.
     pub(crate) reserve: Option<Charge>,
     /// Bytes that are reserved, each as often as it is.
     pub(crate) reservations: u64,
@@ -74,7 +74,7 @@ pub(crate) struct Pins {
     taken: Taken,
 }
 
-/// Without users: nobody holds it, and there is no pin.
+/// Without users: it is not held, and there is no pin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) users: u64,
@@ -209,7 +209,7 @@ impl Memory {
     }
 
     /// The same for an address space that charges each mapping so many
-    /// [`times`](crate::Backend::times_charged), whoever else holds the memory.
+    /// [`times`](crate::Backend::times_charged), whatever else holds the memory.
     pub(crate) fn forecast_times(&self, part: Span<Offset>, times: Option<u64>) -> Forecast {
         let inside = Span::new(0, self.len()).intersection(&part);
         let needed = inside.map_or(0, |part| match times {
@@ -241,8 +241,8 @@ impl Memory {
         charges.fold(0, u64::saturating_add)
     }
 
-    /// Holds `part`, of which nobody but the caller has checked that it lies in the object: charges
-    /// and pins what nobody holds yet, all or nothing.
+    /// Holds `part`, of which the caller has checked that it lies in the object: charges
+    /// and pins what is not held yet, all or nothing.
     pub(crate) fn hold(
         self: &Arc<Self>,
         part: Span<Offset>,
@@ -280,7 +280,7 @@ impl Memory {
         }
         let mut pins = self.pins.lock();
         let before = pins.kept_for(part, &*self.object);
-        // Usually there is nobody else.
+        // Usually there is no other hold.
         if gaps != [part] {
             pins.parts
                 .change(part, |part| part.users += u64::from(part.users > 0));
@@ -340,7 +340,7 @@ impl Memory {
 
     /// Gives back the part `span` of a pin, and its charge to `freed`; returns the bytes.
     ///
-    /// When that fails nobody knows how much of it is still pinned. The kernel goes on counting
+    /// When that fails it is not known how much of it is still pinned. The kernel goes on counting
     /// that, and so does the ledger: the charge stays.
     fn unpin(&self, span: Span<Offset>, pin: usize, freed: &mut Charge) -> Result<u64, Cause> {
         let done = self.with_pin(pin, span.len, |here, last| match here {
@@ -485,7 +485,7 @@ pub(crate) fn append(part: &mut Span<Offset>, tail: &mut Span<Offset>) {
 
 /// A part of a [`Memory`] that stays pinned for as long as this is there.
 #[derive(Debug)]
-#[must_use = "the memory is let go as soon as this is dropped"]
+#[must_use = "the memory is released as soon as this is dropped"]
 pub struct Hold {
     memory: Arc<Memory>,
     part: Span<Offset>,
@@ -541,7 +541,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Empty: moved into another one, or let go already.
+        // Empty: moved into another one, or released already.
         if !self.part.is_empty() {
             self.memory.release(self.part);
         }

@@ -13,7 +13,7 @@ use runs::{Offset, Pa, Span};
 
 use crate::given::GivenRuns;
 
-/// An error of whoever stands behind the seam, with its own words.
+/// An error of the implementation behind a seam, in its own words.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
 /// Memory of which parts can be pinned: an anonymous range, a memfd, guest memory, a BAR.
@@ -36,7 +36,7 @@ pub trait MemoryObject: fmt::Debug + Send + Sync {
         self.charge(part).min(part.len)
     }
 
-    /// Pins `part`, all of it or nothing. `progress` is told how many bytes are pinned from time
+    /// Pins `part`, all of it or nothing. `progress` receives how many bytes are pinned from time
     /// to time, and may stop the work.
     fn pin(
         &self,
@@ -118,7 +118,7 @@ pub trait Pinned: fmt::Debug + Send + Sync {
 pub trait RunReader {
     /// Fills `out` with the next runs (physical address and length in bytes, none empty) and
     /// returns how many; 0 at the end only. A run may go on in the next batch, and neighbours need
-    /// not be joined: whoever reads joins them. All runs together have the length of the part.
+    /// not be joined: the reader joins them. All runs together have the length of the part.
     fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause>;
 }
 

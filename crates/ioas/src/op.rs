@@ -3,7 +3,7 @@
 //! # Taking
 //!
 //! The areas are looked at, and changed, under a lock that is held for a moment. There an operation first
-//! takes its range: whoever wants some of that waits, and then looks again, so that it finds what a single
+//! takes its range: another one that wants some of it waits, and then reads again, so that it finds what a single
 //! thread would find after the first operation. The work follows outside of the lock: charge, pin, tables,
 //! flush. What an operation changes of an area it has in its [hand](Hand) meanwhile; others go on seeing
 //! what was there before.
@@ -332,7 +332,7 @@ impl Claim<'_> {
             let (areas, refused) = (Some((left, owned)), Interruption::Refused);
             let done = backend.empty(left, areas, refused, &mut |_| ());
             if done.is_ok() && op.retired().is_strict() {
-                // What is not flushed waits for whoever comes next.
+                // What is not flushed waits for the next flush.
                 let _ = op.retired().flush(backend);
             } else {
                 backend.leave_gathered();

@@ -58,7 +58,7 @@ impl<A, T: Copy + Default + PartialEq> RangeMap<A, T> {
         self.change_each(range, |_, value| change(value));
     }
 
-    /// The same; `change` is told what of `range` the stretch is.
+    /// The same; `change` receives what of `range` the stretch is.
     pub(crate) fn change_each(&mut self, range: Span<A>, mut change: impl FnMut(Span<A>, &mut T)) {
         // Those beside as well, which what changes may be joined with.
         let (before, behind) = (

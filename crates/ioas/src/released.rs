@@ -1,4 +1,4 @@
-//! Parts of areas that are let go of for a while: what a balloon does with a guest's memory.
+//! Parts of areas that are released for a while: what a balloon does with a guest's memory.
 //!
 //! # Releasing
 //!
@@ -21,9 +21,9 @@
 //!
 //! # Discarding
 //!
-//! That this address space has released memory does not mean that nobody has it: another area, address
+//! That this address space has released memory does not mean that it is unused: another area, address
 //! space or external pin may hold it. Memory may be discarded when all address spaces over it have
-//! released it and [`Memory::first_held`](crate::Memory::first_held) names nobody.
+//! released it and [`Memory::first_held`](crate::Memory::first_held) returns `None`.
 
 use alloc::vec::Vec;
 use core::convert::Infallible;
@@ -53,7 +53,7 @@ pub enum ReleaseError {
     /// flush succeeds: before that a device of the unit that does not answer may fault there. If it could
     /// not be mapped again it is released, but pinned.
     ///
-    /// After [`UnmapError::Unpin`] it is released, but nobody knows how much of it is still pinned.
+    /// After [`UnmapError::Unpin`] it is released, but it is not known how much of it is still pinned.
     Unmap(UnmapError),
     /// What its return takes cannot be set aside. It is as it was.
     SetAside(MapError),
@@ -108,9 +108,9 @@ impl Ioas {
     /// returns, no device reaches what is released. Ranges are worth having in order, and joined.
     /// Returns the bytes that were unpinned. What devices have written there is discarded.
     ///
-    /// `kept` is told of each range that is not released, and why; all others are. That is so if
-    /// somebody in this process [holds](Self::pin) some of it, who is asked to let go first if the pin
-    /// [says so](crate::WhenUnmapped::LetsGo); and if it cannot be cut without a moment in which the
+    /// `kept` receives each range that is not released, and why; all others are. A range is not released if
+    /// an external pin [holds](Self::pin) some of it, after its user was asked to drop a pin that
+    /// [allows it](crate::WhenUnmapped::Drops); and if it cannot be cut without a moment in which the
     /// rest is missing, unless `interruption` allows that.
     pub fn release(
         &self,
@@ -129,7 +129,7 @@ impl Ioas {
     /// and leaves merged, as far as that is possible without a moment in which the rest is missing
     /// unless `interruption` allows one. Ends need not be those that were released.
     ///
-    /// `failed` is told of each stretch that stays released, and why; all others are back. Charge and
+    /// `failed` receives each stretch that stays released, and why; all others are back. Charge and
     /// tables are there; what can fail is the pin, and a flush that was still to come.
     pub fn restore(
         &self,
@@ -243,7 +243,7 @@ impl Op<'_> {
         if let Some(at) = self.ioas.state.lock().first_hole(range) {
             return Err(UnmapError::Hole { range, at }.into());
         }
-        self.externals().let_go(range)?;
+        self.externals().drop_pins(range)?;
         if let Some(held) = self.externals().first_pinned(range) {
             return Err(UnmapError::Held { range, held }.into());
         }
@@ -275,7 +275,7 @@ impl Op<'_> {
             };
             hand.area.released = true;
             if live && hand.area.keeps_charge() {
-                // Where a kernel pins, somebody else may have taken the charge in this moment.
+                // Where a kernel pins, another process may have taken the charge meanwhile.
                 let _ = hand.area.reserve(backend.times_charged());
             }
             let hold: Option<Hold> = hand.area.hold.take();

@@ -1,4 +1,4 @@
-//! Charges that are kept for memory which nobody pins for a while.
+//! Charges that are kept for memory which is not pinned for a while.
 //!
 //! What a [`Reserved`] names was pinned and is to be pinned again: the last hold gone does not give
 //! its charge back, and the next hold takes that instead of a new one. So the limit cannot refuse it,
@@ -10,9 +10,9 @@
 //! as well, or does not come; the last one to go gives it back.
 //!
 //! A kernel that charges each mapping for itself wants the charge of each again: there an area keeps its
-//! own, whoever else maps, holds or has released the same memory.
+//! own, whatever other users map, hold or have released the same memory.
 //!
-//! Otherwise how much is kept is a matter of the stretches that are reserved and that nobody holds: what
+//! Otherwise how much is kept is a matter of the stretches that are reserved and not held: what
 //! pinning each of them is charged. A part of a huge page is charged as the whole where the kernel does
 //! so; then a release may have to charge more than it gives back. If the limit forbids that, less is kept.
 
@@ -136,7 +136,7 @@ impl Areas {
     }
 
     /// A device has left: of what one area alone keeps, gives back all but so many `times`; everything
-    /// if that is [`None`], since nobody is live.
+    /// if that is [`None`], since no device is live.
     #[cfg(any(feature = "vfio", feature = "iommufd"))]
     pub(crate) fn keep_only(&mut self, times: Option<u64>) {
         let Ok(()) = self.0.try_for_each_mut(0, u64::MAX, |_, area| {
@@ -150,7 +150,7 @@ impl Areas {
 }
 
 impl Memory {
-    /// Has the charge of `part` stay when the last hold goes: what nobody holds is charged now. With
+    /// Has the charge of `part` stay when the last hold goes: what is not held is charged now. With
     /// `times` all of it is, so often, for one area alone.
     pub(crate) fn reserve(
         self: &Arc<Self>,
@@ -192,12 +192,12 @@ impl Memory {
                 pins.reservations -= part.len;
                 Err(over)
             }
-            // A reservation cut in two may ask for more. Nobody is promised that.
+            // A reservation cut in two may need more, which was not promised.
             _ => Ok(()),
         }
     }
 
-    /// Bytes that are charged for parts which nobody holds, each once. What areas keep for themselves,
+    /// Bytes that are charged for parts which are not held, each once. What areas keep for themselves,
     /// where a kernel charges each mapping, is in the [ledger](Self::ledger) only.
     pub fn reserved(&self) -> u64 {
         let pins = self.pins.lock();
@@ -279,7 +279,7 @@ impl Pins {
         Some(reserve.split(bytes))
     }
 
-    /// What of `part` nobody holds, in stretches.
+    /// What of `part` is not held, in stretches.
     pub(crate) fn unheld(&self, part: Span<Offset>) -> Vec<Span<Offset>> {
         let held = self.parts.inside(part).filter(|(_, part)| part.users > 0);
         let mut held = held.peekable();

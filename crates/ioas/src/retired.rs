@@ -1,15 +1,15 @@
-//! Memory that has left the address space but may still be in use: held until everybody has
-//! invalidated it.
+//! Memory that has left the address space but may still be in use: held until all units and listeners
+//! have invalidated it.
 //!
 //! An operation that unmaps notes the ranges for the listeners, and has the holds in its hand ([`Gone`])
 //! while it flushes: [`Retired::flush`] has the back end and the listeners invalidate what *any* operation has
-//! unmapped until then, so that threads which unmap at once share flushes. Only after a flush has succeeded an
-//! operation lets go of its holds.
+//! unmapped until then, so that threads which unmap at once share flushes. An operation releases its holds
+//! only after a flush has succeeded.
 //!
 //! What an operation cannot flush, or leaves for later ([`Flushing::Lazy`]), waits here. Such waiting has a
 //! number, one higher each time: a flush that succeeds is good for all numbers that were given before it
-//! began, and lets go of their holds. So no thread undoes or loses what is another's: a flush that fails
-//! changes nothing, and whoever flushes next has all of it flushed.
+//! began, and releases their holds. So no thread undoes or loses what is another's: a flush that fails
+//! changes nothing, and the next one flushes all of it.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -24,7 +24,7 @@ use crate::lock::Mutex;
 use crate::memory::Hold;
 use crate::object::Cause;
 
-/// When units are told what was unmapped.
+/// When units invalidate what was unmapped.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Flushing {
     /// At the end of every unmap: its memory is unpinned when it returns.
@@ -43,7 +43,7 @@ pub enum Flushing {
     },
 }
 
-/// What was unmapped and waits for a flush, and who is to be told.
+/// What was unmapped and waits for a flush, and the listeners that must invalidate it.
 #[derive(Default)]
 pub(crate) struct Retired {
     /// Others with translations of their own.
@@ -53,7 +53,7 @@ pub(crate) struct Retired {
 
 #[derive(Default)]
 struct Waiting {
-    /// Memory that was unmapped and that somebody may still reach, each with its number.
+    /// Memory that was unmapped and that a device may still reach, each with its number.
     holds: Vec<(u64, Hold)>,
     flushing: Flushing,
     /// When the first of what waits now has come, by the clock of lazy flushing.
@@ -93,7 +93,7 @@ impl Gone<'_> {
         self.holds.extend(hold);
     }
 
-    /// What it holds waits for a flush of whoever comes.
+    /// What it holds waits for the next flush.
     pub(crate) fn wait(&mut self) {
         let waiting = &mut *self.retired.waiting.lock();
         waiting.given += 1;
@@ -159,10 +159,10 @@ impl Retired {
         if must { self.settle(backend) } else { Ok(()) }
     }
 
-    /// Flushes what earlier calls have left to be flushed, and lets go of it.
+    /// Flushes what earlier calls have left to be flushed, and releases it.
     pub(crate) fn settle(&self, backend: &dyn Backend) -> Result<(), FlushError> {
         self.flush(backend)?;
-        // Whoever asks wants room for something else; what cannot be unpinned stays charged.
+        // The caller needs room for something else; what cannot be unpinned stays charged.
         let _ = self.release();
         Ok(())
     }
@@ -183,8 +183,8 @@ impl Retired {
         }
     }
 
-    /// Has the back end and every listener invalidate what was unmapped. After an error all of that of
-    /// whoever failed is still to come.
+    /// Has the back end and every listener invalidate what was unmapped. After an error all of it is still
+    /// to come for the unit or listener that failed.
     pub(crate) fn flush(&self, backend: &dyn Backend) -> Result<(), FlushError> {
         let until = self.waiting.lock().given;
         let flushed = backend.flush();

@@ -4,13 +4,13 @@
 //!
 //! Check, charge, pin, then batch by batch: find runs, fill tables. Each step can fail, and then
 //! everything before it is undone in the opposite order: tables are emptied, units flushed, memory
-//! let go. Without a domain an area is only noted; the first device that comes has it pinned and
+//! released. Without a domain an area is only noted; the first device that comes has it pinned and
 //! mapped.
 //!
 //! # Unmapping
 //!
-//! Tables are emptied, units flushed, and only then memory is let go: unpinned, and its charge given
-//! back, if nobody else holds it. Memory whose flush has failed is *retired*: it belongs to no area
+//! Tables are emptied, units flushed, and only then memory is released: unpinned, and its charge given
+//! back, if no other user holds it. Memory whose flush has failed is *retired*: it belongs to no area
 //! any more, but stays pinned and charged until a later flush succeeds. Until then nothing is mapped
 //! either: a unit that still holds old translations and tables would not see what is new.
 //!
@@ -74,7 +74,7 @@ pub struct Unmapped {
     pub areas: u64,
     /// Their bytes together.
     pub bytes: u64,
-    /// Bytes that were unpinned: those of the areas that nobody else holds, and those that were
+    /// Bytes that were unpinned: those of the areas that no other user holds, and those that were
     /// retired before.
     pub unpinned: u64,
 }
@@ -226,7 +226,7 @@ impl Ioas {
         self.gate.read().backend.mappings()
     }
 
-    /// When units are told what was unmapped. What waits now is flushed by the next call that
+    /// When units invalidate what was unmapped. What waits now is flushed by the next call that
     /// flushes.
     pub fn set_flushing(&self, flushing: Flushing) {
         self.retired.set_flushing(flushing);
@@ -344,7 +344,7 @@ impl Ioas {
     ///
     /// [`UnmapError::Flush`] and [`UnmapError::Unpin`] only. After the first everything is still
     /// retired, and this may be called again. A device that is stuck can be
-    /// [detached](Self::detach); then there is nobody to wait for.
+    /// [detached](Self::detach); then there is no unit to wait for.
     pub fn flush(&self) -> Result<u64, UnmapError> {
         let core = self.gate.read();
         let mut gone = self.retired.gone();
@@ -383,8 +383,8 @@ impl Ioas {
         let unmapped = self.unmap_all(&mut ()).map_err(CloseError::Unmap);
         // Only when both have failed memory is left; dropping tries to detach once more.
         detached.map_err(CloseError::Detach)?;
-        // Nobody is attached, so that the flush was empty, and each unit has forgotten the domain
-        // with its last device. Areas are left in a damaged table only, which nobody should follow.
+        // No device is attached, so that the flush was empty, and each unit has invalidated the domain
+        // with its last device. Areas are left in a damaged table only, which must not be followed.
         if self.state.get_mut().areas.0.is_empty() {
             self.gate.get_mut().backend.end();
         }
@@ -493,7 +493,7 @@ impl Op<'_> {
         })
     }
 
-    /// Unmaps the areas in `range`; `note` is told what devices have written to, and with `blind` what they could.
+    /// Unmaps the areas in `range`; `note` receives what devices have written to, and with `blind` what they could.
     /// Their holds go through `gone`.
     pub(crate) fn unmap(
         self,
@@ -527,7 +527,7 @@ impl Op<'_> {
                 // Also before an error: the areas may be gone then.
                 self.writable(range).into_iter().for_each(&mut *note);
             }
-            self.externals().let_go(range)?;
+            self.externals().drop_pins(range)?;
             self.unmap_taken(claim, extent, Interruption::Refused, note, gone, observer)
         })
     }
@@ -537,7 +537,7 @@ impl Op<'_> {
         let (claim, ()) = self.take(|_| [all], |_| Ok::<_, UnmapError>(()))?;
         claim.run(|claim| {
             for half in Aperture::zeros(64).spans() {
-                self.externals().let_go(half)?;
+                self.externals().drop_pins(half)?;
             }
             let (note, gone) = (&mut |_| (), &mut self.retired().gone());
             self.unmap_taken(claim, all, Interruption::Refused, note, gone, observer)
@@ -614,7 +614,7 @@ impl Op<'_> {
         self.flush_gone(gone, observer)
     }
 
-    /// Has all units and listeners invalidate what was unmapped, and lets go of `gone` and of what has waited.
+    /// Has all units and listeners invalidate what was unmapped, and releases `gone` and what has waited.
     pub(crate) fn flush_gone(
         self,
         gone: &mut Gone<'_>,
@@ -663,7 +663,7 @@ impl State {
 
 impl Drop for Ioas {
     fn drop(&mut self) {
-        // A unit that has let its last device of a domain go has forgotten the domain, so that
+        // A unit that has released its last device of a domain has invalidated the domain, so that
         // nothing needs to be flushed any more.
         if self.leave().is_err() {
             mem::forget(mem::take(&mut self.state.get_mut().areas));

@@ -21,9 +21,9 @@ use crate::memory::Memory;
 ///
 /// It implements [`vm_memory::Iommu`] over vm-memory's own [`Iotlb`], which holds all
 /// areas over the guest's memory at any time: there are no misses to be filled in. An unmap removes
-/// its translations before memory is let go, and waits for whoever holds a guard, up to a limit;
+/// its translations before memory is released, and waits for the holders of guards, up to a limit;
 /// beyond that the unmap reports an error, and the memory stays pinned until a later flush succeeds.
-/// Whoever maps holds no guard: it would wait for itself. Readers take the lock recursively, since a
+/// A thread that maps must hold no guard: it would wait for itself. Readers take the lock recursively, since a
 /// descriptor may name another one while a guard is held.
 ///
 /// ```

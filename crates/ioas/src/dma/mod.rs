@@ -151,7 +151,7 @@ pub enum DmaUnmapError {
 ///
 /// # When an address is used again
 ///
-/// Not before units have been told that it was unmapped: a device that still has the old translation would
+/// Not before units have invalidated it: a device that still has the old translation would
 /// reach the new buffer's neighbours by it. With [`Flushing::Strict`] that is when `unmap` returns. With
 /// [`Flushing::Lazy`] each thread has a queue of the buffers that it has unmapped, with bounds of its own, and one
 /// flush frees all of them. An address whose flush has failed waits in the same way. When no other address is left,
@@ -164,8 +164,8 @@ pub enum DmaUnmapError {
 ///
 /// # Dropping
 ///
-/// Every device is detached, which waits for its accesses, and then all memory is let go. If a unit does not let a device
-/// go, the memory stays pinned for good. [`close`](Self::close) gives the tables back, too.
+/// Every device is detached, which waits for its accesses, and then all memory is released. If a unit does not
+/// release a device, the memory stays pinned for good. [`close`](Self::close) gives the tables back, too.
 pub struct Dma {
     domain: Domain,
     flushing: Flushing,
@@ -460,7 +460,7 @@ impl Dma {
             .map_err(DmaUnmapError::Unmapped)
     }
 
-    /// Has units invalidate what every thread has unmapped, and lets go of it.
+    /// Has units invalidate what every thread has unmapped, and releases it.
     ///
     /// # Errors
     ///
@@ -497,7 +497,7 @@ impl Dma {
         all
     }
 
-    /// Has units invalidate what a thread has unmapped, and lets go of it.
+    /// Has units invalidate what a thread has unmapped, and releases it.
     fn settle_all(
         &self,
         mut local: Guard<'_, Local>,
@@ -515,7 +515,7 @@ impl Dma {
         settled
     }
 
-    /// Has units invalidate what was unmapped, and lets go of its buffers. After a failed flush they are in the shard.
+    /// Has units invalidate what was unmapped, and releases its buffers. After a failed flush they are in the shard.
     fn settle(
         &self,
         gather: &mut Gather,
@@ -541,11 +541,11 @@ impl Dma {
         failed.map_or(Ok(()), |cause| Err(UnmapError::Unpin(cause)))
     }
 
-    /// Detaches all devices, lets go of all memory and gives the tables back.
+    /// Detaches all devices, releases all memory and gives the tables back.
     ///
     /// # Errors
     ///
-    /// That of the first device that its unit does not let go: then memory and tables are lost on purpose.
+    /// That of the first device that its unit does not release: then memory and tables are lost on purpose.
     pub fn close(self) -> Result<(), DetachError> {
         let Self {
             domain, mut shards, ..

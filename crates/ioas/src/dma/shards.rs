@@ -105,7 +105,7 @@ impl Shards {
         changed
     }
 
-    /// Detaches every device that its unit lets go. The error is that of the first one that stays.
+    /// Detaches every device that its unit releases. The error is that of the first one that stays.
     pub(super) fn leave(&self) -> Result<(), DetachError> {
         self.change(Devices::detach_all)
     }

@@ -76,7 +76,7 @@ impl Iommufd {
     /// room; returns the device address.
     ///
     /// This is `unsafe` where mapping an area of an address space is not, since iommufd remembers
-    /// an address and not the memory: whoever calls has the areas and their memory objects. A
+    /// an address and not the memory: the caller has the areas and their memory objects. A
     /// `hostmem::Mapping` fulfils the first two points for as long as it is not dropped.
     /// [`map_file`](Self::map_file) needs no such promise.
     ///

@@ -80,8 +80,8 @@ impl Owner {
     }
 }
 
-/// For calls that nobody here knows. What this crate has mapped stays its business: who unmaps or
-/// copies that breaks what it promises.
+/// For calls that this crate does not make. What this crate has mapped must not be unmapped or copied
+/// by them: that breaks what the crate promises.
 impl AsFd for Owner {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.iommufd.as_fd()

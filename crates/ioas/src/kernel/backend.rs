@@ -430,7 +430,7 @@ impl<K: Mapper> Kernel<K> {
         let mut all = self.spaces.iter_mut();
         let found = all.find_map(|member| Some((member.space.place_of(endpoint)?, member)));
         let (place, Member { space, near }) = found.ok_or(DetachError::Unknown)?;
-        space.let_go(endpoint, dirty)?;
+        space.detach(endpoint, dirty)?;
         near.remove(place);
         self.close_unused();
         areas.keep_only(match self.is_live() {

@@ -5,8 +5,8 @@
 //! that end in this number. What is not in the request (other mappings, the memory itself, the
 //! limit) has a number of its own, or is what is left.
 //!
-//! Source: what Linux 7.2 answers, and the order in which it checks. Whoever made the request turns
-//! a cause into an error with its numbers: only they know what is mapped, and what was charged.
+//! Source: what Linux 7.2 answers, and the order in which it checks. The caller that made the request turns
+//! a cause into an error with its numbers: only it knows what is mapped, and what was charged.
 
 use core::ops::RangeInclusive;
 
@@ -15,7 +15,7 @@ use runs::{Iova, Span};
 
 use crate::errno::Profile;
 
-/// Addresses in this process, or offsets in a file: where the kernel is told that memory lies.
+/// Addresses in this process, or offsets in a file: where the kernel is asked to map memory from.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum UserMemory {}
 
@@ -77,9 +77,9 @@ pub(super) enum UnmapCause {
     Cut,
     /// It would cut a mapping, or nothing is there.
     CutOrNothing,
-    /// Another operation is under way there, or somebody has it locked.
+    /// Another operation is under way there, or another process has it locked.
     Busy,
-    /// Somebody in the kernel was asked to let go of the memory, and does not.
+    /// A user of the memory in the kernel was asked to release it, and does not.
     StillUsed,
     /// The number says nothing that the request explains.
     Other,

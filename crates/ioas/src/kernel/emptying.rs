@@ -107,8 +107,8 @@ impl<K: Mapper> KernelSpace<K> {
         emptied.map_err(|error| unmap_refused(K::PROFILE, error, range.unwrap_or_default()))
     }
 
-    /// It is done for good: lets go of the memory, tells `note` what was dirty, and says of what stays
-    /// which pages it has.
+    /// It is done for good: releases the memory, passes what was dirty to `note`, and records which pages
+    /// the rest has.
     pub(super) fn emptied(
         &mut self,
         emptying: &Emptying,

@@ -165,7 +165,7 @@ impl<K: Mapper> Mapped<K> {
             }
             return Err(cause);
         }
-        let taken = self.forget(&inside);
+        let taken = self.remove(&inside);
         journal.0.push(Entry::Took(taken));
         Ok(())
     }
@@ -173,7 +173,7 @@ impl<K: Mapper> Mapped<K> {
     /// Maps what of these pieces is not mapped any more. Where that fails it is not known whether the
     /// kernel maps them, so that they stay in the books.
     fn put_again(&mut self, starts: &[u64]) {
-        for mut piece in self.forget(starts) {
+        for mut piece in self.remove(starts) {
             let copies = !piece.copied && Arc::strong_count(piece.share.pages()) > 1;
             if self.put_with_pages(&mut piece).is_ok() && copies {
                 charge_again(&mut piece);
@@ -196,7 +196,7 @@ impl<K: Mapper> Mapped<K> {
     }
 
     /// Takes pieces out of the books. Those that others are copied from come first.
-    pub(super) fn forget(&mut self, starts: &[u64]) -> Vec<Piece> {
+    pub(super) fn remove(&mut self, starts: &[u64]) -> Vec<Piece> {
         let shares = self.mapper.shares().cloned();
         let mut origins = shares.as_ref().map(|shares| shares.0.lock());
         let number = self.mapper.number();
@@ -304,7 +304,7 @@ impl<K: Mapper> Mapped<K> {
     /// The pieces at `starts` are what has stayed of a larger one, whose pages they have. If others
     /// are copied from these, the kernel has charged what stays once more.
     pub(super) fn part_pages(&mut self, starts: &[u64]) {
-        let pieces = self.forget(starts);
+        let pieces = self.remove(starts);
         let fresh = || pieces.iter().filter(|piece| !piece.copied);
         let has_copies = |piece: &Piece| {
             let pages = piece.share.pages();
@@ -406,7 +406,7 @@ mod tests {
         }
 
         fn in_process(&self) -> Option<ProcessMemory> {
-            // SAFETY: nobody is told of it but this test.
+            // SAFETY: no code but this test has the address.
             Some(unsafe { ProcessMemory::new(0x7000) })
         }
     }

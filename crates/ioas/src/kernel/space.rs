@@ -165,7 +165,7 @@ impl<K: Mapper> KernelSpace<K> {
         Ok(())
     }
 
-    /// What of `area` is mapped, if the kernel can be told of it.
+    /// What of `area` is mapped, if the kernel can map it.
     pub(super) fn mappable(area: &HeldArea) -> Result<Stretch, MapError> {
         let prot = area.prot;
         if !Prot::RW.contains(prot) {
@@ -176,7 +176,7 @@ impl<K: Mapper> KernelSpace<K> {
         Ok(stretch)
     }
 
-    /// Refuses memory that the kernel cannot be told of.
+    /// Refuses memory that the kernel cannot map.
     pub(super) fn check_source(stretch: &Stretch) -> Result<(), MapError> {
         match source(&**stretch.memory.object(), stretch.offset, K::PROFILE) {
             Some(_) => Ok(()),
@@ -303,7 +303,7 @@ impl<K: Mapper> KernelSpace<K> {
         self.devices.push(Arc::clone(&device));
         let mut journal = Journal::default();
         let entered = self.learn().map_err(refused).and_then(|()| {
-            // Of a later device the mapper sees to it: starting forgets what is dirty.
+            // The mapper does it for a later device, since starting clears what is dirty.
             if dirty && first {
                 self.bitmaps = self.mapped.mapper.set_tracking(true).is_ok();
             }
@@ -363,7 +363,7 @@ impl<K: Mapper> KernelSpace<K> {
 
     /// Lets a device go. With the last one the kernel maps nothing any more. With `dirty`, what it wrote
     /// to is carried until it is harvested.
-    pub(super) fn let_go(&mut self, endpoint: EndpointId, dirty: bool) -> Result<(), DetachError> {
+    pub(super) fn detach(&mut self, endpoint: EndpointId, dirty: bool) -> Result<(), DetachError> {
         let place = self.place_of(endpoint).ok_or(DetachError::Unknown)?;
         let device = &Arc::clone(&self.devices[place]);
         let blind = dirty && self.is_blind();
@@ -394,7 +394,7 @@ impl<K: Mapper> KernelSpace<K> {
                 && K::PROFILE == Profile::Type1
                 && errno(&error) == Some(Errno::EINVAL)
             {
-                self.mapped.forget(&starts);
+                self.mapped.remove(&starts);
             }
         }
         // If it is not learned, the windows are narrower than they could be.
@@ -502,7 +502,7 @@ impl<K: Mapper> KernelSpace<K> {
         }
         match self.mapped.mapper.set_tracking(true) {
             Ok(()) => self.bitmaps = true,
-            // Then nobody can tell, and everything counts as written to.
+            // Then it is not known, and everything counts as written to.
             Err(KernelError::Refused { .. }) => self.bitmaps = false,
             Err(error) => return Err(TrackingError::Kernel(Box::new(error))),
         }
@@ -512,7 +512,7 @@ impl<K: Mapper> KernelSpace<K> {
     pub(super) fn untrack(&mut self) {
         self.carried.clear();
         if core::mem::take(&mut self.bitmaps) {
-            // Nobody reads it any more, tracked or not.
+            // It is not read any more, tracked or not.
             let _ = self.mapped.mapper.set_tracking(false);
         }
     }
@@ -570,7 +570,7 @@ impl<K: Mapper> KernelSpace<K> {
         let pieces: Vec<Span<Iova>> = self.pieces().collect();
         let starts: Vec<u64> = pieces.iter().map(|range| range.start).collect();
         // The kernel knows no address of this process any more.
-        self.mapped.forget(&starts);
+        self.mapped.remove(&starts);
         self.devices.clear();
         areas.keep_only(None);
         let _ = self.learn();

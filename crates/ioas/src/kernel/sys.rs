@@ -106,7 +106,7 @@ pub(crate) unsafe fn call_with<T: Argument>(fd: BorrowedFd<'_>, argument: &mut T
     unsafe { address.cast::<u32>().write(size_of::<T>() as u32) };
     // SAFETY: the kernel keeps to the size just written, so to `argument`, which this call borrows
     // alone; the caller answers for the addresses in it. Of a descriptor of another kind of file
-    // the request number is refused, since nobody else has this type and numbers.
+    // the request number is refused, since no other driver has this type and numbers.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), T::REQUEST as libc::Ioctl, address) };
     check(T::OPERATION, result)
 }

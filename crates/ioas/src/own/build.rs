@@ -58,7 +58,7 @@ impl DomainIds {
         })))
     }
 
-    /// A number that nobody has; `None` when there is none.
+    /// A free number; `None` when there is none.
     pub fn take(&self) -> Option<DomainId> {
         let ids = &mut *self.0.lock();
         if let Some(id) = ids.free.pop_first() {
@@ -75,7 +75,7 @@ impl DomainIds {
     }
 
     /// Takes the number `id`, of a domain that was [taken over](crate::Ioas::adopt). False when
-    /// somebody has it, or when it has too many bits.
+    /// it is in use, or when it has too many bits.
     pub fn claim(&self, id: DomainId) -> bool {
         let ids = &mut *self.0.lock();
         let number = u64::from(id.0);

@@ -216,7 +216,7 @@ impl Domain {
             })
     }
 
-    /// Empties `range`, in which leaves end where it ends. `note` is told what a device has written
+    /// Empties `range`, in which leaves end where it ends. `note` receives what a device has written
     /// to, while that is tracked. Others are kept from `owned`, which covers it: tables that became empty
     /// are taken out as far as they translate nothing else.
     pub(crate) fn empty(
@@ -524,7 +524,7 @@ impl Devices {
         self.units().try_for_each(|unit| unit.invalidate(id, what))
     }
 
-    /// Detaches every device that its unit lets go. The error is that of the first one that stays.
+    /// Detaches every device that its unit releases. The error is that of the first one that stays.
     pub(crate) fn detach_all(&mut self) -> Result<(), DetachError> {
         let mut result = Ok(());
         self.0.retain(|member| {
@@ -538,7 +538,7 @@ impl Devices {
 
 pub(crate) fn detach(unit: &dyn Unit, device: DeviceId) -> Result<(), DetachError> {
     match unit.detach(device) {
-        // Somebody has detached it behind our back, and that has come to its end.
+        // Other code has detached it meanwhile, and that is complete.
         Ok(()) | Err(iommu::AttachError::NotAttached { .. }) => Ok(()),
         Err(cause) => Err(DetachError::Unit(cause)),
     }

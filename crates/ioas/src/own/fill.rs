@@ -19,7 +19,7 @@
 //!
 //! So at any time all domains have the same bytes, all of what was mapped before, and an operation that
 //! ends early has to take just these back. That is the limit of the promise: runs are found batch by
-//! batch and nobody knows the leaves of those to come, so tables are reserved for a batch (4096 runs), not
+//! batch and the leaves of later ones are not known, so tables are reserved for a batch (4096 runs), not
 //! for all of a map. A map that is refused in its first batch has stored nothing in any table; one that is
 //! refused later is undone, and flushed, before it returns. To count ahead would take a second pass over
 //! the runs, and to reserve for the worst case a table for each 2 MiB however large the leaves are.

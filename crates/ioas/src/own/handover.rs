@@ -1,14 +1,14 @@
 //! An address space over tables of ours goes to another process, while devices run.
 //!
 //! Tables lie in a memory file, as the memory of the areas does, so that the new owner has the same
-//! pages. Units go on walking the same tables; nobody tells them anything.
+//! pages. Units go on walking the same tables and are not reprogrammed.
 //!
 //! 1. The old owner calls [`Ioas::hand_over`]: what waits is flushed, and all that is not in the
 //!    files is a [`Handover`], plain values. As long as the [`Leaving`] is there nothing changes.
 //! 2. The new owner maps the files, adopts the tables ([`iopt::Takeover`]) and calls
 //!    [`Ioas::adopt`]: the memory of all areas is charged and pinned for it too, and its runs are
 //!    compared with the leaves. It stores to no table.
-//! 3. The old owner calls [`Leaving::give_up`]: it drops tables and devices and lets its memory go.
+//! 3. The old owner calls [`Leaving::give_up`]: it drops tables and devices and unpins its memory.
 //!    Pages are pinned at every moment, for a while by both. If the new owner has failed, the old
 //!    one drops the `Leaving` and goes on.
 //!
@@ -127,11 +127,11 @@ impl Leaving<'_> {
         &self.handover
     }
 
-    /// The new owner has taken over: drops domains and devices, which are its now, and lets the
-    /// memory of all areas go, once every listener has invalidated it. What external pins hold stays
+    /// The new owner has taken over: drops domains and devices, which are its now, and releases the
+    /// memory of all areas once every listener has invalidated it. What external pins hold stays
     /// pinned until they are dropped. Returns the bytes that were unpinned.
     ///
-    /// If nobody has taken over, devices reach memory that is pinned by nobody.
+    /// If no process has taken over, devices reach memory that is not pinned.
     ///
     /// # Errors
     ///

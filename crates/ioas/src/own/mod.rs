@@ -4,14 +4,14 @@
 //! leaves by one of two ways only.
 //!
 //! * Its entries are emptied in every domain's table, its hold is *retired*, and only when every
-//!   domain has been flushed it is let go. What is not flushed yet stays in the domains' gathers and
+//!   domain has been flushed it is released. What is not flushed yet stays in the domains' gathers and
 //!   among the retired, over failed flushes too.
-//! * Every device is detached, as when the whole address space is dropped. If a unit does not let a
-//!   device go, the memory is never unpinned: a leak is harmless, DMA into memory that belongs to
-//!   somebody else is not.
+//! * Every device is detached, as when the whole address space is dropped. If a unit does not
+//!   release a device, the memory is never unpinned: a leak is harmless, DMA into memory that belongs to
+//!   another owner is not.
 //!
 //! Areas are pinned and mapped for as long as there is a domain. The first domain to come maps all
-//! of them, the last to go lets all of them go; the areas themselves stay. So a device that is plugged
+//! of them, the last to go unpins all of them; the areas themselves stay. So a device that is plugged
 //! in again finds its mappings, and an address space can be set up before there is hardware. A domain
 //! that the caller has built stays.
 //!
@@ -207,7 +207,7 @@ impl Own {
                 domain.end();
                 builder.ended(id);
                 if first {
-                    let_go(areas);
+                    unpin(areas);
                 }
                 Err(cause)
             }
@@ -268,13 +268,13 @@ impl Own {
             builder.ended(id);
         }
         if self.domains.is_empty() {
-            let_go(areas);
+            unpin(areas);
             // No device is left that could reach it. Who is in this process is waited for.
             let _ = retired.settle(self);
         }
     }
 
-    /// Detaches every device that its unit lets go. The error is that of the first one that stays.
+    /// Detaches every device that its unit releases. The error is that of the first one that stays.
     fn detach_all(&mut self, areas: &mut Areas, retired: &Retired) -> Result<(), DetachError> {
         let mut result = Ok(());
         for place in (0..self.domains.len()).rev() {
@@ -323,7 +323,7 @@ fn replay(domain: &mut Domain, batches: &Batches, areas: &mut Areas) -> Result<(
 }
 
 /// Lets go of the memory of all areas, which no domain maps.
-fn let_go(areas: &mut Areas) {
+fn unpin(areas: &mut Areas) {
     let Ok(()) = areas.0.try_for_each_mut(0, u64::MAX, |_, area| {
         area.hold = None;
         area.reserved = None;

@@ -1,14 +1,14 @@
 //! Moving a domain's tables to another memory node, while devices run.
 //!
 //! 1. **Copy**: a new table is built on the node, and all areas are mapped in it. No unit knows it.
-//! 2. **Switch**: each unit of the domain is told of the new root. Both tables say the same, so that it
+//! 2. **Switch**: each unit of the domain gets the new root. Both tables say the same, so that it
 //!    does not matter which of them an access finds, or how far a unit has come.
 //! 3. **Flush**: the same command has the unit invalidate everything of the domain, and waits for what is
 //!    under way. It is one flush, of a gather that names the new root.
 //! 4. **Free**: no unit walks the old table any more. What devices have written to by it is kept for
 //!    the next harvest, and its tables are given back.
 //!
-//! If a unit does not answer in 2 or 3, nobody knows which root it walks. Both tables stay then:
+//! If a unit does not answer in 2 or 3, it is not known which root it walks. Both tables stay then:
 //! nothing is mapped until a later flush succeeds (the gather names a new root), and what is unmapped
 //! is taken out of both.
 
@@ -36,7 +36,7 @@ pub enum MoveError {
         /// Its number.
         domain: DomainId,
     },
-    /// The caller has built the domain's table: there is nobody to build another one.
+    /// The caller has built the domain's table: nothing can build another one.
     #[error("the table of domain {domain} was built by the caller")]
     NoBuilder {
         /// Its number.
@@ -136,7 +136,7 @@ impl Own {
         let size = leaf.filter(|size| sizes & size == *size);
         for area in areas.iter().filter(|area| area.is_there()) {
             if let (Ok(()), Some(size)) = (&copied, size) {
-                // Nobody walks it: there is no moment in which anything is missing.
+                // No unit walks it: there is no moment in which anything is missing.
                 let split = copy.split(area.range, size, Interruption::Allowed);
                 copied = split.map_err(MoveError::Split);
             }

@@ -6,7 +6,7 @@
 //! how many bytes of it are released, so that areas can be cut and joined as they like.
 //!
 //! The tables wait in a chain of the domain, from which the map that brings memory back takes them, so
-//! that nobody else can have them first. (What a map that fails half-way had taken goes through the
+//! that no other operation can take them first. (What a map that fails half-way had taken goes through the
 //! table memory once, when it is flushed.) Upper tables that it did use serve what is still released as
 //! well, for as long as they are there; so fewer may be set aside than are wanted, and what comes free
 //! fills up.

@@ -281,7 +281,7 @@ fn taken_domains(
     Ok(domains)
 }
 
-/// The areas, held by nobody yet.
+/// The areas, not held yet.
 fn taken_areas(handover: &Handover, memories: &[Arc<Memory>]) -> Result<Areas, TakeOverError> {
     let mut areas = Areas::default();
     for handed in &handover.areas {

@@ -127,7 +127,7 @@ impl Container {
     /// addresses `iova`. It is pinned and charged to this process now.
     ///
     /// This is `unsafe` where mapping an area of an address space is not, since a container does
-    /// not know what the memory is, nor does it hold anything that keeps it: whoever calls has the
+    /// not know what the memory is, nor does it hold anything that keeps it: the caller has the
     /// areas and their memory objects. A `hostmem::Mapping` fulfils the first two points for as
     /// long as it is not dropped.
     ///

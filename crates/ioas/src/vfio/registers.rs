@@ -103,7 +103,7 @@ pub(crate) fn check_part(part: Span<Offset>, len: u64) -> Result<()> {
 }
 
 impl Registers {
-    /// The bytes `part` of a file, shared with whoever else has them.
+    /// The bytes `part` of a file, shared with other holders.
     pub(crate) fn map(file: &File, part: Span<Offset>, read: bool, write: bool) -> Result<Self> {
         const OPERATION: &str = "mmap";
         let (Ok(offset), Ok(len)) = (libc::off_t::try_from(part.start), usize::try_from(part.len))
@@ -204,7 +204,7 @@ impl MemoryObject for Registers {
         self.len
     }
 
-    /// Nobody charges what is no memory.
+    /// What is no memory is not charged.
     fn charge(&self, _part: Span<Offset>) -> u64 {
         0
     }

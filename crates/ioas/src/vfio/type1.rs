@@ -63,7 +63,7 @@ impl ContainerMapper {
     }
 }
 
-/// The entries of a container (`dma_entry_limit` of `vfio_iommu_type1`, if nobody has changed it), for
+/// The entries of a container (`dma_entry_limit` of `vfio_iommu_type1`, unless it was changed), for
 /// kernels before 5.10, which do not tell.
 const ENTRIES: u64 = 65_535;
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::common::*;
-use WhenUnmapped::{Keeps, LetsGo};
+use WhenUnmapped::{Drops, Keeps};
 use ioas::{
     ExternalPin, Ledger, Memory, PinError, PinUser, ROUNDS, Synthetic, UnmapError, WhenUnmapped,
 };
@@ -200,7 +200,7 @@ struct User {
 }
 
 impl PinUser for User {
-    fn let_go(&self, range: Span<Iova>, round: u32) {
+    fn drop_pins(&self, range: Span<Iova>, round: u32) {
         assert_eq!(self.asked.fetch_add(1, Ordering::SeqCst), round);
         if round >= self.in_round {
             let mut pins = self.pins.lock().unwrap();
@@ -218,7 +218,7 @@ fn a_user_is_asked_to_let_go_before_anything_changes() {
             ..User::default()
         });
         bench.space.add_pin_user(user.clone());
-        let pin = |range| bench.space.pin(range, Prot::RW, LetsGo).unwrap();
+        let pin = |range| bench.space.pin(range, Prot::RW, Drops).unwrap();
         let pins = vec![pin(pages(2, 2)), pin(pages(3, 1)), pin(pages(20, 1))];
         user.pins.lock().unwrap().extend(pins);
         // Only those in the way, and of a part also.
@@ -240,7 +240,7 @@ fn who_does_not_let_go_is_named_and_everything_stays() {
         ..User::default()
     });
     bench.space.add_pin_user(user.clone());
-    let pin = bench.space.pin(pages(5, 2), Prot::RW, LetsGo).unwrap();
+    let pin = bench.space.pin(pages(5, 2), Prot::RW, Drops).unwrap();
     let kept = bench.space.pin(pages(4, 1), Prot::RW, Keeps).unwrap();
     let before = leaves(&bench.space);
     let refused = bench.space.unmap(pages(0, 16), &mut ()).unwrap_err();

@@ -305,7 +305,7 @@ fn released_and_taken_out_are_apart() {
 struct Fickle(std::sync::Mutex<Option<ExternalPin>>);
 
 impl PinUser for Fickle {
-    fn let_go(&self, _range: Span<Iova>, round: u32) {
+    fn drop_pins(&self, _range: Span<Iova>, round: u32) {
         if round == 2 {
             self.0.lock().unwrap().take();
         }
@@ -331,7 +331,7 @@ fn what_another_holder_has_is_refused_by_name_and_the_other_runs_go() {
     assert!(matches!(refused, Err(ioas::PinError::NotThere { .. })));
     drop(pin);
     // Who is to let go does.
-    let pin = bench.space.pin(held, Prot::READ, WhenUnmapped::LetsGo);
+    let pin = bench.space.pin(held, Prot::READ, WhenUnmapped::Drops);
     let user = Arc::new(Fickle(Some(pin.unwrap()).into()));
     bench.space.add_pin_user(user);
     assert!(release(&mut bench.space, &runs).1.is_empty());

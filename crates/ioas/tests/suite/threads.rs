@@ -287,7 +287,7 @@ fn a_second_operation_on_the_same_range_waits_and_finds_what_the_first_has_left(
         });
         let pin = scope.spawn(|| {
             let range = Span::new(AT, PAGE);
-            let pin = bench.space.pin(range, Prot::READ, WhenUnmapped::LetsGo);
+            let pin = bench.space.pin(range, Prot::READ, WhenUnmapped::Drops);
             (done.load(Ordering::SeqCst), pin)
         });
         assert!(bench.space.area_at(AT).is_none());

@@ -145,7 +145,7 @@ impl OwnTables {
 struct Deaf;
 
 impl PinUser for Deaf {
-    fn let_go(&self, _range: Span<Iova>, _round: u32) {}
+    fn drop_pins(&self, _range: Span<Iova>, _round: u32) {}
 }
 
 impl Subject for OwnTables {
@@ -169,7 +169,7 @@ impl Subject for OwnTables {
     }
 
     fn hold(&mut self, range: Span<Iova>) {
-        let pin = self.space.pin(range, Prot::READ, WhenUnmapped::LetsGo);
+        let pin = self.space.pin(range, Prot::READ, WhenUnmapped::Drops);
         self.pins.push(pin.unwrap());
         self.space.add_pin_user(Arc::new(Deaf));
     }
