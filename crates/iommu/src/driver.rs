@@ -29,9 +29,9 @@ use runs::{Iova, Pa, Span};
 
 use crate::capabilities::{Capabilities, reaches};
 use crate::commands::CommandCounters;
-use crate::error::{AttachError, FlushError, UnitError};
+use crate::error::{AttachError, FlushError, SetupError, UnitError};
 use crate::fault::Fault;
-use crate::handover::{AdoptError, Frozen, Held, UnitKind, WORDS};
+use crate::handover::{Frozen, Held, UnitKind, WORDS};
 use crate::registers::Registers;
 use crate::ring::{CommandQueue, Ring};
 use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
@@ -320,7 +320,7 @@ pub trait InMemory: Kind {
     /// Its command queue.
     type Queue: CommandQueue;
     /// Why a unit cannot be driven.
-    type Error: core::error::Error + From<Refused>;
+    type Error: core::error::Error + From<SetupError>;
 
     /// What the unit can do. The configuration may ask for more than there can be, and is cut.
     fn probe<R: Registers>(
@@ -374,49 +374,8 @@ pub trait InMemory: Kind {
         config: &Self::Config,
         features: Self::Features,
         words: [u64; WORDS],
-    ) -> Result<Self::Inner, Refused>;
+    ) -> Result<Self::Inner, SetupError>;
 }
-
-/// Why no driver comes over a unit that could be driven.
-#[derive(Clone, Copy, Debug)]
-pub enum Refused {
-    /// There is not enough memory.
-    Memory(NoTables),
-    /// The memory's last address, and the bits of the unit's addresses.
-    Addresses(u64, u32),
-    /// The unit is not the one that was frozen.
-    Adopt(AdoptError),
-}
-
-impl From<NoTables> for Refused {
-    fn from(cause: NoTables) -> Self {
-        Self::Memory(cause)
-    }
-}
-
-impl From<AdoptError> for Refused {
-    fn from(cause: AdoptError) -> Self {
-        Self::Adopt(cause)
-    }
-}
-
-/// A driver's error has each of [`Refused`].
-macro_rules! refused {
-    ($error:ty) => {
-        impl From<$crate::driver::Refused> for $error {
-            fn from(refused: $crate::driver::Refused) -> Self {
-                match refused {
-                    $crate::driver::Refused::Memory(cause) => Self::Memory(cause),
-                    $crate::driver::Refused::Addresses(last, bits) => {
-                        Self::Addresses { last, bits }
-                    }
-                    $crate::driver::Refused::Adopt(cause) => Self::Adopt(cause),
-                }
-            }
-        }
-    };
-}
-pub(crate) use refused;
 
 /// So many pages, or none; `taken` hands what was taken before to its argument, to go back with them.
 pub(crate) fn pages<const N: usize, M: TableMemory>(
@@ -502,11 +461,11 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
         registers: R,
         memory: M,
         mut config: K::Config,
-        inner: impl FnOnce(&R, &M, &K::Config, K::Features) -> Result<K::Inner, Refused>,
+        inner: impl FnOnce(&R, &M, &K::Config, K::Features) -> Result<K::Inner, SetupError>,
     ) -> Result<Self, K::Error> {
         let (features, capabilities) = K::probe(&registers, &mut config)?;
         let bits = K::address_bits(&capabilities);
-        reaches(&memory, bits).map_err(|last| Refused::Addresses(last, bits))?;
+        reaches(&memory, bits).map_err(|last| SetupError::Addresses { last, bits })?;
         let inner = inner(&registers, &memory, &config, features)?;
         Ok(Self {
             registers,

@@ -6,7 +6,28 @@ use core::time::Duration;
 use iopt::{FormatId, NoTables, Root};
 use runs::{Iova, Span};
 
+use crate::handover::AdoptError;
 use crate::unit::{DeviceId, DomainId, Pasid};
+
+/// Why there is no driver for a unit that could be driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetupError {
+    /// There is no memory for what the driver and the unit share: tables of devices and queues. A table
+    /// of devices of one level is one piece.
+    #[error("{0}")]
+    Memory(#[from] NoTables),
+    /// The memory lies beyond the addresses that the unit has, or that its structures hold.
+    #[error("memory up to {last:#x} for a unit with addresses of {bits} bits")]
+    Addresses {
+        /// The memory's last address.
+        last: u64,
+        /// Bits of an address.
+        bits: u32,
+    },
+    /// The unit is not the one that was frozen, or has stopped.
+    #[error("{0}")]
+    Adopt(#[from] AdoptError),
+}
 
 /// Why a device was not attached or detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

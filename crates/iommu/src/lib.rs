@@ -91,7 +91,7 @@ pub use amdvi::AmdVi;
 pub use capabilities::{Capabilities, FormatSupport};
 pub use commands::{CommandCounters, MOST_PAGE_COMMANDS};
 pub use driver::{Driver, HardwareUnit};
-pub use error::{AttachError, FlushError, UnitError};
+pub use error::{AttachError, FlushError, SetupError, UnitError};
 pub use fault::{Details, Fault, FaultReason, RequestKind, SecondStage};
 pub use handover::{AdoptError, Frozen, Held, UnitKind};
 pub use registers::{Registers, SpinLock};

@@ -1,6 +1,5 @@
 //! Physical memory made of pieces.
 
-use std::fmt;
 use std::sync::atomic::AtomicU64;
 
 use runs::{Pa, Span};
@@ -22,26 +21,17 @@ pub struct RunMap<O> {
 
 /// Two pieces of memory have an address in common, or a piece is not at a multiple of 8 or ends
 /// beyond 2^64.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", match .piece == .there {
+    true => format!("no memory can be placed at {piece}"),
+    false => format!("memory at {piece} overlaps {there}"),
+})]
 pub struct MemoryOverlap {
     /// The piece that was refused.
     pub piece: Span<Pa>,
     /// What is there already; the piece itself when it is not well placed.
     pub there: Span<Pa>,
 }
-
-impl fmt::Display for MemoryOverlap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { piece, there } = self;
-        if piece == there {
-            write!(f, "no memory can be placed at {piece}")
-        } else {
-            write!(f, "memory at {piece} overlaps {there}")
-        }
-    }
-}
-
-impl std::error::Error for MemoryOverlap {}
 
 impl<O: AsRef<[AtomicU64]>> RunMap<O> {
     /// A map of these pieces, each with the physical address of its first word. Empty pieces are

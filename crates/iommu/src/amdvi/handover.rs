@@ -10,7 +10,8 @@ use super::table::DeviceTable;
 use super::unit::{Hardware, Inner};
 use super::{Config, Mode, ProbeError, guest};
 use crate::capabilities::Capabilities;
-use crate::driver::{InMemory, Refused, pages};
+use crate::driver::{InMemory, pages};
+use crate::error::SetupError;
 use crate::handover::{AdoptError, UnitKind, WORDS};
 use crate::notes::Notes;
 use crate::registers::Registers;
@@ -109,7 +110,7 @@ impl InMemory for Hardware {
         config: &Config,
         _features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, Refused> {
+    ) -> Result<Inner, SetupError> {
         let [used, base, entries, status, events, ticket] = words;
         let (mode, bits) = (config.describe() >> 40 & 0xff, config.pasid_bits.into());
         AdoptError::compare("the mode", mode, used >> 40, 0xff)?;

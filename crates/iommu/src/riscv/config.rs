@@ -1,9 +1,6 @@
 //! The configuration of a unit, and why it may be refused.
 
-use iopt::NoTables;
-
-use crate::driver::refused;
-use crate::handover::AdoptError;
+use crate::error::SetupError;
 use crate::unit::NodeId;
 
 /// What the registers do not say.
@@ -54,20 +51,7 @@ pub enum ProbeError {
         /// The register `capabilities`.
         capabilities: u64,
     },
-    /// There is no memory for device directory and queues.
-    #[error("{0}")]
-    Memory(NoTables),
-    /// The memory lies beyond the addresses that the unit has (PAS).
-    #[error("memory up to {last:#x} for a unit with addresses of {bits} bits")]
-    Addresses {
-        /// The memory's last address.
-        last: u64,
-        /// Bits of an address.
-        bits: u32,
-    },
-    /// The unit is not the one that was frozen, or has stopped.
-    #[error("{0}")]
-    Adopt(AdoptError),
+    /// The driver's own memory, or what it was to take over.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
 }
-
-refused!(ProbeError);

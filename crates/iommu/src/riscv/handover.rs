@@ -17,7 +17,8 @@ use super::queue::{self, Queue};
 use super::unit::{Hardware, Inner, ROOT_BYTES, Tlbs};
 use super::{Config, ProbeError};
 use crate::capabilities::Capabilities;
-use crate::driver::{InMemory, Refused, pages};
+use crate::driver::{InMemory, pages};
+use crate::error::SetupError;
 use crate::handover::{AdoptError, UnitKind, WORDS};
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
@@ -119,7 +120,7 @@ impl InMemory for Hardware {
         config: &Config,
         features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, Refused> {
+    ) -> Result<Inner, SetupError> {
         let [state, root, commands, status, faults, empty] = words;
         let extended = features.extended().into();
         AdoptError::compare("capabilities.MSI_FLAT", extended, state >> 49, 1)?;

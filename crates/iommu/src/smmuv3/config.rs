@@ -1,9 +1,6 @@
 //! The configuration of a unit, and why it may be refused.
 
-use iopt::NoTables;
-
-use crate::driver::refused;
-use crate::handover::AdoptError;
+use crate::error::SetupError;
 use crate::unit::NodeId;
 
 /// What the registers do not say. ACPI's IORT table does, or a device tree.
@@ -66,21 +63,7 @@ pub enum ProbeError {
         /// SMMU_IDR1.
         idr1: u32,
     },
-    /// There is no memory for stream table and queues. A linear stream table, of a unit without two-level
-    /// ones, is one piece.
-    #[error("{0}")]
-    Memory(NoTables),
-    /// The memory lies beyond the addresses that the unit's structures hold.
-    #[error("memory up to {last:#x} for a unit with addresses of {bits} bits")]
-    Addresses {
-        /// The memory's last address.
-        last: u64,
-        /// Bits of an address.
-        bits: u32,
-    },
-    /// The unit is not the one that was frozen, or has stopped.
-    #[error("{0}")]
-    Adopt(AdoptError),
+    /// The driver's own memory, or what it was to take over.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
 }
-
-refused!(ProbeError);

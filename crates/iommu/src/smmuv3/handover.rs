@@ -16,7 +16,8 @@ use super::streams::Streams;
 use super::unit::{Hardware, Inner};
 use super::{Config, ProbeError};
 use crate::capabilities::Capabilities;
-use crate::driver::{Back, InMemory, Refused, pages};
+use crate::driver::{Back, InMemory, pages};
+use crate::error::SetupError;
 use crate::handover::{AdoptError, UnitKind, WORDS};
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
@@ -113,7 +114,7 @@ impl InMemory for Hardware {
         config: &Config,
         features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, Refused> {
+    ) -> Result<Inner, SetupError> {
         let [state, base, commands, status, events, ticket] = words;
         let mut ring = queue::new([commands, status], features, ticket);
         let events = event_queue(events, features);

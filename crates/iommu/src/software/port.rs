@@ -38,25 +38,17 @@ pub struct Port<T, D> {
 }
 
 /// An access that came to a fault on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{fault}{}", match .done {
+    0 => String::new(),
+    done => format!(", after {done:#x} bytes"),
+})]
 pub struct Aborted {
     /// How many bytes were transferred before.
     pub done: u64,
     /// Why it went no further. It is in the unit's fault log too, if there was room.
     pub fault: Fault,
 }
-
-impl fmt::Display for Aborted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.fault.fmt(f)?;
-        if self.done > 0 {
-            write!(f, ", after {:#x} bytes", self.done)?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for Aborted {}
 
 impl<T, D> Port<T, D> {
     pub(super) fn new(shared: Arc<Shared<T, D>>, device: Arc<Device>, slot: Arc<Slot>) -> Self {

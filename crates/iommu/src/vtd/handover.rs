@@ -9,7 +9,8 @@ use super::structures::Structures;
 use super::unit::{Hardware, Inner};
 use super::{Config, Mode, ProbeError};
 use crate::capabilities::Capabilities;
-use crate::driver::{InMemory, Refused, pages};
+use crate::driver::{InMemory, pages};
+use crate::error::SetupError;
 use crate::handover::{AdoptError, UnitKind, WORDS};
 use crate::notes::Notes;
 use crate::registers::Registers;
@@ -98,7 +99,7 @@ impl InMemory for Hardware {
         config: &Config,
         features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, Refused> {
+    ) -> Result<Inner, SetupError> {
         let [state, root, entries, status, ticket, _] = words;
         let Config {
             mode, pasid_bits, ..

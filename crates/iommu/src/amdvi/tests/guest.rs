@@ -1,6 +1,7 @@
 //! Guest tables, and PASIDs.
 
 use super::*;
+use crate::error::SetupError;
 use crate::handover::{AdoptError, Held};
 
 /// GTSup, IASup, GIoSup, PASIDs of 20 bits, guest CR3 tables of 3 levels.
@@ -311,7 +312,9 @@ fn a_successor_knows_all_pasids() {
     let adopt = |config| AmdVi::adopt(model.clone(), memory.clone(), config, &frozen);
     for (config, name) in [(CONFIG, "the mode"), (config(11), "bits of a PASID")] {
         match adopt(config) {
-            Err(ProbeError::Adopt(AdoptError::Register { name: found, .. })) => {
+            Err(ProbeError::Setup(SetupError::Adopt(AdoptError::Register {
+                name: found, ..
+            }))) => {
                 assert_eq!(found, name);
             }
             Err(other) => panic!("{other}"),

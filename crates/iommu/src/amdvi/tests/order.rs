@@ -5,6 +5,7 @@ use iopt::{NoTables, TableMemory};
 use runs::PageSizes;
 
 use super::*;
+use crate::error::SetupError;
 
 // Control Register.
 const TRANSLATE: u64 = 1;
@@ -61,10 +62,10 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
     let all = Config::default();
     assert!(matches!(
         refused(FEATURES, all, 64),
-        ProbeError::Memory(NoTables {
+        ProbeError::Setup(SetupError::Memory(NoTables {
             needed: 0x20_0000,
             ..
-        })
+        }))
     ));
     // Enough for the device table, and for two pages of three.
     let config = Config {
@@ -74,7 +75,10 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
     let few = Arc::new(HeapTables::with_tables(16).unwrap());
     let taken: Vec<_> = (0..13).map(|_| few.allocate(4096).unwrap()).collect();
     let driver = AmdVi::new(Model::new(few.clone(), FEATURES), few.clone(), config);
-    assert!(matches!(driver, Err(ProbeError::Memory(_))));
+    assert!(matches!(
+        driver,
+        Err(ProbeError::Setup(SetupError::Memory(_)))
+    ));
     assert_eq!(few.in_use(), taken.len() as u64);
 }
 

@@ -1,6 +1,7 @@
 //! Handing over.
 
 use super::*;
+use crate::error::SetupError;
 use crate::handover::{AdoptError, Frozen, Held};
 
 #[test]
@@ -36,7 +37,7 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         let adopt = |frozen: &Frozen| {
             let adopted = RiscvIommu::adopt(model.clone(), memory.clone(), config, frozen);
             adopted.map_err(|error| match error {
-                ProbeError::Adopt(AdoptError::Register { name, .. }) => name,
+                ProbeError::Setup(SetupError::Adopt(AdoptError::Register { name, .. })) => name,
                 other => panic!("{other}"),
             })
         };

@@ -5,6 +5,7 @@ use iopt::{Cell, Table, TableMemory};
 use runs::PageSizes;
 
 use super::*;
+use crate::error::SetupError;
 
 const CQCSR: usize = 72;
 const FQCSR: usize = 76;
@@ -92,7 +93,10 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
     // Three pages of the directory, and three of queues.
     for left in 0..6 {
         let no_memory = refused(PLAIN, 0, 64, 64 - left);
-        assert!(matches!(no_memory, ProbeError::Memory(_)), "{no_memory}");
+        assert!(
+            matches!(no_memory, ProbeError::Setup(SetupError::Memory(_))),
+            "{no_memory}"
+        );
     }
 }
 
@@ -119,7 +123,7 @@ fn structures_and_tables_lie_wherever_the_unit_has_addresses() {
         driver.detach(DEVICE).unwrap();
     }
     let narrow = PLAIN & !(0x3f << 32) | 55 << 32;
-    let refused = ProbeError::Addresses { last, bits: 55 };
+    let refused = ProbeError::Setup(SetupError::Addresses { last, bits: 55 });
     assert_eq!(at(top - pages, narrow).err(), Some(refused));
 }
 

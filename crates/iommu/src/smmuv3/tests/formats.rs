@@ -7,6 +7,7 @@ use iopt::{Format, walk::Walker};
 use runs::PageSizes;
 
 use super::*;
+use crate::error::SetupError;
 
 fn ids(idr0: u32, idr3: u32, idr5: u32) -> [u32; 6] {
     [idr0, IDR1, 0, idr3, 0, idr5]
@@ -227,6 +228,9 @@ fn memory_beyond_the_units_addresses_is_refused_by_name() {
     let refused = SmmuV3::new(Model::new(high.clone(), IDS), high.clone(), CONFIG);
     let last = (1 << 52) + (64 << 12) - 1;
     let bits = 52;
-    assert_eq!(refused.err(), Some(ProbeError::Addresses { last, bits }));
+    assert_eq!(
+        refused.err(),
+        Some(ProbeError::Setup(SetupError::Addresses { last, bits }))
+    );
     assert_eq!(high.in_use(), 0);
 }

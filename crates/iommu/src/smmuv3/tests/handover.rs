@@ -1,6 +1,7 @@
 //! Handing over.
 
 use super::*;
+use crate::error::SetupError;
 use crate::handover::{AdoptError, Frozen, Held};
 
 #[test]
@@ -51,7 +52,7 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         let frozen = Frozen::from_bytes(&frozen.to_bytes()).unwrap();
         let adopt = |frozen: &Frozen| SmmuV3::adopt(model.clone(), memory.clone(), config, frozen);
         let refused = |frozen: &Frozen| match adopt(frozen) {
-            Err(ProbeError::Adopt(AdoptError::Register { name, .. })) => name,
+            Err(ProbeError::Setup(SetupError::Adopt(AdoptError::Register { name, .. }))) => name,
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("adopted"),
         };
@@ -63,7 +64,9 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
             ..config
         };
         let other_size = SmmuV3::adopt(model.clone(), memory.clone(), other_config, &frozen);
-        let Err(ProbeError::Adopt(AdoptError::Register { name, .. })) = other_size else {
+        let Err(ProbeError::Setup(SetupError::Adopt(AdoptError::Register { name, .. }))) =
+            other_size
+        else {
             panic!("adopted");
         };
         assert_eq!(name, "the stream table's shape");

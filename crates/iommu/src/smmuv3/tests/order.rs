@@ -3,6 +3,7 @@
 use iopt::TableMemory;
 
 use super::*;
+use crate::error::SetupError;
 use crate::fault::FaultReason;
 use crate::lines::past_caches;
 
@@ -279,7 +280,7 @@ fn without_memory_nothing_is_attached_and_nothing_is_lost() {
     let model = Model::new(few.clone(), IDS);
     let _more = few.allocate(4096);
     let refused = SmmuV3::new(model, few.clone(), CONFIG).err().unwrap();
-    assert!(matches!(refused, ProbeError::Memory(_)));
+    assert!(matches!(refused, ProbeError::Setup(SetupError::Memory(_))));
     assert_eq!(few.in_use(), taken.len() as u64 + 1);
 }
 

@@ -3,6 +3,7 @@
 use iopt::TableMemory;
 
 use super::*;
+use crate::error::SetupError;
 use crate::lines::past_caches;
 
 #[test]
@@ -67,7 +68,10 @@ fn what_is_not_a_unit_or_does_not_offer_the_mode_is_refused_by_name() {
         few.clone(),
         Config::default(),
     );
-    assert!(matches!(refused, Err(ProbeError::Memory(_))));
+    assert!(matches!(
+        refused,
+        Err(ProbeError::Setup(SetupError::Memory(_)))
+    ));
     assert_eq!(few.in_use(), taken.len() as u64);
 }
 

@@ -5,6 +5,7 @@ use std::vec::Vec;
 use iopt::TableMemory;
 
 use super::*;
+use crate::error::SetupError;
 use crate::handover::AdoptError;
 
 /// PASIDs of 20 bits.
@@ -299,10 +300,10 @@ fn a_successor_knows_all_pasids() {
     };
     assert!(matches!(
         adopt(15),
-        Err(ProbeError::Adopt(AdoptError::Register {
+        Err(ProbeError::Setup(SetupError::Adopt(AdoptError::Register {
             name: "bits of a PASID",
             ..
-        }))
+        })))
     ));
     let heir = adopt(16).unwrap();
     assert_eq!(received(&model), []);
