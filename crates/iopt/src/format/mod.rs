@@ -22,7 +22,6 @@ use core::fmt;
 
 use runs::{Iova, PageSizes, Span};
 
-use crate::error::BuildError;
 use crate::prot::Prot;
 
 pub use amdv1::AmdV1;
@@ -93,12 +92,12 @@ impl fmt::Display for FormatId {
     }
 }
 
-/// Where a table begins and how it is to be read: what a unit is told to walk it.
+/// Where a table begins and how it is to be read: what a unit needs to walk it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Root {
     /// The format.
     pub format: FormatId,
-    /// Address of the top table, as the unit is told of it: with the encryption bit where tables are
+    /// Address of the top table, as the unit receives it: with the encryption bit where tables are
     /// encrypted ([`AmdV1::with_encrypted_tables`]).
     pub address: u64,
     /// Number of levels.
@@ -300,7 +299,7 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// The format with what this table was configured to: what a unit is told to walk it.
+    /// The format with what this table was configured to: what a unit needs to walk it.
     fn id(&self) -> FormatId {
         Self::ID
     }
@@ -320,7 +319,7 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         self.output_bits()
     }
 
-    /// What a unit is told of the root at `root`: with the encryption bit, where there is one.
+    /// The address that a unit receives for the root at `root`: with the encryption bit, where there is one.
     #[inline(always)]
     fn root_address(&self, root: u64) -> u64 {
         root
@@ -419,19 +418,61 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
 /// 17h to 19h have it at 47 or 51).
 const ENCRYPTED_TABLE_BITS: u32 = 47;
 
-/// A C-bit that an address of 52 bits can hold.
-const fn encryption_bit(format: FormatId, bit: u32) -> Result<u64, BuildError> {
-    if bit < ENCRYPTED_TABLE_BITS || bit > 51 {
-        return Err(BuildError::Setting {
-            format,
-            what: "encryption bit",
-            value: bit as u64,
-            min: ENCRYPTED_TABLE_BITS as u64,
-            max: 51,
-        });
-    }
-    Ok(1 << bit)
+/// The constructors of a format whose tables can be in encrypted memory.
+macro_rules! encryptable {
+    ($format:ident, $(#[$new:meta])*) => {
+        impl $format {
+            $(#[$new])*
+            pub const fn new(levels: u8) -> Result<Self, BuildError> {
+                let format = Self::ID;
+                if levels < Self::MIN_LEVELS || levels > Self::MAX_LEVELS {
+                    return Err(BuildError::Levels { format, levels });
+                }
+                let encryption = 0;
+                Ok(Self { levels, encryption })
+            }
+
+            /// The same with tables in encrypted memory: `bit`, 47 to 51, is the processor's C-bit (APM
+            /// volume 2, section 7.10.1: CPUID Fn8000_001F, EBX\[5:0\]). It is set in the root's address
+            /// ([`Root::address`](super::Root::address)) and in every entry that leads to a table. Table
+            /// memory must lie below 2^47, the lowest C-bit that a processor has.
+            ///
+            /// Addresses of leaves are stored as given: a run whose addresses have the bit set is encrypted
+            /// memory to the device. A run without it (registers, shared memory) is not.
+            pub const fn with_encrypted_tables(self, bit: u32) -> Result<$format<true>, BuildError> {
+                if bit < ENCRYPTED_TABLE_BITS || bit > 51 {
+                    return Err(BuildError::Setting {
+                        format: Self::ID,
+                        what: "encryption bit",
+                        value: bit as u64,
+                        min: ENCRYPTED_TABLE_BITS as u64,
+                        max: 51,
+                    });
+                }
+                let (levels, encryption) = (self.levels, 1 << bit);
+                Ok($format { levels, encryption })
+            }
+        }
+
+        impl<const ENCRYPTED: bool> $format<ENCRYPTED> {
+            /// The address of a table in an entry. A constant, so that code that follows an entry
+            /// does not load the bit.
+            const TABLE: u64 = match ENCRYPTED {
+                true => mask(12, ENCRYPTED_TABLE_BITS - 1),
+                false => ADDRESS,
+            };
+        }
+
+        impl Default for $format {
+            /// Four levels: 48 bits.
+            fn default() -> Self {
+                let (levels, encryption) = (4, 0);
+                Self { levels, encryption }
+            }
+        }
+    };
 }
+use encryptable;
 
 /// The bits `[low, high]` of an entry.
 pub(crate) const fn mask(low: u32, high: u32) -> u64 {

@@ -11,7 +11,7 @@
 
 use runs::PageSizes;
 
-use super::{Aperture, ENCRYPTED_TABLE_BITS, Entry, Format, FormatId, encryption_bit, mask};
+use super::{Aperture, ENCRYPTED_TABLE_BITS, Entry, Format, FormatId, encryptable, mask};
 use crate::error::BuildError;
 use crate::prot::Prot;
 
@@ -40,58 +40,9 @@ pub struct X86_64<const ENCRYPTED: bool = false> {
     encryption: u64,
 }
 
-impl X86_64 {
+encryptable! {
+    X86_64,
     /// Tables of four levels (48 bits) or five (57 bits).
-    pub const fn new(levels: u8) -> Result<Self, BuildError> {
-        if levels < Self::MIN_LEVELS || levels > Self::MAX_LEVELS {
-            return Err(BuildError::Levels {
-                format: Self::ID,
-                levels,
-            });
-        }
-        Ok(Self {
-            levels,
-            encryption: 0,
-        })
-    }
-
-    /// The same with tables in encrypted memory: `bit`, 47 to 51, is the processor's C-bit (APM
-    /// volume 2, section 7.10.1: CPUID Fn8000_001F, EBX\[5:0\]). It is set in the root's address
-    /// ([`Root::address`](super::Root::address)) and in every entry that leads to a table. Table
-    /// memory must lie below 2^47, the lowest C-bit that a processor has.
-    ///
-    /// The addresses of leaves stay as they are given: a run whose addresses have the bit set is
-    /// encrypted memory to the device, another (registers, or what is shared with somebody outside)
-    /// is not.
-    pub const fn with_encrypted_tables(self, bit: u32) -> Result<X86_64<true>, BuildError> {
-        match encryption_bit(Self::ID, bit) {
-            Ok(encryption) => Ok(X86_64 {
-                levels: self.levels,
-                encryption,
-            }),
-            Err(cause) => Err(cause),
-        }
-    }
-}
-
-impl<const ENCRYPTED: bool> X86_64<ENCRYPTED> {
-    /// The address of a table in an entry. A constant, so that whoever follows an entry need not
-    /// know which bit it is.
-    const TABLE: u64 = if ENCRYPTED {
-        mask(12, ENCRYPTED_TABLE_BITS - 1)
-    } else {
-        ADDRESS
-    };
-}
-
-impl Default for X86_64 {
-    /// Four levels: 48 bits.
-    fn default() -> Self {
-        Self {
-            levels: 4,
-            encryption: 0,
-        }
-    }
 }
 
 impl<const ENCRYPTED: bool> Format for X86_64<ENCRYPTED> {

@@ -61,7 +61,7 @@ const CONTIGUOUS: u64 = 1 << 52;
 /// The domain in which memory is kept coherent (D8.6.2, SH\[1:0\]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shareability {
-    /// Nobody else sees the caches' contents.
+    /// No other observer sees the caches' contents.
     Non = 0b00,
     /// The outer shareable domain. Device memory always is.
     Outer = 0b10,
@@ -69,7 +69,7 @@ pub enum Shareability {
     Inner = 0b11,
 }
 
-/// What a unit must be told of an Arm table besides its address and its number of levels.
+/// What a unit needs to know of an Arm table besides its address and its number of levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArmConfig {
     /// The granule, and whether entries hold 52 address bits.
@@ -80,7 +80,7 @@ pub struct ArmConfig {
     pub upper: bool,
 }
 
-/// What both stages can be told.
+/// Options of both stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmOptions {
     /// The unit keeps dirty state (HTTU, HD): writable leaves get DBM and begin clean. Without a
