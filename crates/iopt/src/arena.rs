@@ -49,7 +49,7 @@ const LEAST: u64 = 16;
 /// # Safety
 ///
 /// Both functions return the same slices at each call, for as long as the value lives and also
-/// after it was moved. Nobody else writes to them as long as an arena holds the value, except by
+/// after it was moved. Nothing else writes to them as long as an arena holds the value, except by
 /// atomic accesses (as units do, when they set accessed and dirty bits).
 pub unsafe trait Storage {
     /// One entry.
@@ -170,8 +170,8 @@ pub struct Arena<S: Storage, const TABLE_LOG2: u32 = 12> {
 impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
     const TABLE: u64 = 1 << TABLE_LOG2;
 
-    /// An arena over `storage`, whose first byte has the address `base` for whoever walks the
-    /// tables.
+    /// An arena over `storage`, whose first byte has the address `base` for units and
+    /// walkers.
     pub fn new(storage: S, base: u64) -> Result<Self, ArenaError> {
         let (cells, metas) = (storage.cells(), storage.metas());
         let size = size_of_val(cells) as u64;
@@ -205,7 +205,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
         })
     }
 
-    /// An arena with no page to give: all are in use, or nobody knows.
+    /// An arena with no page to give: all are in use, or may be.
     pub(crate) fn used_up(storage: S, base: u64) -> Result<Self, ArenaError> {
         let arena = Self::new(storage, base)?;
         arena.unused.set(arena.size());
@@ -418,8 +418,8 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
     }
 }
 
-/// A moment of waiting for another thread, the `round`th in a row. Whoever is waited for may need
-/// this processor: where there is a scheduler to ask, it is asked soon.
+/// A moment of waiting for another thread, the `round`th in a row. The other thread may need
+/// this processor: where there is a scheduler, this thread soon yields.
 #[cold]
 fn pause(round: u32) {
     #[cfg(feature = "std")]

@@ -28,8 +28,8 @@ pub trait Cell {
     fn get_acquire(&self) -> u64;
     /// Writes the entry, relaxed.
     fn set(&self, word: u64);
-    /// Writes the entry; everything stored before is visible to whoever reads it by
-    /// [`get_acquire`](Self::get_acquire), or follows it as hardware does.
+    /// Writes the entry; everything stored before is visible to readers that read it by
+    /// [`get_acquire`](Self::get_acquire), or follow it as hardware does.
     fn set_release(&self, word: u64);
     /// Replaces the entry and returns the old one, so that no bit that hardware sets is lost.
     fn exchange(&self, word: u64) -> u64;

@@ -201,7 +201,7 @@ pub enum ResizeError<E> {
     Foreign {
         /// The leaf.
         leaf: Run,
-        /// Its permissions, as far as they can be told.
+        /// Its permissions, as far as they are known.
         prot: Prot,
     },
     /// The tables for it cannot be had. Nothing was changed.

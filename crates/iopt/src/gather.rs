@@ -9,7 +9,7 @@
 //! turns into a [`Flushed`] only through [`flush_with`](Gather::flush_with), and only a `Flushed`
 //! gives tables back: a table page cannot be reused before its flush, by type.
 //!
-//! The levels are those of the *old* leaves: a unit that is told a smaller size may keep a stale
+//! The levels are those of the *old* leaves: a unit that invalidates a smaller size may keep a stale
 //! large translation.
 
 use arrayvec::ArrayVec;
@@ -72,7 +72,7 @@ impl Invalidation {
         self.tables
     }
 
-    /// The table's root, when the unit has not been told of it yet: the table has
+    /// The table's root, when the unit does not have it yet: the table has
     /// [grown](crate::Table::grow).
     ///
     /// The flush first has the unit walk from this root, with its number of levels, and then
@@ -201,11 +201,11 @@ impl Gather {
     pub(crate) fn add_table<F: Format, M: TableMemory>(&mut self, owner: &Table<F, M>, table: u64) {
         self.invalidation.tables = true;
         self.tables.push(&owner.memory, table);
-        // It may be an old root, which the unit walks until it is told of the new one.
+        // It may be an old root, which the unit walks until it has the new one.
         owner.note_root(self);
     }
 
-    /// Notes that the unit is to be told of this root, which is `word` to its table.
+    /// Notes that the unit must receive this root, which is `word` to its table.
     pub(crate) fn set_root(&mut self, root: Root, word: u64) {
         self.invalidation.root = Some(root);
         self.root = word;
@@ -223,7 +223,7 @@ impl Default for Gather {
 #[must_use = "the tables in it stay out of use until they are reclaimed"]
 pub struct Flushed {
     pub(crate) tables: Chain,
-    /// The root of which the unit was told, as the table notes it; 0 for none.
+    /// The root that the unit has, as the table notes it; 0 for none.
     pub(crate) root: u64,
 }
 

@@ -32,7 +32,7 @@
 //! assert_eq!(runs[0], Run::new(0x4000_0000, Span::new(0x1_2340_0000, 2 << 20)));
 //! let flushed = gather.flush_with(|what| {
 //!     assert_eq!(what.ranges(), [Span::new(0x4000_0000, (2 << 20) + 8192)]);
-//!     Ok::<_, std::io::Error>(()) // here the unit is told, and waited for
+//!     Ok::<_, std::io::Error>(()) // here the unit invalidates, and is waited for
 //! })?;
 //! table.reclaim(flushed);
 //! assert_eq!(table.tables(), 1);

@@ -124,7 +124,7 @@ pub trait TableMemory {
     /// The entries, neighbours in one table, were stored. Called once for each stretch of them:
     ///
     /// * a new table as a whole, its empty entries too, after it was filled and before the store
-    ///   that links it, so that whoever follows the link finds it complete, in memory as well as
+    ///   that links it, so that it is complete for all that follow the link, in memory as well as
     ///   in the caches;
     /// * of a linked table, the entries that an operation stored, after the last of these stores
     ///   and before the operation ends. What it unlinked is in the gather only to be flushed, and
@@ -161,8 +161,8 @@ pub trait TableMemory {
         let _ = (run, prot);
     }
 
-    /// The run is unmapped, as far as the tables go; the flush is still to come, and nobody can
-    /// have mapped anything in its place yet. Runs come piece by piece, in order. Where
+    /// The run is unmapped, as far as the tables go; the flush is still to come, and nothing
+    /// is mapped in its place yet. Runs come piece by piece, in order. Where
     /// [`WATCHES_RUNS`](Self::WATCHES_RUNS) only.
     #[inline(always)]
     fn unmapped(&self, run: Run) {

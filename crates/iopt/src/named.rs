@@ -74,7 +74,7 @@ pub enum RootError {
 
 /// The root of a table at `address`.
 ///
-/// `levels` are those that the unit was told. Without them it is 4 for Intel's, AMD's and RISC-V's
+/// `levels` are those that the unit has. Without them it is 4 for Intel's, AMD's and RISC-V's
 /// formats, and for the others the fewest with which `input_bits` can be translated, as Linux chooses
 /// them. `input_bits` (64 − TnSZ; by default 48, for DART 32) are for Arm's long descriptors and DART,
 /// `upper` for Arm's TTBR1.

@@ -1,4 +1,4 @@
-//! What the device has written to and nobody has taken care of yet.
+//! What the device has written to and was not acknowledged yet.
 //!
 //! ```text
 //! Table::harvest ──▶ Pending ──flush_with(unit)──▶ Shown ──▶ acknowledge, or put back
@@ -6,7 +6,7 @@
 //!
 //! [`Table::harvest`](crate::Table::harvest) moves dirty bits out of the table into a bitmap. Until
 //! the unit has invalidated what it has cached, it goes on writing to those pages without setting the
-//! bit anew; whoever copied a page before the flush would miss these writes. So the bits can be
+//! bit anew; a copy made before the flush would miss these writes. So the bits can be
 //! looked at only through [`Shown`], which only a flush gives. Only acknowledging clears a bit. What
 //! is put back stays pending and is shown again after the next flush: it does not return into the
 //! table, since that would cost a store for each entry, and another flush to get it out again.
@@ -24,7 +24,7 @@
 //! table.harvest(all, &mut pending)?;
 //! let shown = pending.flush_with(|what| {
 //!     assert_eq!(what.ranges(), [Span::new(0x3000, 0x2000)]);
-//!     Ok::<_, std::io::Error>(()) // here the unit is told, and waited for
+//!     Ok::<_, std::io::Error>(()) // here the unit invalidates, and is waited for
 //! })?;
 //! assert_eq!(shown.runs().collect::<Vec<_>>(), [Span::new(0x3000, 0x2000)]);
 //! shown.acknowledge(); // these pages were copied
@@ -160,7 +160,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
         Ok(Shown { pending: self })
     }
 
-    /// Notes that `range` was written to, by somebody who needs no flush: a processor, or a device
+    /// Notes that `range` was written to, by a writer that needs no flush: a processor, or a device
     /// whose writes came out in an unmap that is flushed. What lies outside the bitmap is left out.
     pub fn mark(&mut self, range: Span<Iova>) {
         self.set(range);
@@ -188,7 +188,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
     /// What the bits `[first, last]` stand for, as far as it is in the span.
     fn addresses(&self, first: u64, last: u64) -> Option<Span<Iova>> {
         let base = self.span.start >> self.log2;
-        // Bits behind the span's last one are nobody's.
+        // Bits behind the span's last one belong to no page.
         let last = last.min(self.bit(self.span.last()));
         if first > last {
             return None;

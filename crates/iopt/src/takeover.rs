@@ -1,7 +1,7 @@
 //! Taking over tables that are there already.
 //!
-//! A process that owned tables is gone, or has handed over; units go on walking them. Whoever takes
-//! them over must know which pages they are before it hands out any page of that memory, and must
+//! A process that owned tables is gone, or has handed over; units go on walking them. A new
+//! owner must know which pages they are before it hands out any page of that memory, and must
 //! not change a byte that a unit reads. So an arena over such memory begins as a [`Takeover`]:
 //!
 //! 1. [`Takeover::new`] over the memory in which the tables lie, at the addresses at which units
@@ -84,7 +84,7 @@ const UNTAKEN: u64 = u32::MAX as u64;
 
 impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
     /// Over `storage`, whatever its cells hold; its first byte has the address `base`, as it had for
-    /// whoever wrote the tables.
+    /// the process that wrote the tables.
     pub fn new(storage: S, base: u64) -> Result<Self, ArenaError> {
         let arena = Arena::used_up(storage, base)?;
         for page in pages(&arena) {
@@ -97,7 +97,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
     /// Takes the table with its root at `root`, of this format and configuration, whose leaves are
     /// to be of the given sizes from now on.
     ///
-    /// Units may walk the table meanwhile, and set accessed and dirty bits in it. Nobody else may
+    /// Units may walk the table meanwhile, and set accessed and dirty bits in it. Nothing else may
     /// change it.
     pub fn adopt<F: Format>(
         &mut self,
@@ -166,7 +166,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
     }
 
     /// Keeps the pages of `span` out of use, for instance those of a unit's structures and queues: the
-    /// arena to be never hands them out, until somebody who knows them [gives them
+    /// arena does not hand them out until they are [given
     /// back](TableMemory::reclaim).
     pub fn keep(&mut self, span: Span<Pa>) -> Result<(), AdoptError> {
         let pages = 1 << TABLE_LOG2;
@@ -320,7 +320,7 @@ impl<F> Adopted<F> {
 }
 
 impl<F: Format> Adopted<F> {
-    /// What a unit was told to walk it.
+    /// The root that units walk it from.
     pub fn root(&self) -> Root {
         Root {
             format: self.format.id(),
@@ -337,7 +337,7 @@ impl<F: Format> Adopted<F> {
     /// The table, as if it had always been ours. `memory` is the arena of
     /// [`Takeover::finish`], or leads to it.
     ///
-    /// Table memory with a record ([`Checked`](crate::observe::Checked)) is told of all leaves.
+    /// Table memory with a record ([`Checked`](crate::observe::Checked)) receives all leaves.
     pub fn open<M: TableMemory>(self, memory: M) -> Result<Table<F, M>, AdoptError> {
         if memory.last_address() != self.last_address || memory.table_bytes() != F::TABLE_BYTES {
             return Err(AdoptError::OtherMemory);

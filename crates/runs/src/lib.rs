@@ -1,6 +1,6 @@
 //! Memory moves in runs, never page by page.
 //!
-//! For everybody who has pages, folios or a bitmap and wants stretches; all other crates of `dmaspace` stand on it.
+//! It turns pages, folios and bitmaps into stretches; all other crates of `dmaspace` use it.
 //!
 //! A [`Run`] is a stretch that is contiguous in both address spaces: what a device calls
 //! `[iova, iova + len)` is `[pa, pa + len)` in memory. A [`Span<A>`](Span) is a stretch of one

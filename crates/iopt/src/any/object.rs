@@ -273,7 +273,7 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
     }
 }
 
-/// Who is told of runs, with their dirty state or without: an unmap is compiled once for both, and
+/// Receives runs, with their dirty state or without: an unmap is compiled once for both, and
 /// once for those who want nothing.
 pub(super) struct DynSink<'s> {
     sink: &'s mut dyn RunSink,
@@ -292,7 +292,7 @@ impl RunSink for DynSink<'_> {
     fn wants(&self) -> Wants {
         match self.wants {
             Wants::DirtyRuns => Wants::DirtyRuns,
-            // Whoever wants nothing is not asked: so no code is made for it here.
+            // A sink that wants nothing does not come here, so no code is made for it.
             Wants::Runs | Wants::Nothing => Wants::Runs,
         }
     }

@@ -42,7 +42,7 @@ impl<C: Cell> Erased<C> {
         let (table_log2, watches_runs) = (M::TABLE_BYTES.trailing_zeros(), memory.watches_runs());
         let memory = Arc::new(memory);
         Self {
-            // From here on nobody has the memory by `&mut` and it does not move: what it lends by `&`
+            // From here on there is no `&mut` to the memory and it does not move: what it lends by `&`
             // is lent until the last clone is dropped.
             place: memory
                 .window()

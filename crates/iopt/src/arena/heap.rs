@@ -71,7 +71,7 @@ fn zeroed<T: AllZero>(len: usize) -> Option<Box<[T]>> {
     Some(unsafe { Box::from_raw(slice) })
 }
 
-// SAFETY: boxed slices stay where they are when the box moves, and nobody else can reach them.
+// SAFETY: boxed slices stay where they are when the box moves, and no other code can reach them.
 unsafe impl<C: Cell + AllZero> Storage for HeapStorage<C> {
     type Cell = C;
 

@@ -100,8 +100,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// A map goes on below the link in `cell`, which another thread may have stored a moment ago and
-    /// not have told the memory of. Whoever maps below it would be done before a unit that reads past
-    /// the caches can follow it, so the memory is told now.
+    /// not have notified the memory of. A map below it would end before a unit that reads past the
+    /// caches can follow the link, so the memory is notified now.
     #[inline(always)]
     pub(super) fn maps_below<P: Access>(&self, cell: &M::Cell, _access: P) {
         if P::SHARED && M::FLUSHES {

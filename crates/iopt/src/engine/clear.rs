@@ -181,7 +181,7 @@ pub(super) fn same_run<F: Format, V: Level, C: Cell, const TAKE: bool>(
         next = next.wrapping_add(F::stride(log2));
         done += group.len();
     }
-    // A damaged group counts as one entry: whoever goes over a table must get to its end.
+    // A damaged group counts as one entry, so that a loop over a table ends.
     done.max(1)
 }
 

@@ -114,7 +114,7 @@ pub(super) fn is_settled<F: Format>(leaf: u64) -> bool {
 #[inline(always)]
 pub(super) fn take_word<F: Format, C: Cell>(cell: &C, word: u64) -> bool {
     if is_settled::<F>(word) {
-        // Nobody else may store to it.
+        // No other thread and no unit may store to it.
         cell.set(0);
         return true;
     }

@@ -19,8 +19,8 @@
 //!   caller may hand over more than that.
 //! * Each entry that the range covers, be it in part, comes once and in order, as a [`Part`]: with
 //!   the address at which the range enters it, and the bytes of the range that lie below it.
-//! * A leaf may have several entries (a group), and leaves may follow one another in memory: whoever
-//!   deals with them together looks at [`row`](Part::row) and says with [`pass`](Entries::pass) how many
+//! * A leaf may have several entries (a group), and leaves may follow one another in memory: a caller that
+//!   handles them together reads [`row`](Part::row) and says with [`pass`](Entries::pass) how many
 //!   entries are done with. A partly covered entry is always alone in its row.
 //! * Nothing is read but when the caller asks: [`word`](Part::word) reads the entry anew at each call,
 //!   by acquire.

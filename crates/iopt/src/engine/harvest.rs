@@ -28,7 +28,7 @@ use crate::pending::Pending;
 use crate::prot::Prot;
 use crate::reclaim::Reclaim;
 
-/// Who is told of dirty leaves.
+/// Receives dirty leaves.
 trait Visitor {
     /// The leaves are cleaned.
     const CLEAN: bool;
@@ -99,7 +99,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Calls `each` for what the device has written to in `range`, as runs in order; everything
     /// stays as it is, for the next harvest. Leaves at the ends count whole. Returns the bytes.
     ///
-    /// The device may go on writing to what is dirty. Whoever copies it now has to copy it again.
+    /// The device may go on writing to what is dirty. What is copied now must be copied again.
     pub fn peek_dirty(
         &self,
         range: Span<Iova>,
@@ -381,7 +381,7 @@ fn clean<F: Format, C: Cell>(cell: &C) {
     while F::is_dirty(word) {
         let clean = F::cleaned(word);
         if is_settled::<F>(word) {
-            // Nobody else may store to it.
+            // No other thread and no unit may store to it.
             cell.set(clean);
             return;
         }

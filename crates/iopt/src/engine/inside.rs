@@ -17,9 +17,9 @@ use crate::reclaim::{DefaultReclaim, Guard, Reclaim};
 
 /// A place inside a [`SharedTable`], for as long as it lives.
 ///
-/// Each operation of the shared form goes inside and leaves again. Whoever has several things to do, as
-/// after a look into a queue, stays inside for all of them. Other threads go on meanwhile; only tables
-/// that are unlinked wait, to be used again, until whoever was inside has left. So do not stay while
+/// Each operation of the shared form goes inside and leaves again. A caller with several operations, as
+/// after reading a queue, stays inside for all of them. Other threads go on meanwhile; only the reuse
+/// of unlinked tables waits until each thread that was inside has left. So do not stay while
 /// you wait for something: a flush, a lock, another thread, or
 /// [`track_dirty`](SharedTable::track_dirty), which waits for all who are inside: where readers are known
 /// by thread, inside any table.

@@ -1,4 +1,4 @@
-//! Looking at tables that somebody else has written: whether they are tables of this format, linked
+//! Checks of tables that were written by other software: whether they are tables of this format, linked
 //! as a tree.
 //!
 //! The engine relies on what it has stored itself. Tables that come from a file, or from a process

@@ -36,9 +36,9 @@ impl From<BrokenMemory> for Stop {
 pub(super) enum Target {
     /// Linked: others see every store.
     Linked,
-    /// Nobody can reach it yet; its content is zero.
+    /// It cannot be reached yet; its content is zero.
     Zeroed,
-    /// Nobody can reach it yet; its content is left over from earlier use.
+    /// It cannot be reached yet; its content is left over from earlier use.
     Stale,
 }
 
@@ -297,7 +297,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// noted: `plan` has seen that the entries are empty, and `reserve` holds the tables that it
     /// counted.
     ///
-    /// The memory is told of the entries that were [`written`](TableMemory::written): of a new
+    /// The memory is notified of the entries that were [`written`](TableMemory::written): of a new
     /// table before it is linked, of a linked one before the operation ends.
     pub(super) fn fill<V: Level, P: Access>(
         &self,
@@ -309,7 +309,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         access: P,
     ) {
         let cells = self.cells(table, V::N);
-        // A table that nobody can reach has no entries yet, whatever its memory holds.
+        // A table that cannot be reached has no entries yet, whatever its memory holds.
         let linked: &[M::Cell] = match target {
             Target::Linked => cells,
             Target::Zeroed | Target::Stale => &[],
@@ -356,7 +356,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         };
                         let before = cursor.clone();
                         self.fill::<V::Below, P>(new, target, cursor, bits, reserve, access);
-                        // The new table is complete: whoever follows this entry finds it so.
+                        // The new table is complete before an entry leads to it.
                         let link = self.format.table(V::N, new);
                         if !P::SHARED || linked.is_empty() {
                             cell.set_release(link);

@@ -35,7 +35,7 @@
 //!   (`descend.rs`); pages of one table have a path of its own (`page.rs`).
 //! * In a table, entries are handled in rows: [`Cell::set_series`] and its like. What decides about
 //!   an entry, decoding, decides about the first of a row only.
-//! * A table that will be linked is filled where nobody sees it, and is zeroed only where it is not
+//! * A table that will be linked is filled before it is reachable, and is zeroed only where it is not
 //!   filled.
 
 mod access;
@@ -170,7 +170,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return Err(BuildError::TableAddress { last, bits });
         }
         let root = memory.allocate(Self::root_bytes(&format))?;
-        // Empty, for every unit that is told of it from now on.
+        // Empty, for every unit that walks it from now on.
         let top = usize::from(format.levels()) - 1;
         let cells = memory.entries(root, format.entries(top));
         if cells.len() != format.entries(top) {
@@ -197,7 +197,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         })
     }
 
-    /// What a unit is told to walk this table.
+    /// The root from which a unit walks this table.
     pub fn root(&self) -> Root {
         self.root_of(self.begin())
     }
@@ -312,7 +312,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.has_empty |= keep;
     }
 
-    /// Looks whether empty tables are linked.
+    /// Checks whether empty tables are linked.
     pub(crate) fn look_for_empty_tables(&mut self) {
         let root = self.begin().root;
         let mut found = false;

@@ -4,7 +4,7 @@ use super::Table;
 use crate::format::Format;
 use crate::memory::TableMemory;
 
-/// How many nodes are told apart.
+/// How many nodes are distinguished.
 const NODES: usize = 64;
 
 /// How many tables lie on which memory node.

@@ -42,8 +42,8 @@ pub(crate) struct Plan<'t> {
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Does of [`map`](Self::map) all that can fail. Tables come from `spare` as far as it has any, so
-    /// that nobody else can have them first, and then from the memory.
+    /// Does of [`map`](Self::map) all that can fail. Tables come from `spare` as far as it has any, which
+    /// no other thread can take, and then from the memory.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(Planned { table: self, plan })
     }
 
-    /// [`plan_map`](Self::plan_map), for whoever keeps plan and table together.
+    /// [`plan_map`](Self::plan_map), for callers that keep plan and table together.
     pub(crate) fn plan_request<'t, P: Access>(
         &self,
         iova: u64,

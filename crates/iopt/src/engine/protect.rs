@@ -56,7 +56,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// what they are; memory attributes ([`COHERENT`](Prot::COHERENT), [`DEVICE`](Prot::DEVICE),
     /// [`UNCACHED`](Prot::UNCACHED)) cannot change.
     ///
-    /// `gather` is told what must be flushed before the device is held to the new permissions.
+    /// `gather` receives what must be flushed before the device is held to the new permissions.
     pub fn protect(
         &mut self,
         range: Span<Iova>,

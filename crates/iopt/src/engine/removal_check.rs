@@ -23,7 +23,7 @@ pub(super) trait RemovalCheck<F: Format, M: TableMemory> {
         todo: u64,
     ) -> Result<u64, TableUnmapError>;
 
-    /// True when it is known, or nobody asks, how much of that is mapped: all counts as mapped.
+    /// True when it is known, or not asked for, how much of that is mapped: all counts as mapped.
     fn is_known(&self) -> bool;
 
     /// True when nothing has to be looked at where leaves map all of the range, and none reaches over

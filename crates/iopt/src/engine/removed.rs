@@ -1,4 +1,4 @@
-//! What an unmap has removed, and how it is told.
+//! What an unmap has removed, and how it is reported.
 
 use runs::{Joiner, Run, Span};
 
@@ -57,7 +57,7 @@ impl<'a, S: RunSink> Removed<'a, S> {
         }
     }
 
-    /// What the sink wants to be told.
+    /// What the sink wants to receive.
     #[inline(always)]
     pub(super) fn wants(&self) -> Wants {
         self.sink.wants()

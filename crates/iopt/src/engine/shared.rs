@@ -91,7 +91,7 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         table
     }
 
-    /// What a unit is told to walk this table.
+    /// The root from which a unit walks this table.
     pub fn root(&self) -> Root {
         self.table.root()
     }
@@ -140,13 +140,13 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         waited
     }
 
-    /// The table, for whoever holds a guard.
+    /// The table, for callers that hold a guard.
     #[inline]
     pub(crate) fn table(&self) -> &Table<F, M> {
         &self.table
     }
 
-    /// Tables that are flushed, as soon as nobody can read them any more.
+    /// Reclaims flushed tables as soon as no reader can hold them.
     pub(super) fn retire(&self, tables: Chain) {
         self.readers.retire(&self.table.memory, tables);
     }
@@ -254,7 +254,7 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         self.enter().leaf_at(iova)
     }
 
-    /// Gives back the tables of flushed gathers, as soon as nobody can read them any more: now, or
+    /// Gives back the tables of flushed gathers, as soon as no reader can hold them: now, or
     /// at a later call.
     pub fn reclaim(&self, flushed: Flushed) {
         self.table.told(flushed.root);

@@ -1,13 +1,13 @@
-//! Who is told of what an unmap removes.
+//! What receives the runs that an unmap removes.
 
 use runs::Run;
 
-/// Who is told of the physical runs that an unmap removes.
+/// Receives the physical runs that an unmap removes.
 ///
-/// Any `FnMut(Run)` is one; [`NoRuns`] says that nobody wants to know, which saves reading the
-/// leaves of tables that are removed whole.
+/// Any `FnMut(Run)` is one; [`NoRuns`] wants none, which saves reading the leaves
+/// of tables that are removed whole.
 pub trait RunSink {
-    /// What it wants to be told. It always says the same.
+    /// What it wants to receive. The answer never changes.
     #[inline(always)]
     fn wants(&self) -> Wants {
         Wants::Runs
@@ -24,7 +24,7 @@ pub trait RunSink {
     }
 }
 
-/// What a [`RunSink`] wants to be told.
+/// What a [`RunSink`] wants to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wants {
     /// Nothing.
@@ -42,7 +42,7 @@ impl<T: FnMut(Run)> RunSink for T {
     }
 }
 
-/// The sink for unmaps whose runs nobody wants.
+/// The sink for unmaps whose runs are not wanted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoRuns;
 
@@ -55,7 +55,7 @@ impl RunSink for NoRuns {
     fn run(&mut self, _run: Run) {}
 }
 
-/// A sink that is told of each run whether the device has written to it since it was mapped or
+/// A sink that learns of each run whether the device has written to it since it was mapped or
 /// harvested: what an unmap needs while [dirty tracking](crate::Table::track_dirty) is on.
 ///
 /// The device may go on writing to a run that is dirty until the flush is done: copy it afterwards.
@@ -70,7 +70,7 @@ impl<T: FnMut(Run, bool)> RunSink for WithDirty<T> {
 
     #[inline]
     fn run(&mut self, run: Run) {
-        // Nobody has looked: it counts as written to.
+        // Not known: it counts as written to.
         (self.0)(run, true);
     }
 

@@ -2,7 +2,7 @@
 //!
 //! # Protocol
 //!
-//! The unit is told of two things together: the root's address and the number of levels. In a
+//! The unit receives two values together: the root's address and the number of levels. In a
 //! format that grows ([`Format::GROWS`]) the engine keeps them in one word too, so that an operation
 //! that loads it once never sees one of them without the other. In all other formats both are
 //! fixed, and there is no such word on the way of any operation.
@@ -15,14 +15,14 @@
 //! An old root in which nothing is mapped is not linked, but gathered, since no table that is linked
 //! is empty.
 //!
-//! # What the unit has been told
+//! # What the unit knows
 //!
 //! Until the unit knows the new root it walks the old one, which translates what it translated
-//! before. So an old root must not be used for something else before the unit was told. The table
-//! therefore remembers of which root the unit was told: until then, every gather with an unlinked
+//! before. So an old root must not be used for something else before the unit has the new one. The
+//! table therefore records the root that the unit has: until they are equal, every gather with an unlinked
 //! table, and that of the growth itself, says that there is a new root
-//! ([`Invalidation::new_root`](crate::Invalidation::new_root)). The flush of such a gather tells the
-//! unit, and with [`reclaim`](Table::reclaim) the table knows it.
+//! ([`Invalidation::new_root`](crate::Invalidation::new_root)). The flush of such a gather gives it to
+//! the unit, and [`reclaim`](Table::reclaim) records that in the table.
 
 use super::Table;
 use super::access::Exclusive;
@@ -65,7 +65,7 @@ impl Begin {
 pub(crate) struct Top<C> {
     /// Where the format does not grow.
     fixed: u64,
-    /// Where it does: the root and the levels as they are now, and as the unit was told.
+    /// Where it does: the root and the levels as they are now, and as the unit has them.
     now: C,
     told: C,
 }
@@ -171,7 +171,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         // If not, they are not linked to anything: nothing has changed but that they are gone.
         self.intact()?;
-        // The new tables are complete: whoever begins there finds them so.
+        // The new tables are complete before a walk begins there.
         self.top.now.set_release(Begin { root, levels }.word());
         self.count::<Exclusive>(needed, u64::from(empty));
         if empty {
@@ -185,7 +185,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[inline(always)]
     pub(crate) fn note_root(&self, gather: &mut Gather) {
         if F::GROWS {
-            // In this order: who has been told of a root was told of one that was there.
+            // In this order, so that the root that the unit has is never newer than the current one.
             let told = self.top.told.get_acquire();
             let now = self.top.now.get_acquire();
             if told != now {
@@ -194,7 +194,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
     }
 
-    /// Notes of which root the unit was told; `word` is what
+    /// Records the root that the unit has; `word` is what
     /// [`note_root`](Self::note_root) had put into the gather, or 0.
     pub(crate) fn told(&self, word: u64) {
         if F::GROWS {

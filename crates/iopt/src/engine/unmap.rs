@@ -18,8 +18,8 @@ use crate::memory::TableMemory;
 
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Unmaps exactly `range`, in one descent: all of it is mapped and no leaf reaches over its ends,
-    /// or nothing happens. `sink` is told the physical runs; `gather` what must be flushed before
-    /// they, and the tables that became empty, may be used again.
+    /// or nothing happens. `sink` receives the physical runs; `gather` what must be flushed
+    /// before they, and the tables that became empty, may be used again.
     pub fn unmap(
         &mut self,
         range: Span<Iova>,
@@ -255,7 +255,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Clears the entries of `[at, at + todo)` in the linked table `table` and in those below. Tables
     /// that the range covers whole are unlinked, and others that have become empty, as far as the
-    /// operation owns what they span. The memory is told of the entries that were
+    /// operation owns what they span. The memory is notified of the entries that were
     /// [`written`](TableMemory::written) when the table is done, which is before the gather can be
     /// flushed.
     pub(super) fn clear_below<V: Level, S: RunSink, P: Access>(

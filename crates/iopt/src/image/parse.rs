@@ -245,7 +245,7 @@ impl<'a> Image<'a> {
         Ok(())
     }
 
-    /// What a unit would be told to walk the tables where they lay.
+    /// The root from which a unit walks the tables where they lay.
     pub const fn root(&self) -> Root {
         let mut root = self.root;
         if let Some(bit) = self.encryption_bit() {
@@ -255,7 +255,7 @@ impl<'a> Image<'a> {
     }
 
     /// The bit that marks addresses of tables as encrypted, in the root and in entries: what a
-    /// [`Walker`](crate::walk::Walker::with_encryption_bit) has to be told.
+    /// [`Walker`](crate::walk::Walker::with_encryption_bit) needs.
     pub const fn encryption_bit(&self) -> Option<u32> {
         match self.encryption {
             0 => None,

@@ -262,7 +262,7 @@ mod heap {
             self.0.insert(iova, Mapping { pa, len, prot });
         }
 
-        /// Takes out what is mapped in `range`. `each` is told all of the range, piece by piece:
+        /// Takes out what is mapped in `range`. `each` receives all of the range, piece by piece:
         /// what was mapped there, or, with `None` and no meaning in `pa`, a gap.
         fn take(&mut self, range: Span<Iova>, mut each: impl FnMut(Run, Option<Prot>)) {
             self.split(range.start);
@@ -379,7 +379,7 @@ mod heap {
             }
         }
 
-        /// Makes `at` a beginning, if somebody can write to it.
+        /// Makes `at` a beginning, if a domain can write to it.
         fn split(&mut self, at: u64) {
             if let Some((&start, stretch)) = self.0.range_mut(..at).next_back()
                 && at - start < stretch.len

@@ -9,7 +9,7 @@
 //!
 //! It is made once in a process, and before a heavy fence is relied on: by the first
 //! [`Threads`](super::Threads), or by the first heavy fence. Until then a light fence is a fence, so
-//! whoever went before is seen as well. Fences stay where
+//! guards taken before are seen as well. Fences stay where
 //!
 //! * the system is not Linux, or `membarrier` cannot be registered (Linux before 4.14, a filter of
 //!   system calls);

@@ -130,7 +130,7 @@ impl<R: Reclaim, C: Cell + Default> Readers<R, C> {
                 return None;
             }
             waiting.append(memory, next.take());
-            // Whoever comes from now on finds none of these tables.
+            // A guard that is taken from now on reaches none of these tables.
             waiting.time.set(self.reclaim.advance());
             waiting.fenced.set(0);
         }

@@ -6,7 +6,7 @@ use crate::cell::Cell;
 const TIME_SHIFT: u32 = 16;
 /// How many guards are held.
 const COUNT: u64 = 0x7fff;
-/// The record's thread has ended; whoever holds the last guard releases the record.
+/// The record's thread has ended; dropping the last guard releases the record.
 const DETACHED: u64 = 0x8000;
 const BELOW_TIME: u64 = COUNT | DETACHED;
 

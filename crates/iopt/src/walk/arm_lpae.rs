@@ -274,7 +274,7 @@ fn stage_2_prot(walker: &Walker, word: u64) -> Prot {
     // state, that the page is dirty (D8.5.2).
     prot.set(Prot::READ, bit(6));
     prot.set(Prot::WRITE, bit(7) || (bit(51) && walker.keeps_dirty()));
-    // Bits 54:53, XN[1:0] (FEAT_XNX): 00 everybody executes, 01 the unprivileged, 10 nobody, 11 the
+    // Bits 54:53, XN[1:0] (FEAT_XNX): 00 all may execute, 01 the unprivileged, 10 none, 11 the
     // privileged. Without XNX bit 53 is RES0, and bit 54 is XN. What cannot be read is not
     // executed.
     let executable = if walker.privileged {

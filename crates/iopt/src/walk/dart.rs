@@ -20,11 +20,11 @@
 //! address that the unit does not have is a fault: a unit that would drop them leads nowhere else
 //! than into memory that was not named.
 //!
-//! Version 2 leaves that are cached are told as [`Prot::COHERENT`]: Linux marks all others as not.
+//! Version 2 leaves that are cached are reported as [`Prot::COHERENT`]: Linux marks all others as not.
 //!
 //! The fields of the sub-page protection count 4096ths of the page, the end is the last that is
 //! open. Version 2 always looks at them. In entries that lead to a table only bit 0 and the address
-//! are known to count; nobody sets others there. Bits without a name are ignored. Units keep neither
+//! are known to count; other bits are not set there. Bits without a name are ignored. Units keep neither
 //! access nor dirty state, and have no leaves but pages.
 
 use super::spec::{Entry, Shape, Spec, low_bits};

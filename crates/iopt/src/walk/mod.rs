@@ -16,7 +16,7 @@
 //! 3. Each entry is read once, and everything is decided from that one word: present, reserved
 //!    bits, permissions so far, and what it leads to. Reserved bits count only in an entry that is
 //!    present.
-//! 4. Each table on the way is told to the cache, with the permissions that were granted down to
+//! 4. The cache receives each table on the way, with the permissions that were granted down to
 //!    it.
 //! 5. A leaf gives the translation of its whole page, with the permissions of all levels together.
 //!
@@ -42,7 +42,7 @@
 //! | DART | – | – |
 //!
 //! An entry is marked by one compare-and-exchange when all checks of this entry have passed, before
-//! the walk goes on below it or returns, and before the cache is told of the table it leads to. So
+//! the walk goes on below it or returns, and before the cache receives the table it leads to. So
 //! nothing is set in the entry that a fault names, and upper entries that the walk has used stay
 //! marked when it faults further down: an entry counts as accessed when it is used, whatever comes
 //! of it. When the entry has changed meanwhile, it is read again and everything is decided anew from
@@ -53,8 +53,8 @@
 //! that was read is marked: software must look at all of them (Arm DDI 0487, D8.7.1; Privileged
 //! Architecture, "Svnapot").
 //!
-//! Whoever keeps a translation for later accesses must walk again for the first write while it is
-//! [`clean`](Translation::clean), and walks from a cached upper table mark nothing above it.
+//! A caller that keeps a translation for later accesses must walk again for the first write while it
+//! is [`clean`](Translation::clean). Walks from a cached upper table mark nothing above it.
 //!
 //! # Levels
 //!
@@ -258,14 +258,14 @@ pub struct Translation {
     /// The whole page: its first input address, its physical address and its size.
     pub page: Run,
     /// The input addresses of the page that accesses may touch: all of them, but where DART's
-    /// sub-page protection leaves only a part. Whoever keeps this translation, or makes an access of
+    /// sub-page protection leaves only a part. Later accesses by this translation, and accesses of
     /// several bytes, must stay within.
     pub open: Span<Iova>,
     /// The level of the leaf.
     pub level: u8,
     /// What all levels together allow.
     pub prot: Prot,
-    /// A write has still to be marked in the leaf by the unit: whoever keeps this translation walks
+    /// The unit has not yet marked a write in the leaf: a caller that keeps this translation must walk
     /// again for the first write. False where the leaf is dirty, or where the unit keeps no dirty
     /// state in it.
     pub clean: bool,

@@ -6,8 +6,8 @@
 //!
 //! A table may be reached on many ways, by damage or by intent, and in arbitrary bytes their number
 //! grows with the power of the levels. The scan itself only falls a level with every step down;
-//! whoever must be done in time [passes](ScanStep::Past) tables that he has seen, or
-//! [ends](ScanStep::End) it.
+//! a caller that must end in bounded time [passes](ScanStep::Past) tables that it has seen, or
+//! [ends](ScanStep::End) the scan.
 
 use runs::{Run, Span};
 
@@ -83,7 +83,7 @@ const DEPTH: usize = 8;
 
 impl Walker {
     /// Calls `each` for every entry that is present, from the root down, by ascending input address.
-    /// Accesses are not checked against permissions; what they would be is told.
+    /// Accesses are not checked against permissions; what they would be is reported.
     ///
     /// # Errors
     ///

@@ -15,8 +15,8 @@ use core::sync::atomic::AtomicU64;
 
 use crate::cell::{Cell, Series};
 
-/// Entries that one turn of a loop handles.
-const TURN: usize = 8;
+/// Entries of a block, which one iteration of a loop handles.
+const BLOCK: usize = 8;
 
 /// Puts the first eight entries of a series into `a` to `d`, and eight times its step into both
 /// halves of `eight`.
@@ -47,21 +47,21 @@ macro_rules! next_eight {
 }
 
 /// A row on a processor with AVX: the cells before the first that is aligned to 16 bytes (none or one),
-/// those that are taken in turns, of which there is at least one, and the rest.
-struct Turns<'c> {
+/// those of whole blocks, of which there is at least one, and the rest.
+struct Blocks<'c> {
     head: &'c [AtomicU64],
-    turns: &'c [AtomicU64],
+    blocks: &'c [AtomicU64],
     tail: &'c [AtomicU64],
 }
 
-impl<'c> Turns<'c> {
+impl<'c> Blocks<'c> {
     #[inline(always)]
     fn of(cells: &'c [AtomicU64]) -> Option<Self> {
         let head = (cells.as_ptr() as usize / size_of::<u64>() % 2).min(cells.len());
         let (head, rest) = cells.split_at(head);
-        let (turns, tail) = rest.split_at(rest.len() / TURN * TURN);
-        let any = !turns.is_empty() && std::is_x86_feature_detected!("avx");
-        any.then_some(Self { head, turns, tail })
+        let (blocks, tail) = rest.split_at(rest.len() / BLOCK * BLOCK);
+        let any = !blocks.is_empty() && std::is_x86_feature_detected!("avx");
+        any.then_some(Self { head, blocks, tail })
     }
 }
 
@@ -76,17 +76,17 @@ fn go_along<const TAKE: bool>(cells: &[AtomicU64], mut series: Series) -> usize 
             AtomicU64::match_series(cells, series)
         }
     };
-    let Some(Turns { head, turns, .. }) = Turns::of(cells) else {
+    let Some(Blocks { head, blocks, .. }) = Blocks::of(cells) else {
         return single(cells, series);
     };
     if single(head, series) < head.len() {
         return 0;
     }
     series.next = series.next_after(head.len());
-    let mut left = turns.len() / TURN;
-    // SAFETY: `left` times 64 bytes from `turns` on are cells, which may be loaded and stored by
-    // anybody at any time, and the first of them is aligned to 16 bytes; the processor has AVX
-    // (`Turns`). What the loads and stores are is argued at the head of this file.
+    let mut left = blocks.len() / BLOCK;
+    // SAFETY: `left` times 64 bytes from `blocks` on are cells, which may be loaded and stored by
+    // any thread at any time, and the first of them is aligned to 16 bytes; the processor has AVX
+    // (`Blocks`). What the loads and stores are is argued at the head of this file.
     unsafe {
         asm!(
             first_eight!(),
@@ -118,7 +118,7 @@ fn go_along<const TAKE: bool>(cells: &[AtomicU64], mut series: Series) -> usize 
             "dec {left}",
             "jnz 2b",
             "3:",
-            cells = inout(reg) turns.as_ptr() => _,
+            cells = inout(reg) blocks.as_ptr() => _,
             left = inout(reg) left,
             next = in(reg) series.next,
             stride = in(reg) series.stride,
@@ -130,7 +130,7 @@ fn go_along<const TAKE: bool>(cells: &[AtomicU64], mut series: Series) -> usize 
             options(nostack),
         );
     }
-    let done = turns.len() - left * TURN;
+    let done = blocks.len() - left * BLOCK;
     series.next = series.next_after(done);
     let done = head.len() + done;
     // Where it ended among the next eight, or the cells that are left over.
@@ -141,7 +141,7 @@ fn go_along<const TAKE: bool>(cells: &[AtomicU64], mut series: Series) -> usize 
 macro_rules! fold {
     ($by:literal, $cells:expr, $single:path, $join:expr) => {{
         let cells: &[AtomicU64] = $cells;
-        let Some(Turns { head, turns, tail }) = Turns::of(cells) else {
+        let Some(Blocks { head, blocks, tail }) = Blocks::of(cells) else {
             return $single(cells);
         };
         let bits: u64;
@@ -170,8 +170,8 @@ macro_rules! fold {
                 "vpunpckhqdq {b}, {a}, {a}",
                 concat!($by, " {a}, {a}, {b}"),
                 "vmovq {bits}, {a}",
-                cells = inout(reg) turns.as_ptr() => _,
-                left = inout(reg) turns.len() / TURN => _,
+                cells = inout(reg) blocks.as_ptr() => _,
+                left = inout(reg) blocks.len() / BLOCK => _,
                 bits = lateout(reg) bits,
                 a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
                 x = out(xmm_reg) _, y = out(xmm_reg) _, z = out(xmm_reg) _, w = out(xmm_reg) _,
@@ -184,7 +184,7 @@ macro_rules! fold {
 
 #[inline(never)]
 pub(super) fn set_series(cells: &[AtomicU64], mut series: Series) {
-    let Some(Turns { head, turns, tail }) = Turns::of(cells) else {
+    let Some(Blocks { head, blocks, tail }) = Blocks::of(cells) else {
         return AtomicU64::set_series(cells, series);
     };
     AtomicU64::set_series(head, series);
@@ -202,8 +202,8 @@ pub(super) fn set_series(cells: &[AtomicU64], mut series: Series) {
             "add {cells}, 64",
             "dec {left}",
             "jnz 2b",
-            cells = inout(reg) turns.as_ptr() => _,
-            left = inout(reg) turns.len() / TURN => _,
+            cells = inout(reg) blocks.as_ptr() => _,
+            left = inout(reg) blocks.len() / BLOCK => _,
             next = in(reg) series.next,
             stride = in(reg) series.stride,
             a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
@@ -211,7 +211,7 @@ pub(super) fn set_series(cells: &[AtomicU64], mut series: Series) {
             options(nostack),
         );
     }
-    series.next = series.next_after(turns.len());
+    series.next = series.next_after(blocks.len());
     AtomicU64::set_series(tail, series);
 }
 

@@ -328,8 +328,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
     }
 
-    /// After a flush that failed: units may go on noting in tables that nobody will read again, so
-    /// everything counts as noted. The tables wait in the gather.
+    /// After a flush that failed: units may go on setting bits in tables that are not read again, so
+    /// all leaves count as accessed and dirty. The tables wait in the gather.
     pub(super) fn abandon(&self, work: &mut Work, gather: &mut Gather) {
         let all = State {
             accessed: true,
@@ -425,7 +425,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             })
     }
 
-    /// Notes `state` in all leaves of a table that nobody can reach yet.
+    /// Notes `state` in all leaves of a table that is not linked yet.
     fn mark_all(&self, (table, level): (u64, usize), state: State) {
         for part in self.all_entries(table, level) {
             match part.entry() {

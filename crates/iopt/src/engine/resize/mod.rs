@@ -12,7 +12,7 @@
 //! leaf replaces is unlinked by the store of that leaf.
 //!
 //! **Accessed and dirty bits.** The new leaves inherit what the old ones had together: an access or
-//! a write to a large page is one to each of its parts, for nobody knows to which. Hardware may set
+//! a write to a large page counts for each of its parts, since the part is not known. Hardware may set
 //! a bit until the very store, so a leaf is replaced by an exchange that returns its last word;
 //! what was set late is then set in all leaves of the extent. A table that a larger leaf replaces is
 //! read once, when the flush is done, since a unit may go on writing through a table that it has
