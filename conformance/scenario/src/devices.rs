@@ -9,10 +9,10 @@ use std::time::Duration;
 use ioas::HostTables;
 use iommu::Port;
 
+use crate::PAGE;
 use crate::pattern::{Pattern, differing, shuffled};
 use crate::ram::Physical;
 use crate::scene::{Expect, Manner, Scene};
-use crate::{PAGE, random::Random};
 
 const WORDS: usize = PAGE as usize / 8;
 /// In the version of a page that a device works on.
@@ -47,12 +47,12 @@ fn add(count: &AtomicU64, more: u64) {
 
 /// Plays these devices in turn until they are to stop.
 pub(crate) fn play(players: &mut [Player<'_>], seed: u64) {
-    let mut random = Random::new(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     let Some(scene) = players.first().map(|player| player.scene) else {
         return;
     };
     let stretches = scene.len() as u64 / STRETCH;
-    let mut way = || (scene.pass(), shuffled(stretches, random.draw()));
+    let mut way = || (scene.pass(), shuffled(stretches, random.u64(..)));
     let mut ways: Vec<_> = players.iter().map(|_| way()).collect();
     let mut count = 0u64;
     loop {

@@ -24,7 +24,7 @@ use iommu::NodeId;
 use iopt::FormatId;
 use mutator::{Book, Mutator, everywhere};
 use runs::Span;
-use scenario::{Kind, Layout, Manner, PAGE, Random, Setup, Source, TableNode, Totals, World};
+use scenario::{Kind, Layout, Manner, PAGE, Setup, Source, TableNode, Totals, World};
 
 pub use scenario::succeed;
 
@@ -140,7 +140,7 @@ pub fn run(
 struct Soak {
     world: World,
     /// Of each mutator.
-    randoms: Vec<Random>,
+    randoms: Vec<fastrand::Rng>,
     book: Book,
 }
 
@@ -195,8 +195,8 @@ impl Soak {
             at: None,
             bytes: TABLES,
         };
-        let mut seeds = Random::new(settings.seed);
-        let randoms = (0..settings.mutators.max(1)).map(|_| Random::new(seeds.draw()));
+        let mut seeds = fastrand::Rng::with_seed(settings.seed);
+        let randoms = (0..settings.mutators.max(1)).map(|_| seeds.fork());
         Ok(Self {
             world: World::over_units(setup, pinner, &UNITS, &[tables], DEVICES as usize)?,
             randoms: randoms.collect(),

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use runs::{Iova, Span};
-use scenario::{Random, World};
+use scenario::World;
 
 use crate::operations::Said;
 use crate::{IOVA, PAGE, PAGES};
@@ -34,7 +34,7 @@ const REMEMBERED: usize = 60;
 pub(crate) struct Mutator<'a> {
     pub(crate) world: &'a World,
     pub(crate) book: &'a Book,
-    pub(crate) random: &'a mut Random,
+    pub(crate) random: &'a mut fastrand::Rng,
     pub(crate) number: usize,
     /// How many there are.
     pub(crate) of: usize,
@@ -79,7 +79,7 @@ pub(crate) const fn everywhere() -> Span<Iova> {
 impl Mutator<'_> {
     /// Where the next operation is.
     pub(crate) fn region(&mut self) -> Span<Iova> {
-        if self.random.below(ELSEWHERE) == 0 {
+        if self.random.u64(..ELSEWHERE) == 0 {
             return everywhere();
         }
         // No border but the outer ones is a multiple of 2 MiB.

@@ -62,7 +62,7 @@ impl<'a> Mutator<'a> {
     /// Makes one operation.
     pub(crate) fn step(&mut self) {
         let all: u64 = Self::OPERATIONS.iter().map(|(weight, _)| weight).sum();
-        let mut nth = self.random.below(all);
+        let mut nth = self.random.u64(..all);
         for (weight, operation) in Self::OPERATIONS {
             if nth < weight {
                 return operation(self);
@@ -73,9 +73,9 @@ impl<'a> Mutator<'a> {
 
     /// Perhaps something is to fail in what comes next.
     fn arm(&mut self) {
-        if self.random.below(ARMED) == 0 {
-            let fault = Fault::ALL[self.random.below(4) as usize];
-            self.world.faults.arm(fault, self.random.below(6));
+        if self.random.u64(..ARMED) == 0 {
+            let fault = Fault::ALL[self.random.u64(..4) as usize];
+            self.world.faults.arm(fault, self.random.u64(..6));
         }
     }
 
@@ -89,16 +89,16 @@ impl<'a> Mutator<'a> {
         let ranges = ranges.map(|area| area.range());
         let ranges = ranges.filter(|range| region.contains(range.start));
         let ranges: Vec<Span<Iova>> = ranges.collect();
-        let nth = self.random.below(ranges.len().max(1) as u64);
+        let nth = self.random.u64(..ranges.len().max(1) as u64);
         ranges.get(nth as usize).copied()
     }
 
     /// Some part of `range`, in whole pages.
     pub(crate) fn some_part<A>(&mut self, range: Span<A>) -> Span<A> {
         let all = range.len / PAGE;
-        let first = self.random.below(all);
-        let most = (all - first).min(1 << self.random.below(10));
-        let count = 1 + self.random.below(most);
+        let first = self.random.u64(..all);
+        let most = (all - first).min(1 << self.random.u64(..10));
+        let count = 1 + self.random.u64(..most);
         Span::new(range.start + first * PAGE, count * PAGE)
     }
 
@@ -111,25 +111,25 @@ impl<'a> Mutator<'a> {
 
     fn map(&mut self) {
         let region = self.region();
-        let which = self.random.below(MEMORIES) as usize;
+        let which = self.random.u64(..MEMORIES) as usize;
         let large = 512;
-        let (unit, most) = match self.random.below(8) {
+        let (unit, most) = match self.random.u64(..8) {
             0 => (large, 4),
             1..=3 => (1, 600),
             _ => (1, 20),
         };
         let all = MEMORY / PAGE;
         let room = region.len / PAGE / unit;
-        let count = unit * (1 + self.random.below(most)).min(room);
-        let first = self.random.below((all - count) / unit + 1) * unit;
+        let count = unit * (1 + self.random.u64(..most)).min(room);
+        let first = self.random.u64(..(all - count) / unit + 1) * unit;
         let mut at = (region.start - IOVA) / PAGE;
-        at += self.random.below(region.len / PAGE - count + 1);
+        at += self.random.u64(..region.len / PAGE - count + 1);
         // Half of them so that large leaves are possible.
         let suitable = at / large * large + first % large;
-        if self.random.below(2) == 0 && suitable + count <= PAGES {
+        if self.random.u64(..2) == 0 && suitable + count <= PAGES {
             at = suitable;
         }
-        let write = self.random.below(4) > 0;
+        let write = self.random.u64(..4) > 0;
         let prot = if write { Prot::RW } else { Prot::READ };
         let range = Span::new(IOVA + at * PAGE, count * PAGE);
         let part = Span::new(first * PAGE, range.len);
@@ -155,13 +155,13 @@ impl<'a> Mutator<'a> {
         };
         // With a hole in it perhaps.
         if let Some(other) = self.some_area(region, |_| true)
-            && self.random.below(4) == 0
+            && self.random.u64(..4) == 0
         {
             let last = range.last().max(other.last());
             range.start = range.start.min(other.start);
             range.len = last - range.start + 1;
         }
-        if range.len > 1024 * PAGE && self.random.below(4) > 0 {
+        if range.len > 1024 * PAGE && self.random.u64(..4) > 0 {
             return;
         }
         let before = self.world.before(range);
@@ -179,7 +179,7 @@ impl<'a> Mutator<'a> {
 
     fn unmap_cutting(&mut self) {
         let region = self.region();
-        let whole = match self.random.below(3) {
+        let whole = match self.random.u64(..3) {
             0 => None,
             _ => self.some_area(region, |_| true),
         };
@@ -238,7 +238,7 @@ impl<'a> Mutator<'a> {
     /// Some device of this mutator, if there is one.
     fn some_device(&mut self) -> Option<usize> {
         let mine = (self.number..DEVICES as usize).step_by(self.of);
-        let nth = self.random.below(mine.len().max(1) as u64);
+        let nth = self.random.u64(..mine.len().max(1) as u64);
         mine.clone().nth(nth as usize)
     }
 
@@ -281,9 +281,9 @@ impl<'a> Mutator<'a> {
 
     /// Runs of the guest's memory, as a balloon tells them: they ascend and do not touch.
     fn some_runs(&mut self) -> Vec<Span<GuestAddr>> {
-        let number = self.random.below(MEMORIES);
+        let number = self.random.u64(..MEMORIES);
         let whole = Span::new(number * GUEST, MEMORY);
-        let mut runs: Vec<Span<GuestAddr>> = (0..1 + self.random.below(4))
+        let mut runs: Vec<Span<GuestAddr>> = (0..1 + self.random.u64(..4))
             .map(|_| self.some_part(whole))
             .collect();
         runs.sort_by_key(|run| run.start);
@@ -339,7 +339,7 @@ impl<'a> Mutator<'a> {
         if self.world.tracks() {
             return;
         }
-        let leaf = (self.random.below(4) > 0).then_some(PAGE);
+        let leaf = (self.random.u64(..4) > 0).then_some(PAGE);
         self.arm();
         let result = self.world.track(leaf);
         self.note("track", &format!("{leaf:?}"), said(result));
@@ -380,7 +380,7 @@ impl<'a> Mutator<'a> {
     }
 
     fn flushing(&mut self) {
-        let lazy = self.random.below(2) == 0;
+        let lazy = self.random.u64(..2) == 0;
         let flushing = if lazy { LAZY } else { Flushing::Strict };
         self.world.space.set_flushing(flushing);
         self.note("flushing", if lazy { "lazy" } else { "strict" }, Ok(()));
@@ -404,7 +404,7 @@ impl<'a> Mutator<'a> {
             Placement::PerNode,
             Placement::Near(NodeId(1)),
         ];
-        let placement = all[self.random.below(3) as usize];
+        let placement = all[self.random.u64(..3) as usize];
         let placed = self.world.space.set_placement(placement);
         self.note("place", &format!("{placement:?}"), said(placed));
     }
@@ -413,11 +413,11 @@ impl<'a> Mutator<'a> {
         let devices = self.book.devices.write();
         let places = self.world.space.places().into_iter();
         let domains: Vec<u32> = places.filter_map(|place| place.number).collect();
-        let nth = self.random.below(domains.len().max(1) as u64) as usize;
+        let nth = self.random.u64(..domains.len().max(1) as u64) as usize;
         let Some(domain) = domains.get(nth).map(|id| DomainId(*id)) else {
             return;
         };
-        let node = NodeId(self.random.below(2) as u32);
+        let node = NodeId(self.random.u64(..2) as u32);
         self.arm();
         let moved = |world: &World| world.space.move_tables(domain, Some(node));
         let result = self.world.blurring(moved);

@@ -51,13 +51,8 @@ fn patterns(len: u64, page: u64) -> Vec<(&'static str, Vec<Span<Offset>>)> {
         }
         runs
     };
-    let mut random = 1u64;
-    let mut half = |_| {
-        random = random
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        random >> 63 == 1
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut half = |_| random.bool();
     let mut all = vec![
         ("one run", vec![Span::new(0, len)]),
         ("2M, every second", units(HUGE, &mut |n| n % 2 == 0)),

@@ -32,14 +32,12 @@ extern crate alloc;
     reason = "the crate's own module, not all of which is measured"
 )]
 mod intervals;
-mod random;
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
 
 use intervals::Intervals;
-use random::Random;
 use runs::{Iova, Span};
 
 const PAGE: u64 = 4096;
@@ -114,13 +112,13 @@ struct Work {
 
 impl Work {
     /// Areas of 1 to 16 pages, with 0 to 3 pages between two; a guest for 16 of them.
-    fn new(count: usize, random: &mut Random) -> Self {
+    fn new(count: usize, random: &mut fastrand::Rng) -> Self {
         let guests = count / 16;
         let mut next = 1 << 20;
         let mut spans: Vec<Span<Iova>> = (0..count + guests)
             .map(|_| {
-                let start = next + random.below(4) * PAGE;
-                let span = Span::new(start, (1 + random.below(16)) * PAGE);
+                let start = next + random.u64(..4) * PAGE;
+                let span = Span::new(start, (1 + random.u64(..16)) * PAGE);
                 next = start + span.len;
                 span
             })
@@ -129,10 +127,10 @@ impl Work {
         let guests = spans.split_off(count);
         let mut look: Vec<u64> = spans
             .iter()
-            .map(|span| span.start + random.below(span.len))
+            .map(|span| span.start + random.u64(..span.len))
             .collect();
         random.shuffle(&mut look);
-        let starts = |spans: &[Span<Iova>], random: &mut Random| {
+        let starts = |spans: &[Span<Iova>], random: &mut fastrand::Rng| {
             let mut starts: Vec<u64> = spans.iter().map(|span| span.start).collect();
             random.shuffle(&mut starts);
             starts
@@ -196,7 +194,7 @@ fn median(mut rounds: Vec<f64>) -> f64 {
 }
 
 fn beside(count: usize, rounds: usize) {
-    let mut random = Random::default();
+    let mut random = fastrand::Rng::with_seed(1);
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 0..rounds {
         let work = Work::new(count, &mut random);
@@ -222,7 +220,7 @@ fn beside(count: usize, rounds: usize) {
 
 /// Areas come and go: room is looked for, taken, and given back by another one.
 fn gaps(count: usize, rounds: usize) {
-    let mut random = Random::default();
+    let mut random = fastrand::Rng::with_seed(1);
     let work = Work::new(count, &mut random);
     let mut areas = Intervals::<Iova, u32>::new();
     for &span in &work.base {

@@ -27,17 +27,11 @@ fn a_hostile_unit_brings_nothing_down() {
             .map(|n| n.load(Ordering::Relaxed))
     };
     for (name, play) in fuzz_bodies::TARGETS {
-        let mut random = 0x2545_f491_4f6c_dd1du64;
+        let mut random = fastrand::Rng::with_seed(1);
         let before = count();
         for _ in 0..1000 {
-            let bytes: Vec<u8> = (0..400)
-                .map(|_| {
-                    random ^= random << 13;
-                    random ^= random >> 7;
-                    random ^= random << 17;
-                    (random >> 32) as u8
-                })
-                .collect();
+            let mut bytes = [0; 400];
+            random.fill(&mut bytes);
             play(&bytes);
         }
         let after = count();

@@ -12,36 +12,25 @@ use dmaspace::iommu::DomainId;
 use dmaspace::iopt::{AnyTable, FormatId, Prot};
 use dmaspace::runs::{GuestAddr, PageSizes, Span};
 use dmaspace::virtio_balloon::{Dma, Reason};
+use fastrand::Rng;
 
 use crate::host::{DEVICE, GUEST, Machine, PAGE, PAGES, SECOND, pages, seen};
 
 /// Of so many pages the last never goes into the balloon.
 const EVERY: u64 = 16;
 
-/// A generator of numbers that are the same each time.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % end
-    }
-
-    /// Runs in order that leave the last of each sixteen pages alone.
-    fn runs(&mut self) -> Vec<Span<GuestAddr>> {
-        let mut groups: Vec<u64> = (0..=self.below(3))
-            .map(|_| self.below(PAGES / EVERY))
-            .collect();
-        groups.sort_unstable();
-        groups.dedup();
-        let run = |group| {
-            let first = self.below(EVERY - 1);
-            pages(group * EVERY + first, 1 + self.below(EVERY - 1 - first))
-        };
-        groups.into_iter().map(run).collect()
-    }
+/// Runs in order that leave the last of each sixteen pages alone.
+fn runs(numbers: &mut Rng) -> Vec<Span<GuestAddr>> {
+    let mut groups: Vec<u64> = (0..=numbers.u64(..3))
+        .map(|_| numbers.u64(..PAGES / EVERY))
+        .collect();
+    groups.sort_unstable();
+    groups.dedup();
+    let run = |group| {
+        let first = numbers.u64(..EVERY - 1);
+        pages(group * EVERY + first, 1 + numbers.u64(..EVERY - 1 - first))
+    };
+    groups.into_iter().map(run).collect()
 }
 
 /// What a device and the guest do not agree on.
@@ -61,11 +50,11 @@ fn rounds(machine: &mut Machine, rounds: u64, first: bool) -> Result<u64, Stale>
         for (n, mut port) in [one, two].into_iter().enumerate() {
             let (stop, around) = (&stop, &around);
             scope.spawn(move || {
-                let mut numbers = Numbers(0x9e37_79b9 + n as u64);
+                let mut numbers = Rng::with_seed(n as u64);
                 while !stop.load(Ordering::Relaxed) {
-                    let group = 2 * numbers.below(PAGES / EVERY / 2) + n as u64;
-                    let guest = GUEST + (group * EVERY + EVERY - 1) * PAGE + 8 * numbers.below(512);
-                    let value = numbers.below(u64::MAX) + 1;
+                    let group = 2 * numbers.u64(..PAGES / EVERY / 2) + n as u64;
+                    let guest = GUEST + (group * EVERY + EVERY - 1) * PAGE + 8 * numbers.u64(..512);
+                    let value = numbers.u64(..u64::MAX) + 1;
                     port.write(seen(n, guest), &[value]).unwrap();
                     let mut word = [0];
                     port.read(seen(n, guest), &mut word).unwrap();
@@ -78,11 +67,11 @@ fn rounds(machine: &mut Machine, rounds: u64, first: bool) -> Result<u64, Stale>
             });
         }
         let mut ports = machine.ports();
-        let mut numbers = Numbers(0x1234_5678_9abc_def1);
+        let mut numbers = Rng::with_seed(2);
         let mut checked = 0;
         let mut result = Ok(());
         for round in 0..rounds {
-            let runs = numbers.runs();
+            let runs = runs(&mut numbers);
             // The devices have used it before: units know where it was.
             for run in &runs {
                 for (n, port) in ports.iter_mut().enumerate() {

@@ -202,13 +202,10 @@ fn releasing_in_any_order_keeps_the_kernel_in_step() {
         .pin(&mapping, Span::new(0, pages * PAGE), &mut on)
         .unwrap();
     let mut pinned = vec![true; pages as usize];
-    let mut random = 1u64;
+    let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..200 {
-        random = random
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        let start = (random >> 33) % pages;
-        let count = ((random >> 50) % 6 + 1).min(pages - start);
+        let start = random.u64(..pages);
+        let count = random.u64(1..=6).min(pages - start);
         let part = &mut pinned[start as usize..(start + count) as usize];
         let result = pin.release(Span::new(start * PAGE, count * PAGE));
         assert_eq!(

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::*;
+use fastrand::Rng;
 use ioas::{Ledger, Memory};
 use iommu::{Config, FaultReason, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Interruption, Prot};
@@ -26,33 +27,17 @@ fn at(part: Span<Offset>) -> Span<Iova> {
     Span::new(AT + part.start, part.len)
 }
 
-/// A generator of numbers that are the same each time.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 16) % end
-    }
-
-    /// What a guest would convert: mostly pages, sometimes much more.
-    fn part(&mut self, bytes: u64) -> Span<Offset> {
-        let (unit, most) = match self.below(32) {
-            0 => (2 * MIB, 16),
-            1..4 => (2 * MIB, 1),
-            4..12 => (PAGE, 600),
-            _ => (PAGE, 4),
-        };
-        let len = unit * (1 + self.below(most));
-        let start = self.below((bytes - len) / unit) * unit;
-        Span::new(start, len)
-    }
+/// What a guest would convert: mostly pages, sometimes much more.
+fn part(numbers: &mut Rng, bytes: u64) -> Span<Offset> {
+    let (unit, most) = match numbers.u64(..32) {
+        0 => (2 * MIB, 16),
+        1..4 => (2 * MIB, 1),
+        4..12 => (PAGE, 600),
+        _ => (PAGE, 4),
+    };
+    let len = unit * (1 + numbers.u64(..most));
+    let start = numbers.u64(..(bytes - len) / unit) * unit;
+    Span::new(start, len)
 }
 
 const CONVERTED: u64 = 4 * GIB;
@@ -105,13 +90,13 @@ fn convert(format: (FormatId, u8), frames: &[Span<Pa>], conversions: u64) {
     };
     thread::scope(|scope| {
         let device = scope.spawn(|| {
-            let mut numbers = Numbers(0x1234_5678_9abc_def1);
+            let mut numbers = Rng::with_seed(1);
             let mut port = unit.port(DEVICE);
             while !stop.load(Ordering::Relaxed) {
                 // Half of the time around the place.
-                let near = busy.load(Ordering::Relaxed) + numbers.below(16) * PAGE;
-                let offset = match numbers.below(2) {
-                    0 => numbers.below(CONVERTED / PAGE) * PAGE,
+                let near = busy.load(Ordering::Relaxed) + numbers.u64(..16) * PAGE;
+                let offset = match numbers.u64(..2) {
+                    0 => numbers.u64(..CONVERTED / PAGE) * PAGE,
                     _ => near.saturating_sub(8 * PAGE).min(CONVERTED - PAGE),
                 };
                 let turn = &turns[(offset / PAGE) as usize];
@@ -130,25 +115,25 @@ fn convert(format: (FormatId, u8), frames: &[Span<Pa>], conversions: u64) {
                 reads.fetch_add(1, Ordering::Relaxed);
             }
         });
-        let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+        let mut numbers = Rng::with_seed(2);
         let mut out: Vec<Span<Offset>> = Vec::new();
         let mut converted = 0;
         while converted < conversions || !out.is_empty() {
             let more = converted < conversions && out.len() < 12;
-            if more && (out.is_empty() || numbers.below(2) == 0) {
-                let part = numbers.part(CONVERTED);
+            if more && (out.is_empty() || numbers.u64(..2) == 0) {
+                let part = part(&mut numbers, CONVERTED);
                 if out.iter().any(|other| other.overlaps(&part)) {
                     continue;
                 }
-                busy.store(part.start + numbers.below(2) * part.len, Ordering::Relaxed);
+                busy.store(part.start + numbers.u64(..2) * part.len, Ordering::Relaxed);
                 turn(part);
                 let unpinned = space.take_out(at(part), NEVER, &mut ()).unwrap();
                 assert_eq!(unpinned, part.len);
                 out.push(part);
                 converted += 1;
             } else {
-                let part = out.swap_remove(numbers.below(out.len() as u64) as usize);
-                busy.store(part.start + numbers.below(2) * part.len, Ordering::Relaxed);
+                let part = out.swap_remove(numbers.u64(..out.len() as u64) as usize);
+                busy.store(part.start + numbers.u64(..2) * part.len, Ordering::Relaxed);
                 space.put_back(at(part), NEVER, &mut ()).unwrap();
                 turn(part);
             }

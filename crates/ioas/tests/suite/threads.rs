@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::*;
+use fastrand::Rng;
 use ioas::{
     Flushing, Ioas, Ledger, MapError, Memory, MemoryObject, Observer, PinFailed, Pinned,
     ReleaseError, Step, Synthetic, Tracking, UnmapError, WhenUnmapped,
@@ -113,18 +114,6 @@ impl Bench {
         self.space.close().unwrap();
         let left = (self.object.memory.pinned(), self.ledger.in_use());
         assert_eq!((self.tables.in_use(), left), (0, (0, 0)));
-    }
-}
-
-/// Numbers that look random, the same each time.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
     }
 }
 
@@ -483,7 +472,7 @@ fn model(format: (FormatId, u8), flushing: Flushing) {
         for thread in 0..THREADS {
             let bench = &bench;
             scope.spawn(move || {
-                let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ (thread << 32) ^ 1);
+                let mut dice = Rng::with_seed(thread);
                 let mut port = bench.software.port(DEVICE);
                 let mut own = Own::default();
                 let mine = AT + thread * STRETCH;
@@ -505,19 +494,19 @@ fn model(format: (FormatId, u8), flushing: Flushing) {
 }
 
 impl Own {
-    fn step(&mut self, bench: &Bench, mine: u64, dice: &mut Dice) {
+    fn step(&mut self, bench: &Bench, mine: u64, dice: &mut Rng) {
         let refused = Interruption::Refused;
-        let nth = dice.below(self.areas.len().max(1) as u64) as usize;
+        let nth = dice.u64(..self.areas.len().max(1) as u64) as usize;
         let area = self
             .areas
             .iter()
             .nth(nth)
             .map(|(start, area)| (*start, *area));
-        match (dice.below(6), area) {
+        match (dice.u64(..6), area) {
             (0..3, _) | (_, None) => {
-                let start = mine + dice.below(256) * PAGE;
-                let len = (1 + dice.below(24)).min((mine + MIB - start) / PAGE) * PAGE;
-                let offset = dice.below(7000) * PAGE;
+                let start = mine + dice.u64(..256) * PAGE;
+                let len = (1 + dice.u64(..24)).min((mine + MIB - start) / PAGE) * PAGE;
+                let offset = dice.u64(..7000) * PAGE;
                 let before = self.areas.range(..start + len).next_back();
                 let overlap = before.filter(|(at, (len, ..))| *at + len > start);
                 let map = bench.map(start, offset, len);
@@ -554,10 +543,10 @@ impl Own {
         bench: &Bench,
         mine: u64,
         port: &mut iommu::Port<Arc<HeapTables>, Arc<Pages>>,
-        dice: &mut Dice,
+        dice: &mut Rng,
     ) {
         let strict = bench.space.retired() == 0;
-        let page = mine + dice.below(256) * PAGE;
+        let page = mine + dice.u64(..256) * PAGE;
         let before = self.areas.range(..=page).next_back();
         let here = before.filter(|(at, (len, _, released))| *at + len > page && !released);
         let expected = here.map(|(at, (_, offset, _))| FRAME + offset + (page - at));
@@ -573,12 +562,12 @@ impl Own {
 }
 
 /// An operation where others are, too.
-fn together(bench: &Bench, shared: u64, dice: &mut Dice) {
-    let start = shared + dice.below(64) * PAGE;
-    let range = Span::new(start, (1 + dice.below(32)) * PAGE);
+fn together(bench: &Bench, shared: u64, dice: &mut Rng) {
+    let start = shared + dice.u64(..64) * PAGE;
+    let range = Span::new(start, (1 + dice.u64(..32)) * PAGE);
     let refused = Interruption::Refused;
-    match dice.below(5) {
-        0 => match bench.map(start, dice.below(7000) * PAGE, range.len) {
+    match dice.u64(..5) {
+        0 => match bench.map(start, dice.u64(..7000) * PAGE, range.len) {
             Ok(()) | Err(MapError::Overlap { .. }) => {}
             Err(cause) => panic!("{cause}"),
         },

@@ -13,18 +13,6 @@ use runs::{Iova, Run, Span};
 
 const PAGE: u64 = 4096;
 
-/// A small generator of numbers, so that a failure can be repeated by its seed.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
-}
-
 /// Memory that gives the processor away while it waits, as user space should.
 struct Yielding<'a>(&'a HeapTables);
 
@@ -97,10 +85,10 @@ fn own_pages_of_the_same_tables<F: Format>(format: F, seed: u64) {
         for me in 0..THREADS {
             let table = &table;
             scope.spawn(move || {
-                let mut rng = Rng(seed * 77 + me + 1);
+                let mut rng = fastrand::Rng::with_seed(seed * 77 + me + 1);
                 let mut mapped = [None; 16];
                 for round in 0..400u64 {
-                    let n = rng.below(16) as usize;
+                    let n = rng.u64(..16) as usize;
                     let iova = base + (n as u64 * THREADS + me) * PAGE;
                     let pa = (1 << 40) + (round * THREADS + me) * PAGE;
                     assert_eq!(table.translate(iova), mapped[n]);
@@ -194,17 +182,17 @@ fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
             .map(|me| {
                 let (table, balance, ranges) = (&table, &balance, &ranges);
                 scope.spawn(move || {
-                    let mut rng = Rng(seed * 131 + me + 1);
+                    let mut rng = fastrand::Rng::with_seed(seed * 131 + me + 1);
                     for _ in 0..1000 {
-                        let large = rng.below(3) == 0;
+                        let large = rng.u64(..3) == 0;
                         let (iova, len) = if large {
                             (
-                                base + rng.below(4) * (2 << 20),
-                                (1 + rng.below(2)) * (2 << 20),
+                                base + rng.u64(..4) * (2 << 20),
+                                (1 + rng.u64(..2)) * (2 << 20),
                             )
                         } else {
-                            let pages = 1 + rng.below(700);
-                            (base + rng.below(2048) * PAGE, pages * PAGE)
+                            let pages = 1 + rng.u64(..700);
+                            (base + rng.u64(..2048) * PAGE, pages * PAGE)
                         };
                         let range = Span::new(iova, len);
                         // The leaves around its ends, which change as a whole.
@@ -213,12 +201,12 @@ fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
                             let end = (iova + len).next_multiple_of(size);
                             Span::new(first, end - first)
                         };
-                        if rng.below(3) == 0 {
-                            let kind = rng.below(3);
+                        if rng.u64(..3) == 0 {
+                            let kind = rng.u64(..3);
                             ranges.with(around(LARGEST), || reshape(table, range, kind));
                             continue;
                         }
-                        if rng.below(2) == 0 {
+                        if rng.u64(..2) == 0 {
                             // Physical address = iova + 2^40: every translation can be checked.
                             let run = [Span::new(iova + (1 << 40), len)];
                             ranges.with(range, || match table.map(iova, &run, Prot::RW) {
@@ -230,7 +218,7 @@ fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
                             });
                             continue;
                         }
-                        let owned = around([PAGE, 2 << 20, LARGEST][rng.below(3) as usize]);
+                        let owned = around([PAGE, 2 << 20, LARGEST][rng.u64(..3) as usize]);
                         ranges.with(owned, || {
                             let mut gather = Gather::new();
                             let mut bytes = 0;
@@ -258,9 +246,9 @@ fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
             .collect();
         let (table, stop) = (&table, &stop);
         scope.spawn(move || {
-            let mut rng = Rng(seed + 5);
+            let mut rng = fastrand::Rng::with_seed(seed + 5);
             while !stop.load(Ordering::Relaxed) {
-                let iova = base + rng.below(16 << 20);
+                let iova = base + rng.u64(..16 << 20);
                 if let Some(pa) = table.translate(iova) {
                     assert_eq!(pa, iova + (1 << 40), "a reader was led astray");
                 }
@@ -305,13 +293,13 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
             for me in 0..THREADS {
                 let (table, gate, give_back) = (&table, &gate, &give_back);
                 scope.spawn(move || {
-                    let mut rng = Rng(seed * 57 + me + 1);
+                    let mut rng = fastrand::Rng::with_seed(seed * 57 + me + 1);
                     for round in 0..200 {
                         let levels = table.root().levels;
                         // In the first table, or anywhere in what is there.
                         let bits = [21, (9 * u32::from(levels) + 12).min(62)];
-                        let bits = bits[rng.below(2) as usize];
-                        let page = (rng.below(1 << bits) >> 12) / THREADS * THREADS + me;
+                        let bits = bits[rng.u64(..2) as usize];
+                        let page = (rng.u64(..1 << bits) >> 12) / THREADS * THREADS + me;
                         if page >= 1 << (bits - 12) {
                             continue;
                         }
@@ -343,9 +331,9 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
             }
             let (table, gate, give_back) = (&table, &gate, &give_back);
             scope.spawn(move || {
-                let mut rng = Rng(seed + 9);
+                let mut rng = fastrand::Rng::with_seed(seed + 9);
                 for levels in 2..=6 {
-                    for _ in 0..rng.below(300) {
+                    for _ in 0..rng.u64(..300) {
                         thread::yield_now();
                     }
                     let mut gather = Gather::new();

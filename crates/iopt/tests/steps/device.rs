@@ -34,19 +34,14 @@ pub(crate) struct Device<C: Cell + 'static, const LOG2: u32> {
     pub(crate) cache: RefCell<Stale>,
     /// Pages that it wrote to since they were mapped.
     pub(crate) written: RefCell<BTreeSet<u64>>,
-    pub(crate) random: Plain<u64>,
+    pub(crate) random: RefCell<fastrand::Rng>,
     /// It writes nothing by itself.
     pub(crate) idle: Plain<bool>,
 }
 
 impl<C: Cell, const LOG2: u32> Device<C, LOG2> {
     pub(crate) fn random(&self, below: usize) -> usize {
-        let mut x = self.random.get();
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        self.random.set(x);
-        (x % below as u64) as usize
+        self.random.borrow_mut().usize(..below)
     }
 
     /// Where a read of `iova` leads, without what is cached.

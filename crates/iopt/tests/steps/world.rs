@@ -76,7 +76,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
                 writes: format.keeps_dirty(),
                 cache: RefCell::default(),
                 written: RefCell::default(),
-                random: Plain::new(seed | 1),
+                random: RefCell::new(fastrand::Rng::with_seed(seed)),
                 idle: Plain::new(false),
             }),
             stops: 0,

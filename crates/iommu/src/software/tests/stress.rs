@@ -61,14 +61,13 @@ fn stress(config: Config, words_at_once: usize) {
                 let (stop, started) = (&stop, &started);
                 scope.spawn(move || {
                     started.wait();
-                    let mut seed = u64::from(device.0) | 1;
+                    let mut random = fastrand::Rng::with_seed(u64::from(device.0));
                     let mut buffer = vec![0; words_at_once];
                     let own = vec![u64::from(device.0); words_at_once];
                     let mut transfers = 0u64;
                     while !stop.load(Ordering::Relaxed) {
-                        seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-                        let iova = (seed >> 33) % PAGES * 0x1000;
-                        if seed >> 40 & 1 == 0 {
+                        let iova = random.u64(..PAGES) * 0x1000;
+                        if random.bool() {
                             if port.read(iova, &mut buffer).is_ok() {
                                 assert!(buffer.iter().all(|word| *word != OURS), "{iova:#x}");
                                 transfers += 1;

@@ -174,13 +174,8 @@ fn a_large_leaf_is_named_whole() {
 
 #[test]
 fn blocks_cover_the_range_and_less_than_twice_of_it() {
-    let mut random = 0x9e37_79b9_7f4a_7c15u64;
-    let mut next = || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut next = || random.u64(..);
     for _ in 0..200_000 {
         let bits = next() % 40;
         let first = next() >> (next() % 52) >> 12;

@@ -4,7 +4,7 @@ use iopt::format::Entry;
 use iopt::{Cell, Format, Pending, Prot, Table};
 use runs::{PageSizes, Run, Span};
 
-use super::{Random, fitting, offered};
+use super::{fitting, offered};
 use crate::suite::{Tables, World, page};
 
 /// Every entry that is not 0, level by level from the root down: its table and its index.
@@ -94,12 +94,12 @@ pub(crate) fn table_pointers_come_back_at_every_level<F: Format, A: Tables>(
     _sizes: PageSizes,
 ) {
     let bits = format.table_bits().min(format.output_bits());
-    let mut random = Random(7);
+    let mut random = fastrand::Rng::with_seed(7);
     for level in 1..usize::from(format.levels()) {
         let highest = (1u64 << bits) - F::TABLE_BYTES;
         let mut addresses = vec![0, F::TABLE_BYTES, highest];
         addresses.extend((F::TABLE_BYTES.trailing_zeros()..bits).map(|bit| 1 << bit));
-        addresses.extend((0..200).map(|_| random.next() & highest));
+        addresses.extend((0..200).map(|_| random.u64(..) & highest));
         for address in addresses {
             let word = format.table(level, address);
             assert!(!F::is_empty(word));
@@ -143,7 +143,7 @@ pub(crate) fn every_size_at_any_output_address_is_one_leaf_with_right_entries<F,
     F: Format,
     A: Tables,
 {
-    let mut random = Random(11);
+    let mut random = fastrand::Rng::with_seed(11);
     let first = format.aperture().spans().next().unwrap();
     let bits = format.leaf_bits(Prot::RW).unwrap();
     let fitting = fitting(&format, sizes);
@@ -152,11 +152,11 @@ pub(crate) fn every_size_at_any_output_address_is_one_leaf_with_right_entries<F,
         let (slot, log2) = (1u64 << F::shift(level), size.trailing_zeros());
         let greatest = (1u64 << format.output_bits()) - size;
         let mut outputs = vec![0, greatest];
-        outputs.extend((0..6).map(|_| random.next() & greatest));
+        outputs.extend((0..6).map(|_| random.u64(..) & greatest));
         for pa in outputs {
             let memory = A::room_for(32, format.output_bits());
             let mut world = <World<_, _>>::new(format, sizes, &memory);
-            let iova = first.start + (random.below(first.len / size) * size);
+            let iova = first.start + (random.u64(..first.len / size) * size);
             world.map(iova, &[Span::new(pa, size)], Prot::RW);
             let leaf = world.table.leaf_at(iova + size / 2).unwrap();
             assert_eq!(leaf.run, Run::new(iova, Span::new(pa, size)));

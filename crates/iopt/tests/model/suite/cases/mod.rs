@@ -22,22 +22,6 @@ macro_rules! cases {
     )*};
 }
 
-/// A random number, always the same ones.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
-
 /// Levels with their sizes, of those that are offered.
 fn offered<F: Format>(format: &F, sizes: PageSizes) -> Vec<(usize, u64)> {
     let levels = 0..usize::from(format.levels());

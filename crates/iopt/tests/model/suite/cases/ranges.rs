@@ -3,7 +3,7 @@
 use iopt::{Format, Gather, Interruption, NoRuns, Prot, Table, TableUnmapError};
 use runs::{PageSizes, Run, Span};
 
-use super::{Random, fitting, offered, reclaim};
+use super::{fitting, offered, reclaim};
 use crate::suite::model::layout;
 use crate::suite::{Tables, World, root_tables};
 
@@ -139,16 +139,16 @@ pub(crate) fn a_thousand_random_ranges_are_right_page_by_page<F: Format, A: Tabl
     let border = first.start + (PAGES / 2 * grain).next_multiple_of(above);
     let base = border - PAGES / 2 * grain;
     let mut pages: Vec<Option<u64>> = vec![None; PAGES as usize];
-    let mut random = Random(13);
+    let mut random = fastrand::Rng::with_seed(13);
     let (mut mapped, mut refused) = (Vec::new(), 0);
     for _ in 0..1000 {
-        let at = random.below(PAGES);
-        let most = 1 << random.below(9);
-        let len = (1 + random.below(most)).min(PAGES - at);
+        let at = random.u64(..PAGES);
+        let most = 1 << random.u64(..9);
+        let len = (1 + random.u64(..most)).min(PAGES - at);
         // Now and then aligned as the input address is.
         let room = (1 << (format.output_bits() - 1)) - PAGES * grain;
         let pa =
-            (random.below(room) & !(grain - 1)) + if random.below(2) == 0 { 0 } else { at * grain };
+            (random.u64(..room) & !(grain - 1)) + if random.u64(..2) == 0 { 0 } else { at * grain };
         let iova = base + at * grain;
         let span = &mut pages[at as usize..(at + len) as usize];
         let free = span.iter().all(Option::is_none);
