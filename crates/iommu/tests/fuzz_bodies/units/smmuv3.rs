@@ -55,7 +55,8 @@ impl Model for Registers {
     }
 
     fn write(&mut self, state: &mut State, offset: usize, value: u64) -> Posted {
-        if offset != COMMANDS_PROD {
+        // A tail that is set while the queue is off posts nothing.
+        if offset != COMMANDS_PROD || state.told(CR0) & 1 << 3 == 0 {
             return Posted::Nothing;
         }
         let base = state.told(COMMANDS);
