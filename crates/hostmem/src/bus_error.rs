@@ -1,15 +1,15 @@
 //! `SIGBUS` where memory has gone from under its mapping: the handler, and what it looks up.
 //!
-//! A page of a mapped file that the file no longer has is an access error of whoever touches it, and the
-//! kernel says so by `SIGBUS` (mmap(2), "Errors"). The handler looks the address up in a fixed [`TABLE`] of
+//! A page of a mapped file that the file no longer has is an access error, which the
+//! kernel reports by `SIGBUS` (mmap(2), "Errors"). The handler looks the address up in a fixed [`TABLE`] of
 //! ranges. In each that holds it, it maps zeros from the page on to the end of the range, in the place of the file, and
 //! notes where; the access is tried again, and finds them. To the end, and not the page alone: an adversary
 //! could otherwise have the handler cut a range into more mappings than a process may have.
 //!
 //! Everything else is none of its business: other addresses, errors of the machine's memory (`BUS_MCEERR_…`),
-//! signals that somebody sent. Those go to the handler that was there before, or have the default action.
+//! signals that a process sent. Those go to the handler that was there before, or have the default action.
 //! It is no handler of `signal-hook-registry`, which calls the one before it first (that of Rust's runtime puts the
-//! default action back, whoever's address it is) and swallows what is nobody's.
+//! default action back, whatever the address) and swallows what belongs to no handler.
 //!
 //! The handler calls nothing but atomics, `mmap`, `sigaction` and `raise`, takes no lock, allocates nothing
 //! and keeps `errno` (signal-safety(7)).
@@ -19,7 +19,7 @@
 //! A slot is written under [`CLAIMS`] and read by the handler at any time. It is free, and holds no address, while
 //! its end is 0. A writer stores 0 there first and the new end last; a reader takes the end before and after the
 //! rest, and passes the slot over if it has changed. The slot of a fault does not change: its range stays watched for
-//! as long as anybody may touch it, the caller of [`claim`] says.
+//! as long as it may be touched, the caller of [`claim`] says.
 
 use std::io;
 use std::ptr;
@@ -96,8 +96,8 @@ pub(crate) struct Claim(usize);
 ///
 /// # Safety
 ///
-/// Until the claim is dropped, the range stays mapped, nobody else maps anything there, and the process does not
-/// rely on what its bytes are: they may turn to zeros that belong to nobody else. Ends are multiples of the page.
+/// Until the claim is dropped, the range stays mapped, no other code maps anything there, and the process does not
+/// rely on what its bytes are: they may turn to zeros that are not shared. Ends are multiples of the page.
 pub(crate) unsafe fn claim(start: usize, end: usize, page: usize) -> Option<Claim> {
     let _claims = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
     let free = TABLE.iter().position(|slot| slot.end.load(SeqCst) == 0)?;
@@ -199,7 +199,7 @@ fn pass_on(
         }
         Some((handler, before)) if before.sa_flags & libc::SA_SIGINFO != 0 => {
             type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
-            // SAFETY: somebody has given it to the kernel as a handler of this type.
+            // SAFETY: it was given to the kernel as a handler of this type.
             let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
             handler(signal, info, context);
         }

@@ -19,7 +19,7 @@ pub enum GuestRegionError {
     /// It is not mapped for reading and writing.
     #[error("guest memory is not mapped for reading and writing (PROT_… {prot:#x})")]
     Protection {
-        /// As `mmap` was told (`PROT_…`).
+        /// As `mmap` received it (`PROT_…`).
         prot: i32,
     },
     /// Its memory file cannot be used.

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use crate::{HugeSize, PoolError, PoolWrite, RaisedPool};
 
-/// How often it is looked whether somebody wants to stop while the kernel looks for pages.
+/// How often a stop is checked for while the kernel looks for pages.
 const TICK: Duration = Duration::from_millis(20);
 
 static KEEPER: OnceLock<Vec<OsString>> = OnceLock::new();
@@ -39,7 +39,7 @@ static KEEPER: OnceLock<Vec<OsString>> = OnceLock::new();
 /// Names the command, a program and its arguments, that keeps the pools of this process. The first
 /// one that is named stays. Without one, pools are raised by this process itself.
 pub fn keep_pools_by(command: Vec<OsString>) {
-    // Whoever comes second finds its wish fulfilled: there is a keeper.
+    // A second call finds a keeper, and changes nothing.
     let _ = KEEPER.set(command);
 }
 
@@ -298,7 +298,7 @@ fn is_time_out(error: &io::Error) -> bool {
 ///
 /// # Errors
 ///
-/// When it is asked for something else. What the pool refuses is told to the other process.
+/// When it is asked for something else. What the pool refuses is reported to the other process.
 pub fn keep_pool(input: impl Read, mut output: impl Write) -> Result<(), KeptPoolError> {
     let mut input = BufReader::new(input);
     let mut line = String::new();

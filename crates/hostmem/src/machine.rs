@@ -55,9 +55,9 @@ impl fmt::Display for HugeSize {
 pub struct Pool {
     /// Pages of the pool (`nr_hugepages`).
     pub total: u64,
-    /// Pages that nobody uses (`free_hugepages`).
+    /// Pages that are not in use (`free_hugepages`).
     pub free: u64,
-    /// Free pages that somebody has a claim to (`resv_hugepages`).
+    /// Free pages that are promised to mappings (`resv_hugepages`).
     pub reserved: u64,
 }
 
@@ -87,7 +87,7 @@ pub enum ThpMode {
     Always,
     /// Memory that asked with `MADV_HUGEPAGE`.
     Madvise,
-    /// Nobody, or a kernel without them.
+    /// None, or a kernel without them.
     Never,
 }
 

@@ -5,7 +5,7 @@
 //! [`cells`](Mapping::cells): devices and processors share them, so each access is an atomic one
 //! of 8 bytes, and no reference to plain bytes exists.
 //!
-//! Memory that somebody else has mapped, like a virtual machine's, is a mapping as well
+//! Memory that other code has mapped, like a virtual machine's, is a mapping as well
 //! ([`Mapping::foreign`]); it is used as it is, and its owner held.
 //!
 //! Anonymous memory is not inherited over `fork` (`MADV_DONTFORK`): a child would share its pages
@@ -102,7 +102,7 @@ pub enum MappingError {
         size: HugeSize,
         /// Pages that are needed.
         needed: u64,
-        /// Pages that are free and claimed by nobody.
+        /// Pages that are free and not promised.
         free: u64,
     },
     /// The machine's base pages are not the 4 KiB that this crate counts in.
@@ -129,7 +129,7 @@ pub enum MappingError {
         /// Why.
         source: io::Error,
     },
-    /// A memory file that somebody could make shorter while it is mapped.
+    /// A memory file that could become shorter while it is mapped.
     #[error("the memory file is not sealed against becoming shorter")]
     Unsealed,
     /// The kernel refuses a step.
@@ -234,12 +234,12 @@ impl Mapping {
     }
 
     /// Maps a memory file that is there already, as a whole: one that another process has made and
-    /// passed on, or kept for the one after it. Its bytes are shared with whoever else maps it.
+    /// passed on, or kept for the one after it. Its bytes are shared with all that map it.
     ///
     /// # Errors
     ///
-    /// When the file is no memory file, when it is empty or no multiple of its pages, or when somebody
-    /// could make it shorter: it must be sealed against that, as those of [`new`](Self::new) are.
+    /// When the file is no memory file, when it is empty or no multiple of its pages, or when it
+    /// could become shorter: it must be sealed against that, as those of [`new`](Self::new) are.
     pub fn of_file(file: OwnedFd) -> Result<Self, MappingError> {
         let file = File::from(file);
         let backing = pages_of_file(&file)?;
@@ -274,7 +274,7 @@ impl Mapping {
         })
     }
 
-    /// Memory of this process that somebody else has mapped: `len` bytes from `start` on. `owner` is
+    /// Memory of this process that other code has mapped: `len` bytes from `start` on. `owner` is
     /// held until this is dropped. `file` is what is shared there, and the offset of the first byte
     /// in it; without one, or where it is mapped as a private copy, the memory counts as anonymous.
     ///

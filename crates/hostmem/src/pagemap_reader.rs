@@ -304,7 +304,7 @@ mod tests {
         PagemapReader::new(file)
     }
 
-    /// Goes through `stretch` as whoever maps it, and reader at each entry.
+    /// Goes through `stretch` and checks each entry.
     fn walk(reader: &mut PagemapReader, stretch: Span<Va>, page: u64) {
         let mut at = stretch.start;
         let end = stretch.start + stretch.len;

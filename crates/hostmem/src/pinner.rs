@@ -185,7 +185,7 @@ impl Pinner {
 
     /// Pins `part` (offset and length in the mapping, multiples of 4 KiB). Pages that are not
     /// there are brought in. After each 128 MiB (or each piece, when that is larger) `progress`
-    /// is told how many bytes are pinned, and may stop the work.
+    /// receives how many bytes are pinned, and may stop the work.
     ///
     /// # Errors
     ///

@@ -7,7 +7,7 @@
 //!
 //! Most of the time goes into zeroing, which several processors do faster than one. Threads take
 //! chunks in ascending order and finish what they have taken, so that whatever ends the work, the
-//! pages before the first chunk that failed, or that nobody has taken, are there. They run on the
+//! pages before the first chunk that failed, or that no thread has taken, are there. They run on the
 //! node where the memory is to be, and tell the caller's thread of each chunk, one at a time:
 //! progress is reported there.
 //!
@@ -85,7 +85,7 @@ pub enum PopulateError {
 struct Chunks {
     /// Bytes of one.
     size: u64,
-    /// Offset of the next that nobody has taken.
+    /// Offset of the next that no thread has taken.
     next: AtomicU64,
     /// No more are to be taken.
     stop: AtomicBool,
@@ -96,7 +96,7 @@ type Outcome = (Span<Offset>, io::Result<()>);
 
 impl Mapping {
     /// Brings in all pages, by as many threads as the memory's node has processors for this
-    /// process. After each 64 MiB (or each page, when that is larger) `progress` is told, in the
+    /// process. After each 64 MiB (or each page, when that is larger) `progress` receives, in the
     /// caller's thread, how many bytes are done, and may stop the work.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl Mapping {
 
     /// The processors on which threads that populate are to run: those of the memory's node; if
     /// none was named, of the node on which this thread runs, since pages come from the node of
-    /// whoever touches them first.
+    /// the thread that touches them first.
     fn cpus(&self) -> Vec<u32> {
         let node = self.node().or_else(sys::current_node);
         let near = node.map_or(Vec::new(), |node| KernelNodes.processors(node));
@@ -181,7 +181,7 @@ impl Mapping {
         };
         if threads > 1 {
             thread::scope(|scope| {
-                // Without room, so that nobody gets far ahead of what is reported.
+                // Without room, so that no thread gets far ahead of what is reported.
                 let (tell, told) = mpsc::sync_channel(0);
                 for _ in 0..threads {
                     let (tell, chunks) = (tell.clone(), &chunks);
@@ -254,7 +254,7 @@ impl Mapping {
         let cells = self.cells().get(first as usize..end as usize);
         for cell in cells.unwrap_or_default().iter().step_by(page) {
             // A compare-and-swap writes; adding 0 may be compiled to a load. A failure means
-            // that somebody else has just written.
+            // that another thread has just written.
             let value = cell.load(Ordering::Relaxed);
             let _ = cell.compare_exchange(value, value, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -281,7 +281,7 @@ impl Mapping {
     }
 }
 
-/// What has been told so far.
+/// What has been reported so far.
 struct Report<'a> {
     chunks: &'a Chunks,
     progress: &'a mut dyn FnMut(u64) -> ControlFlow<()>,

@@ -2,8 +2,8 @@
 //!
 //! `PAGEMAP_SCAN` gives the stretches that are there, so that what is not costs next to nothing; one
 //! entry of `/proc/PID/pagemap` then gives the frame of a huge page, and one each those of small pages.
-//! The process goes on meanwhile: what is told was so at some time while it was looked at, each run by
-//! itself. A process that ends leaves an empty page map.
+//! The process goes on meanwhile: each run is what was there at some time while it
+//! was read. A process that ends leaves an empty page map.
 //!
 //! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`.
 

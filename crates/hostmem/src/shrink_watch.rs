@@ -1,12 +1,12 @@
 //! Memory files of others that may become shorter while they are mapped.
 //!
-//! Whoever has a file may cut it, and the next access of this process to what is gone ends the process
-//! (`SIGBUS`). Nothing can be said against it beforehand but by a seal (`F_SEAL_SHRINK`). So who maps memory that
-//! another program shares, and wants to outlive that program's doings, has the process take the signal
+//! Any process that has a file may cut it, and the next access of this process to what is gone ends the process
+//! (`SIGBUS`). Only a seal (`F_SEAL_SHRINK`) prevents that. A process that maps memory which another program
+//! shares, and must survive that program, handles the signal
 //! ([`ShrinkWatch::install`]) and watches what it maps ([`ShrinkWatch::new`]).
 //!
 //! A file may also lack a page that it never had: in a file system that is full, or a pool of huge pages that is
-//! empty. That is the same signal, and is told apart by the file's length only.
+//! empty. That is the same signal, and only the file's length distinguishes it.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -29,7 +29,7 @@ pub struct ShrinkWatch {
 /// Memory that has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// From this offset in the mapping on, bytes. What lies behind is zeros, and nobody else's.
+    /// From this offset in the mapping on, bytes. What lies behind is zeros, and not shared.
     pub offset: u64,
     /// The file ends before the mapping does; otherwise there was no room for a page of it.
     pub shrunk: bool,
@@ -52,7 +52,7 @@ impl ShrinkWatch {
     /// calls do nothing. What is not about a mapping that is watched goes to the handler that was there
     /// before, or has the default action, which ends the process.
     ///
-    /// A handler that somebody installs later must do the same, or nothing is watched any more.
+    /// A handler that is installed later must do the same, or nothing is watched any more.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl ShrinkWatch {
     /// on to the end of the mapping, and [`lost`](Self::lost) says so. What devices have pinned stays theirs.
     ///
     /// `None` if there is nothing to watch: the memory is no file of others, the file is sealed against
-    /// becoming shorter, or nobody has called [`install`](Self::install).
+    /// becoming shorter, or [`install`](Self::install) was not called.
     ///
     /// # Errors
     ///

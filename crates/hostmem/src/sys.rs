@@ -2,7 +2,7 @@
 //!
 //! Together with [`crate::rings`] this is the only file with `unsafe`, but for a promise that
 //! [`Mapping::foreign`](crate::Mapping::foreign) hands on. A [`Region`] owns one
-//! mapping of this process, from `mmap` to `munmap`, or holds whoever does; every function that
+//! mapping of this process, from `mmap` to `munmap`, or holds its owner; every function that
 //! takes a part of it checks that the part lies inside, so nothing here can reach memory that is not
 //! the region's.
 
@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 
 use runs::{Offset, Span};
 
-/// What `madvise` is told.
+/// What `madvise` is asked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Advice {
     Huge,
@@ -142,7 +142,7 @@ impl Region {
         Ok(())
     }
 
-    /// True when somebody else has mapped it.
+    /// True when other code has mapped it.
     pub(crate) const fn is_foreign(&self) -> bool {
         self.owner.is_some()
     }
@@ -215,7 +215,7 @@ impl Drop for Region {
     }
 }
 
-/// A file in memory of `len` bytes whose size nobody can change any more; of huge pages of
+/// A file in memory of `len` bytes whose size cannot change any more; of huge pages of
 /// `2^huge_log2` bytes if given.
 ///
 /// Source: memfd_create(2), fcntl(2) "File Sealing".
@@ -239,7 +239,7 @@ pub(crate) fn memory_file(len: u64, huge_log2: Option<u32>) -> io::Result<File> 
     Ok(file)
 }
 
-/// True when nobody can make the memory file shorter: no part of a mapping of it can vanish. An
+/// True when the memory file cannot become shorter: no part of a mapping of it can vanish. An
 /// error for files of another kind.
 ///
 /// Source: fcntl(2) "File Sealing".

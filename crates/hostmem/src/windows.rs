@@ -21,7 +21,7 @@ fn in_use() -> MutexGuard<'static, BTreeMap<u64, u64>> {
     IN_USE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Addresses that belong to nobody else until this is dropped.
+/// Addresses that no other window has until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Window {
     span: Span<Pa>,

@@ -305,7 +305,7 @@ impl Memory {
         })
     }
 
-    /// Lets go of `part`. Returns the bytes that were unpinned, and the first failure.
+    /// Releases `part`. Returns the bytes that were unpinned, and the first failure.
     fn release(&self, part: Span<Offset>) -> (u64, Option<Cause>) {
         let mut pins = self.pins_of(part);
         let before = pins.kept_for(part, &*self.object);
@@ -533,7 +533,7 @@ impl Hold {
         append(&mut self.part, &mut other.part);
     }
 
-    /// Lets go, and says how many bytes that has unpinned.
+    /// Releases it, and says how many bytes that has unpinned.
     pub(crate) fn release(mut self) -> (u64, Option<Cause>) {
         self.memory.release(mem::take(&mut self.part))
     }

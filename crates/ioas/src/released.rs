@@ -100,7 +100,7 @@ struct Going<'a> {
 }
 
 impl Ioas {
-    /// Lets go of `ranges`, each of which areas cover: unmapped, flushed, unpinned, exactly that,
+    /// Releases `ranges`, each of which areas cover: unmapped, flushed, unpinned, exactly that,
     /// until they are [restored](Self::restore) or unmapped. Devices go on reaching all the rest.
     ///
     /// Areas are cut at the ends. Their charge stays, and tables for their return are set aside. What

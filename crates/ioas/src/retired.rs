@@ -102,7 +102,7 @@ impl Gone<'_> {
         waiting.holds.extend(holds);
     }
 
-    /// Lets go of the memory, which was flushed, and of what has waited for the same flush. Returns the bytes
+    /// Releases the memory, which was flushed, and of what has waited for the same flush. Returns the bytes
     /// that were unpinned, and the first failure of those that have waited. `each` receives why a hold of this
     /// operation was not unpinned, or `None`, in their order.
     pub(crate) fn release(&mut self, mut each: impl FnMut(Option<Cause>)) -> (u64, Option<Cause>) {
@@ -194,7 +194,7 @@ impl Retired {
         Ok(())
     }
 
-    /// Lets go of the memory that has waited and is flushed. Returns the bytes that were unpinned, and the
+    /// Releases the memory that has waited and is flushed. Returns the bytes that were unpinned, and the
     /// first failure.
     pub(crate) fn release(&self) -> (u64, Option<Cause>) {
         let released = {

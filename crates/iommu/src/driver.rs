@@ -491,7 +491,7 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
         ring.issue((&self.registers, &self.memory), commands)
     }
 
-    /// Lets go of the unit, which goes on translating, for a successor to [adopt](Self::adopt):
+    /// Releases the unit, which goes on translating, for a successor to [adopt](Self::adopt):
     /// waits until all commands are complete, and hands what the unit still uses to `each`.
     ///
     /// With an error the driver comes back, and nothing has changed.

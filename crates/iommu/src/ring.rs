@@ -153,7 +153,7 @@ pub struct Ring<Q> {
     free: u32,
     /// The last ticket.
     pub(crate) ticket: u64,
-    /// The unit can be told something: it is in use, or on the way there. Otherwise it has nothing cached,
+    /// The unit takes commands: it is in use, or on the way there. Otherwise it has nothing cached,
     /// or will invalidate everything when it is enabled.
     pub(crate) open: bool,
     pub(crate) counters: CommandCounters,

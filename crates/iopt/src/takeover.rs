@@ -282,7 +282,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
         Ok(())
     }
 
-    /// Lets go of what this attempt has taken.
+    /// Releases what this attempt has taken.
     fn give_up(&self) {
         for page in pages(&self.arena) {
             let meta = self.arena.meta(page);

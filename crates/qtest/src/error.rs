@@ -5,7 +5,7 @@ use std::{io, process::ExitStatus, time::Duration};
 /// Why a command was not done.
 ///
 /// After [`Refused`](Self::Refused) and [`Command`](Self::Command) the machine is as it was and can
-/// be used further. After all others nobody knows to what the next answer would belong, so every
+/// be used further. After all others it is not known to what the next answer would belong, so every
 /// later command is an [`OutOfStep`](Self::OutOfStep).
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

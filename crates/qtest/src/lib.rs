@@ -4,7 +4,7 @@
 //!
 //! A program owns a QEMU and works its machine from outside: reads and writes its memory and the
 //! registers of its devices, its ports and its clock, and hears of its interrupt lines. No code runs
-//! inside. So a driver can be shown on a device model that somebody else wrote, in milliseconds and
+//! inside. So a driver can be shown on a device model from another project, in milliseconds and
 //! without a kernel.
 //!
 //! ```no_run
@@ -19,7 +19,7 @@
 //! qemu.args(["-m", "128M", "-bios", "halt.bin", "-device", "edu,addr=5"]);
 //! let machine = Machine::start(qemu)?;
 //!
-//! // Nobody has set up PCI yet.
+//! // PCI is not set up yet.
 //! let config = pci::Config::q35(&machine, 0xb000_0000)?;
 //! let mut window = pci::Window::new(0xc000_0000, 0x1000_0000);
 //! let address = pci::Address::new(0, 5, 0);
@@ -43,7 +43,7 @@
 //!   ends with its `Machine`;
 //! * [`Error`]: what can go wrong, by name;
 //! * [`pci`]: configuration space, enumeration, base addresses;
-//! * [`edu`]: QEMU's device for lessons, whose DMA engine does what it is told;
+//! * [`edu`]: QEMU's device for lessons, whose DMA engine is programmed by registers;
 //! * [`nvme`]: the admin queue of an NVMe controller, which finds its work in memory;
 //! * [`virtio`]: features, configuration and queues of a virtio device.
 //!
@@ -74,7 +74,7 @@ pub use irq::Irq;
 pub use machine::{Machine, PATIENCE};
 
 /// Firmware for QEMU's option `-bios` on x86 that stops the processor: with nothing to run, it is out
-/// of the way of whoever works the machine from outside.
+/// of the way of other users of the machine.
 ///
 /// It is 64 KiB, what QEMU takes at least, and ends at 4 GiB. The processor begins 16 bytes before that
 /// (Intel SDM volume 3, 10.1.4 "First Instruction Executed"), with `cli`, `hlt`, and a jump back to

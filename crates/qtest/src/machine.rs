@@ -54,12 +54,12 @@ impl Machine {
         Self::greet(Link::new(stream, Some(process)))
     }
 
-    /// Connects to a QEMU that somebody else has started with `-qtest unix:PATH,server=on,wait=off`,
+    /// Connects to a QEMU that was started elsewhere with `-qtest unix:PATH,server=on,wait=off`,
     /// and that lives on.
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] when nobody listens there.
+    /// [`Error::Connect`] when no process listens there.
     pub fn connect(path: &Path) -> Result<Self, Error> {
         let stream = UnixStream::connect(path).map_err(|source| Error::Connect {
             path: path.display().to_string(),
@@ -106,7 +106,7 @@ impl Machine {
     }
 
     fn link(&self) -> MutexGuard<'_, Link> {
-        // Whoever panicked left the link out of step, which it knows.
+        // A thread that panicked left the link out of step, which the link has noted.
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

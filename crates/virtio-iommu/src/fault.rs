@@ -1,4 +1,4 @@
-//! Faults, as the driver is told of them.
+//! Faults, as the driver receives them.
 
 use iommu::FaultReason;
 use iopt::walk::Access;

@@ -8,8 +8,8 @@
 //!   mode, reset. [`Config`] says what it offers, and whom it translates for.
 //! * [`Domains`] is the seam to who makes address spaces and attaches endpoints to them; [`Units`] does so
 //!   with page tables of ours and any [`iommu::Unit`].
-//! * [`wire`] has the messages, [`features`] the feature bits. [`Fault`] is what the driver is told of an access
-//!   that was blocked, [`Refusal`] what the monitor is told of a request that is.
+//! * [`wire`] has the messages, [`features`] the feature bits. [`Fault`] is what the driver receives for an access
+//!   that was blocked, [`Refusal`] what the monitor receives for a request that is refused.
 //!
 //! Where memory is, a monitor says by [`Region`]s: addresses of requests are the guest's. Nothing panics on
 //! any input, and nothing that a request names is allocated without a limit. `docs/virtio-iommu.md` lists

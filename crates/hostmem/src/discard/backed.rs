@@ -1,7 +1,7 @@
 //! What backs a mapping, as far as discarding depends on it.
 //!
-//! A mapping of ours is what its [`Backing`] says. Memory that somebody else has mapped without a
-//! file may be anything that is not a file of his, so `/proc/self/smaps` is asked, once: whether it
+//! A mapping of ours is what its [`Backing`] says. Memory that other code has mapped without a
+//! file may be anything but a file of its own, so `/proc/self/smaps` is asked, once: whether it
 //! is private, how large its pages are, and whether it is a private copy of a file, whose pages
 //! would come back with the file's bytes.
 //!

@@ -47,7 +47,7 @@ impl Calls for Kernel {
             Way::Shared => libc::MADV_REMOVE,
         };
         // SAFETY: the part belongs to the region and stays mapped. Its bytes become zeros as if
-        // somebody had written them, which may happen at any time to what is reached through atomic
+        // they were written, which may happen at any time to what is reached through atomic
         // cells and raw pointers only.
         check(unsafe { libc::madvise(part.iov_base, part.iov_len, advice) }.into()).map(drop)
     }
@@ -67,8 +67,8 @@ impl Calls for Kernel {
     fn punch(&self, file: BorrowedFd<'_>, part: Span<Offset>) -> io::Result<()> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let (start, len) = (part.start as libc::off_t, part.len as libc::off_t);
-        // SAFETY: works on the file alone. Where it is mapped its bytes become zeros as if somebody
-        // had written them.
+        // SAFETY: works on the file alone. Where it is mapped its bytes become zeros as if they
+        // were written.
         check(unsafe { libc::fallocate(file.as_raw_fd(), mode, start, len) }.into()).map(drop)
     }
 }
@@ -85,7 +85,7 @@ fn advise_process(process: BorrowedFd<'_>, vectors: &[libc::iovec]) -> io::Resul
     let advice = libc::c_long::from(libc::MADV_DONTNEED);
     // SAFETY: each vector is a part of a region of this process, as for `madvise` above, and the
     // kernel reads as many as there are. In a child, to which the descriptor names its parent, the
-    // kernel refuses: nobody may drop pages of another process.
+    // kernel refuses: pages of another process must not be dropped.
     check(unsafe {
         libc::syscall(
             libc::SYS_process_madvise,

@@ -13,15 +13,15 @@
 //!
 //! # Protocol
 //!
-//! The caller sees to it that nobody needs the bytes, and above all that **no device does**: a pinned
+//! The caller ensures that the bytes are not needed, and above all that **no device does**: a pinned
 //! page is discarded without an error, the process gets a new one at the next access, and the device
-//! goes on with the old. So devices let go first, then memory is discarded, and memory is pinned again
-//! before the device is told of it.
+//! goes on with the old. So devices release it first, then memory is discarded, and memory is pinned again
+//! before the device may use it.
 //!
 //! Runs are offsets in the mapping. They are looked at before the first of them is touched; touching
-//! runs are joined, so that halves of a huge page become a whole one. What cannot be freed is told with
+//! runs are joined, so that halves of a huge page become a whole one. What cannot be freed is reported with
 //! its reason ([`Kept`]), and the other runs are discarded all the same. Whatever the system calls do
-//! (short returns, interruptions, errors in the middle), each run is either discarded as a whole or told.
+//! (short returns, interruptions, errors in the middle), each run is either discarded as a whole or reported.
 //!
 //! Sources: madvise(2), process_madvise(2), fallocate(2); Linux
 //! `Documentation/admin-guide/mm/transhuge.rst` and `hugetlbpage.rst`.
@@ -80,7 +80,7 @@ pub struct Discard {
 pub struct Discarded {
     /// They read as zeros now. What is free of them [`Discard::discard_counted`] says.
     pub bytes: u64,
-    /// They were told as [`Kept`].
+    /// They were reported as [`Kept`].
     pub kept: u64,
     /// Parts of blocks of 2 MiB, of memory that may be in transparent huge pages: if they were, their pages become free with the rest of the block only.
     pub in_parts: u64,
@@ -205,7 +205,7 @@ pub enum DiscardError {
 }
 
 impl Discard {
-    /// Discards parts of `mapping`. What backs it is looked up here, once: of memory that somebody else
+    /// Discards parts of `mapping`. What backs it is looked up here, once: of memory that other code
     /// has mapped without a file in `/proc/self/smaps`.
     ///
     /// # Errors
@@ -249,7 +249,7 @@ impl Discard {
         self.batches.store(false, Ordering::Relaxed);
     }
 
-    /// Discards `runs`: offsets, ascending. What is kept is told to `kept`, in no particular order.
+    /// Discards `runs`: offsets, ascending. What is kept goes to `kept`, in no particular order.
     ///
     /// # Errors
     ///

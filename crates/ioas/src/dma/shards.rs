@@ -110,7 +110,7 @@ impl Shards {
         self.change(Devices::detach_all)
     }
 
-    /// Lets go of the memory of a buffer that no device reaches. Returns why some is still pinned.
+    /// Releases the memory of a buffer that no device reaches. Returns why some is still pinned.
     pub(super) fn release(&self, buffer: &DmaBuffer) -> Option<Cause> {
         let shard = self.0.get(buffer.shard as usize)?;
         let record = shard.local.lock().remove(buffer.slot)?;
@@ -204,7 +204,7 @@ impl Record {
         }
     }
 
-    /// Lets go of what is held. Returns why some is still pinned.
+    /// Releases what is held. Returns why some is still pinned.
     fn release(self) -> Option<Cause> {
         let release = |part| match part {
             Part::Hold(hold) => hold.release().1,

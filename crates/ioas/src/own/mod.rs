@@ -322,7 +322,7 @@ fn replay(domain: &mut Domain, batches: &Batches, areas: &mut Areas) -> Result<(
     })
 }
 
-/// Lets go of the memory of all areas, which no domain maps.
+/// Releases the memory of all areas, which no domain maps.
 fn unpin(areas: &mut Areas) {
     let Ok(()) = areas.0.try_for_each_mut(0, u64::MAX, |_, area| {
         area.hold = None;

@@ -5,7 +5,7 @@
 //! entries with V in bit 0 and the number of the next page in bits 53:10.
 //!
 //! A new page is complete in memory before the store that links it. The unit caches no entry without V, so
-//! it need not be told. Pages stay until the whole tree is given back.
+//! it needs no invalidation. Pages stay until the whole tree is given back.
 
 use core::iter;
 

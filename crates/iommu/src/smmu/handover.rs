@@ -20,7 +20,7 @@ use crate::registers::Registers;
 use crate::unit::DomainId;
 
 impl<R: Registers> Smmu<R> {
-    /// Lets go of the unit, which goes on translating, for a successor to [adopt](Self::adopt), and hands
+    /// Releases the unit, which goes on translating, for a successor to [adopt](Self::adopt), and hands
     /// the tables that the unit still uses to `each`. A unit that is not enabled uses none, and its
     /// successor attaches devices anew.
     ///

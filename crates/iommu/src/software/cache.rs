@@ -2,7 +2,7 @@
 //!
 //! Both caches of the unit have this shape. An entry is tagged by domain, by its size and by the
 //! first address of its page (or of the stretch that a table translates). Each set has a version
-//! number: odd while somebody writes. A reader notes the version, reads, and starts over if the
+//! number: odd while a thread writes. A reader notes the version, reads, and starts over if the
 //! version was odd or is another one afterwards; what it read is then the content of the set at
 //! one instant. Writers make the version odd with a compare-and-exchange, which is the set's lock.
 //!
@@ -303,7 +303,7 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// Waits a moment for somebody who holds a set for a few stores; longer only when that thread lost
+/// Waits a moment for a thread that holds a set for a few stores; longer only when that thread lost
 /// its processor.
 fn pause(tries: &mut u32) {
     *tries += 1;

@@ -442,7 +442,7 @@ where
                 busy,
                 waited,
             })?;
-        // The last device is gone, and nobody can attach to the domain meanwhile: no walk of the
+        // The last device is gone, and no device can attach to the domain meanwhile: no walk of the
         // domain is under way that could insert.
         shared.registry.finish_detach(leaving, |domain| {
             let clean = || shared.upper.remove_domain(domain) + shared.iotlb.remove_domain(domain);

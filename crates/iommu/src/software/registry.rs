@@ -213,9 +213,9 @@ impl Registry {
         Ok(Leaving { device, generation })
     }
 
-    /// Ends the membership. `forget` is called, under the registry's lock, when the domain has no
+    /// Ends the membership. `invalidate` is called, under the registry's lock, when the domain has no
     /// other device.
-    pub(super) fn finish_detach(&self, leaving: Leaving, forget: impl FnOnce(DomainId)) {
+    pub(super) fn finish_detach(&self, leaving: Leaving, invalidate: impl FnOnce(DomainId)) {
         let mut members = lock(&self.members);
         let Members { devices, domains } = &mut *members;
         // Another thread may have detached the device as well, and even attached it again.
@@ -229,7 +229,7 @@ impl Registry {
             domain.devices -= 1;
             if domain.devices == 0 {
                 domains.remove(&id);
-                forget(id);
+                invalidate(id);
             }
         }
     }
@@ -305,14 +305,14 @@ mod tests {
             .unwrap();
         let late = registry.begin_detach(DEVICE).unwrap();
         let first = registry.begin_detach(DEVICE).unwrap();
-        let mut forgotten = Vec::new();
-        registry.finish_detach(first, |domain| forgotten.push(domain));
-        assert_eq!(forgotten, [DomainId(1)]);
+        let mut invalidated = Vec::new();
+        registry.finish_detach(first, |domain| invalidated.push(domain));
+        assert_eq!(invalidated, [DomainId(1)]);
         registry
             .attach(DEVICE, DomainId(2), walker(0x2000))
             .unwrap();
-        registry.finish_detach(late, |domain| forgotten.push(domain));
-        assert_eq!(forgotten, [DomainId(1)]);
+        registry.finish_detach(late, |domain| invalidated.push(domain));
+        assert_eq!(invalidated, [DomainId(1)]);
         assert_eq!(
             registry.root(DomainId(2)).map(|root| root.address),
             Some(0x2000)

@@ -20,7 +20,7 @@ pub use queues::{Error, Served};
 
 /// A virtio-iommu device over the address spaces of `D`: everything of VIRTIO 1.3, 5.13, but the transport.
 ///
-/// Dropped, it detaches every endpoint; see [`Ioas`] for what happens when one does not let go.
+/// Dropped, it detaches every endpoint; see [`Ioas`] for what happens when one stays attached.
 pub struct Device<D: Domains> {
     config: Config,
     back: D,
@@ -70,7 +70,7 @@ pub struct Counters {
     pub answered: [u64; Status::ALL.len()],
     /// Chains that are no requests, or whose answer could not be written, and went back as they were.
     pub malformed: u64,
-    /// Faults that the driver was told of.
+    /// Faults that the driver received.
     pub faults: u64,
     /// Faults that it was not told of, since it had no buffer for them.
     pub dropped: u64,
@@ -196,7 +196,7 @@ impl<D: Domains> Device<D> {
 
     /// What the guest's physical address space consists of. Mappings that are there stay, also of regions that
     /// are gone: their memory stays pinned until the driver unmaps them. Endpoints in bypass mode have the
-    /// new regions, and no others; where that fails, [`Domains::failed`] is told.
+    /// new regions, and no others; where that fails, [`Domains::failed`] is called.
     ///
     /// # Errors
     ///
@@ -238,7 +238,7 @@ impl<D: Domains> Device<D> {
     }
 
     /// An endpoint is gone: it is detached from where it is. False when it is not known, or cannot be
-    /// detached: then [`Domains::failed`] was told, and the device needs a [reset](Self::reset).
+    /// detached: then [`Domains::failed`] was called, and the device needs a [reset](Self::reset).
     pub fn remove_endpoint(&mut self, endpoint: u32) -> bool {
         let gone = self
             .leave(endpoint)
