@@ -1,7 +1,7 @@
 //! The figures of the feature table: measured anew, and its cells made of them.
 //!
 //! `dmaspace bench all` has those of origins 1, 2, 3 and 5, `bench-tables` those of origin 4. Cells are medians. A row
-//! works when its figure is beaten, as the head of the table says; what was measured on another tree, or quickly,
+//! works when its figure is beaten, as its table says; what was measured on another tree, or quickly,
 //! is never said to work.
 
 use std::fs;
@@ -13,7 +13,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::cargo::{self, Repository};
-use crate::origins::{self, Row};
+use crate::origins;
 
 /// The options of `cargo xtask figures`.
 #[derive(Args, Clone, Debug, Default)]
@@ -198,15 +198,14 @@ fn put(old: &str, found: &[Cells], sources: &[(&str, String)]) -> anyhow::Result
     ensure!(faults.is_empty(), "{}: {faults:?}", origins::FILE);
     let mut lines: Vec<String> = old.lines().map(str::to_owned).collect();
     for cells in found {
-        let row = rows.iter().find(|row| row.cells[0] == cells.id);
-        let Row { line, cells: now } = row.with_context(|| format!("no row {}", cells.id))?;
-        let mut now = now.clone();
-        now[8].clone_from(&cells.figure);
+        let row = rows.iter().find(|row| row.id() == cells.id);
+        let mut row = row.with_context(|| format!("no row {}", cells.id))?.clone();
+        row.set("here", &cells.figure)?;
         if !cells.state.is_empty() {
-            now[2] = cells.state.into();
-            now[6].clone_from(&cells.missing);
+            row.set("library", cells.state)?;
+            row.set("what is missing", &cells.missing)?;
         }
-        lines[line - 1] = format!("| {} |", now.join(" | "));
+        lines[row.line - 1] = row.text();
     }
     for (begin, source) in sources {
         let line = lines.iter_mut().find(|line| line.starts_with(begin));
@@ -238,7 +237,7 @@ impl Bench<'_> {
 }
 
 /// What stays to be said of figures without a guest, and of pins.
-const NO_GUEST: &str = "no guest: driver and device are two threads, their memory a mapping";
+const NO_GUEST: &str = "no guest";
 const NO_DEVICE: &str = "no pin by VFIO or iommufd was timed";
 const MEMORIES: [&str; 3] = ["hugetlb-2m", "thp", "4k"];
 
@@ -325,12 +324,12 @@ fn map(bench: &Bench<'_>, nth: usize) -> Option<Cells> {
     };
     let (one, ten) = (pair(here[0], here[1]), pair(here[2], here[3]));
     let said = [
-        ("the origin's ratio is missed", &missed),
+        ("ratio missed", &missed),
         ("slower than page by page", &slower),
     ];
     let said = said.into_iter().filter(|(_, names)| !names.is_empty());
-    let missing = said.map(|(what, names)| format!("{what} (threads): {}", names.join(", ")));
-    let figure = format!("1 thread: {one}; 10 threads: {ten}");
+    let missing = said.map(|(what, names)| format!("{what}: {}", names.join(", ")));
+    let figure = format!("{one}; {ten}");
     let id = format!("O2-{}", 12 + nth);
     let missing: Vec<_> = missing.collect();
     Some(Cells::new(&id, figure, missed.is_empty(), &missing))
@@ -408,8 +407,8 @@ fn of_tables(json: &Value) -> Vec<Cells> {
     let group = |format| median(&json["groups"]["rows"], "unmap-256", format, "exclusive");
     if let Some((arm, plain)) = group("arm-s1-4k").zip(group("vtd-ss")) {
         let figure = format!("Arm {} ns, without groups {}", three(arm), three(plain));
-        let why = "the reason given (docs/unmap-of-groups.md) is an explanation that fits: Linux 7.2 does not have \
-                   the code that was measured";
+        let why = "the reason given ([here](unmap-of-groups.md)) fits the figures, but \
+                   Linux 7.2 does not have the code that was measured";
         found.push(Cells::new("O4-49", figure, false, &[why.into()]));
     }
     found
@@ -421,7 +420,7 @@ fn table(rows: &Value, id: &str, row: &str, format: &str) -> Option<Cells> {
     let (exclusive, shared) = (of("exclusive")?, of("shared")?);
     let (plain, plain_shared) = (of("scalar")?, of("scalar-shared")?);
     let [first, second, third, fourth] = [exclusive, shared, plain, plain_shared].map(three);
-    let figure = format!("{first}, shared {second}; without `std` {third}, shared {fourth}");
+    let figure = format!("{first}/{second}; without `std` {third}/{fourth}");
     let Some(linux) = of("linux") else {
         let missing = ["Linux's code was not measured".into()];
         return Some(Cells::new(id, figure, false, &missing));
@@ -433,7 +432,7 @@ fn table(rows: &Value, id: &str, row: &str, format: &str) -> Option<Cells> {
         _ => &["Linux takes less"],
     };
     let missing: Vec<String> = missing.iter().copied().map(String::from).collect();
-    let figure = format!("{figure}; Linux 7.2 {}", three(linux));
+    let figure = format!("{figure}; Linux {}", three(linux));
     Some(Cells::new(id, figure, shared < linux, &missing))
 }
 
@@ -483,7 +482,7 @@ mod tests {
             let found = of_tables(&json);
             assert_eq!(found.len(), 1);
             assert_eq!((found[0].id.as_str(), found[0].state), ("O4-25", state));
-            assert!(found[0].figure.ends_with("Linux 7.2 30.0"), "{found:?}");
+            assert!(found[0].figure.ends_with("Linux 30.0"), "{found:?}");
         }
     }
 
