@@ -39,13 +39,27 @@ pub enum Aim {
     ByHand(f64),
 }
 
+impl Aim {
+    /// How many times as long.
+    pub const fn factor(self) -> f64 {
+        match self {
+            Limit(factor) | Linux(factor) | ByHand(factor) => factor,
+        }
+    }
+
+    /// As what.
+    pub const fn to_what(self) -> &'static str {
+        match self {
+            Limit(_) => "limit",
+            Linux(_) => "Linux",
+            ByHand(_) => "by hand",
+        }
+    }
+}
+
 impl fmt::Display for Aim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Limit(factor) => write!(f, "{factor} × limit"),
-            Self::Linux(factor) => write!(f, "{factor} × Linux"),
-            Self::ByHand(factor) => write!(f, "{factor} × by hand"),
-        }
+        write!(f, "{}× {}", self.factor(), self.to_what())
     }
 }
 
@@ -92,12 +106,10 @@ impl Row {
 }
 
 const WARM: &str = "tables warm and empty";
-const WARM_UNMAP: &str = "tables warm, nothing beside; gather made and flushed; runs returned";
+const WARM_UNMAP: &str = "tables warm, nothing beside";
 const HALF: &str = "tables warm, their other half mapped";
-const HALF_UNMAP: &str =
-    "tables warm, their other half mapped; gather made and flushed; runs returned";
-const NEW: &str = "tables from recycled pages, zeroed where that is needed";
-const GIVEN: &str = "tables given back; gather made and flushed; runs returned";
+const NEW: &str = "tables from recycled pages";
+const GIVEN: &str = "tables given back";
 
 const fn map(page: u64, count: u64, beside: Beside) -> Option<Work> {
     Some(Work::Map {
@@ -148,7 +160,7 @@ pub const ROWS: &[Row] = &[
         "map 1 × 4K",
         1.0,
         [Linux(0.75), Linux(1.0)],
-        "tables warm and empty; each page by itself: the shared form goes inside for it and leaves",
+        "tables warm and empty; the shared form enters and leaves for each page",
         |p| map(p.small, 1, NOTHING),
     ),
     row(
@@ -156,31 +168,26 @@ pub const ROWS: &[Row] = &[
         "unmap 1 × 4K",
         1.0,
         [Linux(0.75), Linux(1.0)],
-        "tables warm, nothing beside; each page by itself: a gather made and flushed, tables given \
-         back; runs returned",
+        "tables warm, nothing beside; a gather for each page",
         |p| unmap(p.small, 1, NOTHING),
     )
-    .with_remark("the crates keep no count of live entries and return no runs"),
+    .with_remark("Crates keep no count of live entries and return no runs"),
     row(
         "map-several",
         "map 1 × 4K, 64 in one go",
         1.0,
         [Limit(3.0), Limit(5.0)],
-        "tables warm and empty; time of a page; one call for each, the shared form goes inside once \
-         for all 64",
+        "as `map-1`, but the shared form enters once for all 64",
         |p| Some(Work::MapSeveral { page: p.small }),
-    )
-    .with_remark("rivals have nothing that is done once for all: see the row of one page"),
+    ),
     row(
         "unmap-several",
         "unmap 1 × 4K, 64 in one go",
         1.0,
         [Limit(5.0), Limit(8.0)],
-        "tables warm, nothing beside; time of a page; one call for each, the shared form goes inside \
-         once for all 64; one gather made, flushed and given back for all; runs returned",
+        "as `unmap-1`, but the shared form enters once, and one gather is flushed, for all 64",
         |p| Some(Work::UnmapSeveral { page: p.small }),
-    )
-    .with_remark("rivals have nothing that is done once for all: see the row of one page"),
+    ),
     row(
         "map-256",
         "map 256 × 4K",
@@ -210,7 +217,7 @@ pub const ROWS: &[Row] = &[
         "unmap 256 × 4K, half-full table",
         1.0,
         [Limit(1.25), Limit(1.5)],
-        HALF_UNMAP,
+        HALF,
         |p| unmap(p.small, 256, Beside::Half),
     ),
     row(
@@ -237,9 +244,9 @@ pub const ROWS: &[Row] = &[
         NEW,
         |p| {
             Some(Work::MapAllocated {
-                    page: p.small,
-                    count: PAGES,
-                })
+                page: p.small,
+                count: PAGES,
+            })
         },
     ),
     row(
@@ -250,42 +257,41 @@ pub const ROWS: &[Row] = &[
         GIVEN,
         |p| {
             Some(Work::UnmapAllocated {
-                    page: p.small,
-                    count: PAGES,
-                    runs: true,
-                })
+                page: p.small,
+                count: PAGES,
+                runs: true,
+            })
         },
     )
-    .with_remark("Linux returns no runs; its Arm code drops the subtree unseen, as in the next row"),
+    .with_remark("Linux returns no runs; its Arm code drops the subtree unread"),
     row(
         "unmap-many-discard",
         "unmap 1 GiB in 4K, runs not wanted",
         1e3,
         [Linux(1.0), Linux(1.0)],
-        "tables given back; gather made and flushed; runs not wanted",
+        "tables given back; no runs returned",
         |p| {
             Some(Work::UnmapAllocated {
-                    page: p.small,
-                    count: PAGES,
-                    runs: false,
-                })
+                page: p.small,
+                count: PAGES,
+                runs: false,
+            })
         },
     )
-    .with_remark("rivals drop the subtree at 1.4 and 1.9 µs, without a list of what to flush"),
+    .with_remark("Linux's Arm code and a crate drop the subtree without a list of what to flush"),
     row(
         "cycle",
         "cycle: map and unmap 1 GiB of 4K",
         1e3,
         [Limit(1.0), Limit(1.0)],
-        "steady state of recycled tables; gather made and flushed; runs returned",
+        "steady state of recycled tables",
         |p| {
             Some(Work::Cycle {
-                    page: p.small,
-                    count: PAGES,
-                })
+                page: p.small,
+                count: PAGES,
+            })
         },
-    )
-    .with_remark("Linux returns no runs; its Arm code drops the subtree unseen"),
+    ),
     row(
         "map-many-block",
         "map 8 GiB in 2M",
@@ -294,9 +300,9 @@ pub const ROWS: &[Row] = &[
         NEW,
         |p| {
             Some(Work::MapAllocated {
-                    page: p.block?,
-                    count: p.room.min(BLOCKS),
-                })
+                page: p.block?,
+                count: p.room.min(BLOCKS),
+            })
         },
     ),
     row(
@@ -308,10 +314,10 @@ pub const ROWS: &[Row] = &[
         |p| {
             let count = p.room.min(BLOCKS);
             Some(Work::UnmapAllocated {
-                    page: p.block?,
-                    count,
-                    runs: true,
-                })
+                page: p.block?,
+                count,
+                runs: true,
+            })
         },
     ),
     row(
@@ -327,7 +333,7 @@ pub const ROWS: &[Row] = &[
         "unmap 1 MiB, aligned, sizes chosen",
         1.0,
         [Limit(1.25), Limit(1.5)],
-        HALF_UNMAP,
+        HALF,
         |_| Some(Work::UnmapChosen),
     ),
     row(
@@ -335,7 +341,7 @@ pub const ROWS: &[Row] = &[
         "translate, random in 1 GiB of 4K",
         1.0,
         [ByHand(1.05), Linux(1.1)],
-        "4,096 addresses, each by itself",
+        "4,096 addresses, one call each",
         |p| Some(Work::Translate { page: p.small }),
     ),
     row(
@@ -346,9 +352,9 @@ pub const ROWS: &[Row] = &[
         "tracking on; flushed, shown and acknowledged",
         |p| {
             Some(Work::Harvest {
-                    page: p.small,
-                    dirty: false,
-                })
+                page: p.small,
+                dirty: false,
+            })
         },
     ),
     row(
@@ -359,9 +365,9 @@ pub const ROWS: &[Row] = &[
         "tracking on; flushed, shown and acknowledged",
         |p| {
             Some(Work::Harvest {
-                    page: p.small,
-                    dirty: true,
-                })
+                page: p.small,
+                dirty: true,
+            })
         },
     ),
     row(
@@ -369,12 +375,12 @@ pub const ROWS: &[Row] = &[
         "unmap 256 × 4K with dirty bits",
         1.0,
         [Limit(3.0), Limit(3.0)],
-        "tracking on, all dirty; tables warm; gather made and flushed; dirty runs returned",
+        "tracking on, all dirty; tables warm; dirty runs returned",
         |p| {
             Some(Work::UnmapDirty {
-                    page: p.small,
-                    count: 256,
-                })
+                page: p.small,
+                count: 256,
+            })
         },
     ),
     row(
@@ -382,7 +388,7 @@ pub const ROWS: &[Row] = &[
         "split 2M into 512 × 4K",
         1.0,
         [Limit(1.5), Limit(1.5)],
-        "table from a recycled page; flushed as often as the format asks for",
+        "table from a recycled page; flushed as the format requires",
         |p| Some(Work::Split { page: p.block? }),
     ),
     row(
@@ -390,7 +396,7 @@ pub const ROWS: &[Row] = &[
         "merge 512 × 4K into 2M",
         1.0,
         [Limit(1.5), Limit(1.5)],
-        "table given back; flushed as often as the format asks for",
+        "table given back; flushed as the format requires",
         |p| Some(Work::Merge { page: p.block? }),
     ),
 ];

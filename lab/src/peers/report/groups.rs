@@ -13,10 +13,9 @@ pub(super) fn write(text: &mut String, groups: &Groups) -> Result {
     writeln!(
         text,
         "## Groups\n\n\
-         Unmap 256 × 4K, ns, in formats that can join neighbouring entries to a group beside one that \
-         cannot, the first; leaves are single pages, {}. All take turns, so that a fast or a slow \
-         hour of the machine meets all of them: medians, and in brackets how many times as long as \
-         without groups. The aim is 1.2 times. Measured at commit `{}`.\n\n\
+         Unmap 256 × 4K, ns, in formats that can join neighbouring entries to a group beside the first, which \
+         cannot; leaves are single pages, {}. In brackets: how many times as long as without groups; the aim is 1.2. \
+         Measured at commit `{}`.\n\n\
          | format | exclusive | shared |\n|---|---:|---:|",
         first.conditions, groups.commit
     )?;

@@ -1,7 +1,7 @@
 //! The document: figures as tables, aims met and missed, conditions, plots, how to repeat.
 //!
 //! Everything in it comes from [`Results`], from the rows and from the reasons; nothing is written by
-//! hand. Figures are medians; the first table says also how far samples spread.
+//! hand. Figures are medians; the first table also has the spread of samples where it is large.
 
 mod groups;
 mod series;
@@ -17,6 +17,8 @@ use crate::peers::rows::{Aim, ROWS, Row};
 const NOT_MEASURED: &str = "not measured";
 /// What misses an aim by less is near it.
 const LENIENT: f64 = 1.5;
+/// A spread of samples that is shown.
+const SPREAD: f64 = 0.025;
 
 /// Path and content of every file, below the directory of documents.
 pub fn files(results: &Results) -> Vec<(String, String)> {
@@ -41,10 +43,10 @@ fn write(text: &mut String, results: &Results) -> std::fmt::Result {
     writeln!(
         text,
         "# Performance\n\n\
-         *Made by `cargo xtask bench-tables`; what is written here by hand is lost.*\n\n\
-         I/O page tables of `dmaspace-iopt` on one thread and on many, beside the machine's limit (a \
-         loop that stores the same entries), Linux's own code and foreign crates, all measured in one \
-         run on one machine. Figures are medians of {} samples, taken in turns.\n",
+         *Written by `cargo xtask bench-tables`; do not edit.*\n\n\
+         Times of `dmaspace-iopt`'s page tables beside the machine's limit (a loop that stores the same \
+         entries), Linux's code and foreign crates, measured in one run. Figures are medians of {} samples, taken \
+         in turns. Compare ratios: absolute figures differ from machine to machine.\n",
         results.rounds
     )?;
     summary::write(text, results)?;
@@ -58,20 +60,21 @@ fn conditions(text: &mut String) -> std::fmt::Result {
     writeln!(
         text,
         "## Conditions\n\n\
-         A batch is timed, and its time divided by the number of operations in it: 64 single pages, \
-         every second one; 8 ranges of up to 512 pages, each in the lower half of a table of its own; \
-         one range of more. What undoes them is not timed. Before each sample that counts there is one \
-         that does not. Table memory is touched before and recycled: its pages are dirty, and zeroing \
-         them is part of the operation wherever it is needed. Our unmaps make a gather, have it flushed \
-         by something that does nothing, and give tables back, all of it in the time taken. With 4K and \
-         2M the formats' own sizes are meant.\n\n\
-         | row | name | conditions | of note |\n|---|---|---|---|"
+         A batch is timed, and its time divided by its operations: 64 single pages, every second one; 8 ranges of \
+         up to 512 pages, each in the lower half of a table of its own; one larger range. Undoing is not timed, and a \
+         sample that does not count precedes each. Table memory is recycled and its pages are dirty; zeroing them, where \
+         needed, is timed. Our unmaps make a gather, have it flushed by a unit that does nothing, return runs, and \
+         give tables back. 4K and 2M stand for each format's own sizes.\n\n\
+         | name | conditions |\n|---|---|"
     )?;
     for row in ROWS {
         writeln!(
             text,
-            "| {} | `{}` | {} | {} |",
-            row.title, row.id, row.conditions, row.remark
+            "| `{}` | {}{}{} |",
+            row.id,
+            row.conditions,
+            if row.remark.is_empty() { "" } else { ". " },
+            row.remark
         )?;
     }
     writeln!(text)
@@ -81,7 +84,7 @@ fn origin(text: &mut String, results: &Results) -> std::fmt::Result {
     let origin = &results.origin;
     writeln!(
         text,
-        "## Where, when, and how to repeat\n\n\
+        "## Machine, and how to repeat\n\n\
          | | |\n|---|---|\n\
          | processor | {}, {} processors |\n\
          | load before (1, 5, 15 minutes) | {} |\n\
@@ -91,10 +94,8 @@ fn origin(text: &mut String, results: &Results) -> std::fmt::Result {
          | date, UTC | {} |\n\n\
          ```\n\
          cargo xtask bench-tables                       # everything; rewrites this document\n\
-         cargo xtask bench-tables --quick               # fewer rounds\n\
-         cargo xtask bench-tables --only map-256/x86-64 # some rows, shown and not kept\n\
-         ```\n\n\
-         Absolute figures drift from machine to machine; ratios taken in one run hold.",
+         cargo xtask bench-tables --only map-256/x86-64 # some rows, printed only\n\
+         ```",
         origin.processor,
         origin.processors,
         origin.load,
@@ -123,14 +124,6 @@ impl Standing {
             ratio if ratio <= 1.0 => Self::Met,
             ratio if ratio <= LENIENT => Self::Near,
             _ => Self::Missed,
-        }
-    }
-
-    const fn words(self) -> &'static str {
-        match self {
-            Self::Met => "met",
-            Self::Near => "within 1.5×",
-            Self::Missed => "**missed**",
         }
     }
 }
@@ -185,29 +178,22 @@ impl<'a> Shown<'a> {
         }
     }
 
-    /// How one of our forms stands to its aim.
-    fn standing(&self, who: Who) -> Option<Standing> {
-        Some(Standing::of(self.time(who)?, self.aim(who)?))
-    }
-
     /// A time in the row's unit.
     fn show(&self, time: Option<f64>) -> String {
         time.map_or_else(|| "–".to_owned(), |time| figure(time / self.row.unit))
     }
 
-    /// A figure in the row's unit, and half of the middle half of its samples beside it.
+    /// A figure in the row's unit; beside it half of the middle half of its samples, where that is large.
     fn spread(&self, entry: Option<&Entry>) -> String {
-        entry.map_or_else(
-            || "–".to_owned(),
-            |Entry { figure: found, .. }| {
-                let half = (found.upper - found.lower) / 2.0 / found.median;
-                format!(
-                    "{} ± {:.0} %",
-                    figure(found.median / self.row.unit),
-                    100.0 * half
-                )
-            },
-        )
+        let Some(Entry { figure: found, .. }) = entry else {
+            return "–".to_owned();
+        };
+        let half = (found.upper - found.lower) / 2.0 / found.median;
+        let time = self.show(Some(found.median));
+        match half {
+            half if half < SPREAD => time,
+            half => format!("{time} ± {:.0} %", 100.0 * half),
+        }
     }
 
     /// The title with its unit.

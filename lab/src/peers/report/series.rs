@@ -150,12 +150,12 @@ fn line(curve: &Curve, name: &str) -> Line {
     }
 }
 
-const SIZES: &str = "Tables are allocated and given back, runs are returned; leaves are of one size. \
-    A single page is one of 64 in one table, which the first of them allocates; up to 512 pages each \
-    range has a table of its own. Translations are at random, each by itself.";
-const FRAGMENTS: &str = "Fragments of 64 KiB that lie apart in memory and side by side for the device, \
-    mapped by one call and unmapped by one, each returned as a run of its own; tables warm and empty, \
-    sizes of the format's choice.";
+const SIZES: &str = "Leaves of one size; tables are allocated and given back, runs are returned. A single page is \
+    one of 64 in one table, which the first of them allocates; up to 512 pages, each range has its own table. \
+    Translations are random single calls. The steepest step between two points is how much more the time grows than \
+    the size; for translations and fragments, how much the time of one grows. The plots have all lines.";
+const FRAGMENTS: &str = "Fragments of 64 KiB, apart in memory and adjacent for the device, mapped by one call and \
+    unmapped by one, each returned as a run; tables warm and empty, sizes of the format's choice.";
 
 pub(super) fn write(text: &mut String, results: &Results) -> Result {
     let plots = plots(results);
@@ -182,10 +182,7 @@ pub(super) fn write(text: &mut String, results: &Results) -> Result {
 fn cliffs(text: &mut String, curves: &[Curve]) -> Result {
     writeln!(
         text,
-        "Medians at both ends, and the steepest step between two points: by how much more the time \
-         grows there than what is asked for (times that grow alike are 1×; of translations and of \
-         fragments the time of one is shown, which should not grow at all). Others: in the plots.\n\n\
-         | | who | first | last | steepest step | where |\n|---|---|---:|---:|---:|---:|"
+        "| | form | first | last | steepest step |\n|---|---|---:|---:|---:|"
     )?;
     let shown = |curve: &&Curve| matches!(curve.who, Who::Exclusive | Who::Shared | Who::Linux);
     for curve in curves.iter().filter(shown) {
@@ -201,16 +198,18 @@ fn cliffs(text: &mut String, curves: &[Curve]) -> Result {
         let steepest = steps.max_by(|a, b| a.0.total_cmp(&b.0));
         writeln!(
             text,
-            "| {}, {} | {} | {} at {} | {} at {} | {} | {} |",
+            "| {}, {} | {} | {} at {} | {} at {} | {} |",
             curve.operation,
             curve.format,
-            curve.name,
+            curve.name.replace("dmaspace-iopt, ", ""),
             time(first.figure.median),
             size(first.x as u64),
             time(last.figure.median),
             size(last.x as u64),
-            steepest.map_or_else(|| "–".to_owned(), |step| format!("{}×", figure(step.0))),
-            steepest.map_or_else(|| "–".to_owned(), |step| size(step.1 as u64)),
+            steepest.map_or_else(
+                || "–".to_owned(),
+                |step| format!("{}× at {}", figure(step.0), size(step.1 as u64))
+            ),
         )?;
     }
     writeln!(text)
@@ -233,12 +232,9 @@ fn threads(text: &mut String, results: &Results) -> Result {
     writeln!(
         text,
         "## Threads\n\n![threads](performance/threads.svg)\n\n\
-         Operations a second of all threads together, medians, and how many times those of one \
-         thread; beside it threads that store to as many cells in the same places. The aim is 95 % of \
-         the scaling of these stores with 2 threads apart, and no collapse with more threads than \
-         processors ({}).\n\n\
-         | where | threads | shared | scaling | stores | scaling | of the stores' scaling |\n\
-         |---|---:|---:|---:|---:|---:|---:|",
+         Millions of operations a second, all threads together, and how many times those of one thread; beside it threads \
+         that store to as many cells in the same places. The aim is 95 % of these stores' scaling with 2 threads \
+         apart, and no collapse with more threads than processors ({}).",
         results.origin.processors
     )?;
     for ours in results
@@ -246,6 +242,12 @@ fn threads(text: &mut String, results: &Results) -> Result {
         .iter()
         .filter(|curve| curve.who == Who::Shared)
     {
+        writeln!(
+            text,
+            "\n| {}: threads | shared | scaling | stores | scaling | of the stores' |\n\
+             |---|---:|---:|---:|---:|---:|",
+            ours.operation
+        )?;
         let same = |curve: &&Curve| curve.who == Who::Limit && curve.operation == ours.operation;
         let stores = results.threads.iter().find(same);
         let one = |curve: &Curve| curve.points.first().map(|point| point.figure.median);
@@ -264,8 +266,7 @@ fn threads(text: &mut String, results: &Results) -> Result {
             };
             writeln!(
                 text,
-                "| {} | {} | {} | {} | {} | {} | {part} |",
-                ours.operation,
+                "| {} | {} | {} | {} | {} | {part} |",
                 point.x,
                 rate(point.figure.median),
                 times(scaling),
@@ -278,7 +279,7 @@ fn threads(text: &mut String, results: &Results) -> Result {
 }
 
 fn rate(value: f64) -> String {
-    format!("{} M/s", figure(value / 1e6))
+    figure(value / 1e6)
 }
 
 fn memory(text: &mut String, results: &Results) -> Result {
@@ -300,9 +301,8 @@ fn memory(text: &mut String, results: &Results) -> Result {
     writeln!(
         text,
         "## Memory\n\n\
-         Bytes of tables for memory that is mapped in one stretch, the root and all upper tables among \
-         them, beside the least possible: the leaves' entries in whole tables, and one entry above for \
-         each table. {} of {} pairs of a format and a size of leaves take the least.\n",
+         Bytes of all tables for memory mapped in one stretch, beside the least possible: whole tables of leaves, and \
+         one entry above for each table. {} of {} pairs of a format and a size of leaves take the least.\n",
         results.memory.len() - rows.len(),
         results.memory.len()
     )?;
