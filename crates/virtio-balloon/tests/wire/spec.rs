@@ -117,7 +117,7 @@ fn table() -> String {
         out += &format!("| {name} |");
         for format in ALL {
             let (bytes, messages) = cost(format, &words);
-            out += &format!(" {} / {} |", thousands(bytes), thousands(messages));
+            out += &format!(" {}/{} |", thousands(bytes), thousands(messages));
         }
         out.push('\n');
     }
