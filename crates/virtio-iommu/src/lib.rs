@@ -12,8 +12,8 @@
 //!   that was blocked, [`Refusal`] what the monitor receives for a request that is refused.
 //!
 //! Where memory is, a monitor says by [`Region`]s: addresses of requests are the guest's. Nothing panics on
-//! any input, and nothing that a request names is allocated without a limit. `docs/virtio-iommu.md` lists
-//! what the standard demands, each with its test.
+//! any input, and nothing that a request names is allocated without a limit.
+//! `tests/device/requirements.txt` in the repository has the standard's requirements, each with its tests.
 //!
 //! ```
 //! use std::sync::Arc;
