@@ -72,7 +72,7 @@ impl Report {
         for done in self.done.iter().filter(|done| !done.costs.is_empty()) {
             let _ = write!(text, "| {} | {} |", done.unit.name(), done.kind);
             for (_, commands, waits) in &done.costs {
-                let _ = write!(text, " {commands} / {waits} |");
+                let _ = write!(text, " {commands}/{waits} |");
             }
             text.push('\n');
         }
@@ -107,14 +107,14 @@ impl Report {
     }
 }
 
-/// `4K to 1G, 3 sizes`: of leaves.
+/// `4K–1G (3)`: of leaves, and how many.
 fn sizes(leaves: &BTreeSet<u64>) -> String {
     let size = |bytes: &u64| PageSizes::from_bits(*bytes).to_string();
     match (leaves.first(), leaves.last(), leaves.len()) {
         (Some(only), _, 1) => size(only),
         (Some(least), Some(most), 2) => format!("{}, {}", size(least), size(most)),
         (Some(least), Some(most), count) => {
-            format!("{} to {}, {count} sizes", size(least), size(most))
+            format!("{}–{} ({count})", size(least), size(most))
         }
         _ => String::new(),
     }
@@ -125,9 +125,9 @@ const HEAD: &str = "\
 
 `cargo xtask units --document` writes this document; the test command compares it with its results.
 
-Devices do DMA through tables of `iopt` and drivers of `iommu` on QEMU's emulated IOMMUs; its emulated processors
-walk the same formats. No code of ours runs in the machine. A copy is one DMA that reads random bytes and one that
-writes them. The checks: [conformance/units](../conformance/units/README.md).
+Devices do DMA through tables of `iopt` and drivers of `iommu` on QEMU's emulated IOMMUs; its processors walk the same
+formats. A copy is a DMA that reads random bytes and one that writes them; leaves have their sizes and how many.
+[The checks](../conformance/units/README.md).
 
 ";
 
@@ -148,7 +148,7 @@ const EACH: &str = "
 const COSTS: &str = "
 ## Cost of a flush
 
-Commands / waits of three unmaps, as the driver counts them.
+Commands/waits of three unmaps, as the driver counts them.
 
 | unit | table | 1 page | 256 scattered | 1 GiB |
 |---|---|---|---|---|
@@ -157,7 +157,7 @@ Commands / waits of three unmaps, as the driver counts them.
 const PROCESSORS: &str = "
 ## Processors
 
-Translations of a stopped processor, asked through QEMU's debugger stub.
+Translations by a stopped processor, through QEMU's debugger stub.
 
 | processor | table | questions |
 |---|---|---|

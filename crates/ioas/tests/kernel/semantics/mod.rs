@@ -79,11 +79,11 @@ fn document() -> String {
         let [type1, compatibility, iommufd] = columns.map(|column| said(row.answer(column)));
         let mut library = match (row.library, row.everywhere) {
             (None, _) => said(None),
-            (Some(_), None) => "the same".to_owned(),
+            (Some(_), None) => "=".to_owned(),
             (Some(_), everywhere) => said(everywhere),
         };
         if row.own.is_some() {
-            library += &format!("; over tables of ours {}", said(row.own));
+            library += &format!("; own tables {}", said(row.own));
         }
         let name = row.name;
         let line = format!("| {name} | {type1} | {compatibility} | {iommufd} | {library} |\n");
