@@ -60,14 +60,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut table = Table::new(AmdV1::new(3)?, memory)?;
 
     // 3. Translate. Buffers, device table, then the Control Register's IommuEn, in the order of the
-    //    driver's module head. From now on what is not attached faults, so an operating system attaches
-    //    first what must go on.
+    //    driver's module head. From now on a device that is not attached faults, so attach first
+    //    any device whose DMA must continue.
     unit.enable()?;
 
     // 4. Give the device its table: a device table entry that leads to the root (section 2.2.2).
     unit.attach(DEVICE, DOMAIN, table.root())?;
 
-    // 5. Map two stretches of physical memory, one behind the other for the device. All or nothing.
+    // 5. Map two physical ranges at consecutive device addresses, all or nothing.
     let from = machine.store(0x10_0000, TEXT)?;
     let to = machine.store(0x20_0000, &[b'.'; TEXT.len()])?;
     let pages = [Span::new(from, 4096), Span::new(to, 4096)];

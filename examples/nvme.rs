@@ -85,10 +85,10 @@ fn with_controller<T>(
     let group = Arc::new(Group::open(group(address)?)?);
     space.attach(group.clone())?;
     let device = group.device(address)?;
-    // A container that iommufd plays learns only now what it can do.
+    // iommufd's compatibility layer reports capabilities only after a device is opened.
     space.refresh()?;
     let done = in_space(&space, &device, job)?;
-    // A group leaves only when its devices are closed.
+    // A group can be detached only when its devices are closed.
     drop(device);
     space.detach(&group)?;
     space.close()?;
@@ -108,7 +108,7 @@ fn in_space<T>(
     let memory = Memory::new(Arc::new(HostMemory::new(mapping.clone())), &ledger);
     space.map(IOVA, &memory, Span::new(0, BYTES), Prot::RW, &mut ())?;
     let done = job(device, &mapping);
-    // Whatever came of it: without bus mastering there is no DMA, and memory may go.
+    // Also after an error: without bus mastering there is no DMA, so memory can be unmapped.
     device.set_bus_master(false)?;
     space.unmap(Span::new(IOVA, BYTES), &mut ())?;
     done

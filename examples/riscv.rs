@@ -55,15 +55,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     //    Sv39: 39 bits of device addresses, extended by their sign.
     let mut table = Table::new(RiscV::new(3)?, memory)?;
 
-    // 3. Translate. Queues, `ddtp`, caches, in the order of the driver's module head. From now on what is
-    //    not attached faults, so an operating system attaches first what must go on, say a frame buffer.
+    // 3. Translate. Queues, `ddtp`, caches, in the order of the driver's module head. From now on a device
+    //    that is not attached faults, so attach first any device whose DMA must continue, such as a frame buffer's.
     unit.enable()?;
 
     // 4. Give the device its table: a device context (section "Device-context fields") that leads to the
     //    root.
     unit.attach(DEVICE, DOMAIN, table.root())?;
 
-    // 5. Map two stretches of physical memory, one behind the other for the device. All or nothing.
+    // 5. Map two physical ranges at consecutive device addresses, all or nothing.
     let from = machine.store(0x10_0000, TEXT)?;
     let to = machine.store(0x20_0000, &[b'.'; TEXT.len()])?;
     let pages = [Span::new(from, 4096), Span::new(to, 4096)];

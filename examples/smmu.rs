@@ -131,8 +131,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("context bank 0 has the root {root:#x}");
     assert_eq!(root, table.root().address);
 
-    // 5. Map two stretches of physical memory, one behind the other for the device. Stores are enough:
-    //    this unit remembers nothing that is not there.
+    // 5. Map two physical ranges at consecutive device addresses. Stores are enough: this unit does not cache
+    //    absent entries.
     let pages = [Span::new(0x10_0000, 4096), Span::new(0x20_0000, 4096)];
     table.map(IOVA, &pages, Prot::RW)?;
 

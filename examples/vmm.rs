@@ -76,16 +76,16 @@ impl Monitor {
         let region = Arc::new(region);
         let module = GuestMemoryMmap::from_arc_regions(vec![region.clone()])?;
         let ram = GuestRam::new(&module, &self.ledger)?;
-        // All of it, or nothing: pinned, charged, in the tables of all domains.
+        // Pins, charges, and maps in the tables of all domains: all of it, or nothing.
         self.space.map_guest_ram(&ram, Prot::RW, &mut ())?;
         self.memory = self.memory.insert_region(region)?;
         self.modules.push(ram);
         Ok(())
     }
 
-    /// The guest has let go of the memory at `at`, and has said so.
+    /// The guest has released the memory at `at`, and has reported it.
     fn unplug(&mut self, at: GuestAddress) -> anyhow::Result<()> {
-        // Out of the tables, invalidated by units and listeners, unpinned: in this order.
+        // Removes it from the tables, waits for units and listeners to invalidate, then unpins.
         self.space.unmap(Span::new(at.0, MODULE), &mut ())?;
         self.modules
             .retain(|ram| ram.regions().all(|(base, _)| base != at));

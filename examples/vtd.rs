@@ -34,8 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arena: Arena<_> = Arena::new((machine.stretch(), &notes[..]), machine.stretch_at())?;
     let memory = &arena;
 
-    // 1. Probe. The driver reads the capability registers, and takes memory for the root table and the
-    //    invalidation queue. The unit does not change yet: devices still reach all of memory.
+    // 1. Probe. The driver reads the capability registers, and allocates the root table and the invalidation
+    //    queue. The unit does not translate yet: devices still reach all of memory.
     let config = vtd::Config::default();
     let unit = Vtd::new(machine.registers(REGISTERS), memory, config)?;
     let can = unit.capabilities();
@@ -48,20 +48,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut table = Table::new(VtdSs::new(levels as u8)?, memory)?;
 
     // 3. Translate. Root table, queue, caches, then GCMD.TE, in the order of the driver's module head. From
-    //    now on what is not attached faults, so an operating system attaches first what must go on, say a
-    //    frame buffer.
+    //    now on a device that is not attached faults, so attach first any device whose DMA must continue, such
+    //    as a frame buffer's.
     unit.enable()?;
 
     // 4. Give the device its table: a context entry that leads to the root.
     unit.attach(DEVICE, DOMAIN, table.root())?;
 
-    // 5. Map two stretches of physical memory, one behind the other for the device. All or nothing.
+    // 5. Map two physical ranges at consecutive device addresses, all or nothing.
     let from = machine.store(0x10_0000, TEXT)?;
     let to = machine.store(0x20_0000, &[b'.'; TEXT.len()])?;
     let pages = [Span::new(from, 4096), Span::new(to, 4096)];
     table.map(IOVA, &pages, Prot::RW)?;
-    // Most units need no more than the stores. Emulated ones (CAP.CM) remember that nothing was there, and
-    // old ones (CAP.RWBF) keep the stores in buffers.
+    // Most units need only the stores. Emulated ones (CAP.CM) cache absent entries, old ones (CAP.RWBF) buffer
+    // stores.
     if can.caches_not_present {
         unit.invalidate_domain(DOMAIN)?;
     }
