@@ -69,23 +69,31 @@ impl Report {
             }
         }
         text.push_str(COSTS);
+        let mut costs = Vec::<(String, Vec<&str>)>::new();
         for done in self.done.iter().filter(|done| !done.costs.is_empty()) {
-            let _ = write!(text, "| {} | {} |", done.unit.name(), done.kind);
-            for (_, commands, waits) in &done.costs {
-                let _ = write!(text, " {commands}/{waits} |");
-            }
-            text.push('\n');
+            let of = done.costs.iter();
+            let cells: String = of
+                .map(|(_, commands, waits)| format!(" {commands}/{waits} |"))
+                .collect();
+            together(&mut costs, cells, done.unit.name());
+        }
+        for (cells, units) in &costs {
+            let _ = writeln!(text, "| {} |{cells}", units.join(", "));
         }
         text.push_str(PROCESSORS);
+        let mut processors = Vec::<(&str, Vec<String>)>::new();
         for (check, questions) in &self.processors {
-            let name = check.architecture.name();
-            let _ = writeln!(text, "| {name} | {} | {questions} |", check.name);
+            let found = format!("{} {questions}", check.name);
+            together(&mut processors, check.architecture.name(), found);
+        }
+        for (name, checks) in &processors {
+            let _ = writeln!(text, "| {name} | {} |", checks.join("; "));
         }
         text.push_str(NOT_MODELLED);
         text
     }
 
-    /// One unit: a row for each table.
+    /// One unit: a row for the tables that have the same leaves.
     fn unit(&self, unit: Unit, text: &mut String) {
         let done: Vec<&Done> = self.done.iter().filter(|done| done.unit == unit).collect();
         let mut kinds = Vec::new();
@@ -94,16 +102,30 @@ impl Report {
                 kinds.push(one.kind);
             }
         }
+        let mut rows = Vec::<(String, Vec<Kind>)>::new();
         for kind in kinds {
-            let (mut checks, mut copies, mut leaves) = (0, 0, BTreeSet::new());
-            for one in done.iter().filter(|one| one.kind == kind) {
-                checks += 1;
-                copies += one.copies;
-                leaves.extend(one.leaves.keys().copied());
-            }
-            let (unit, leaves) = (unit.name(), sizes(&leaves));
-            let _ = writeln!(text, "| {unit} | {kind} | {checks} | {copies} | {leaves} |");
+            let of = done.iter().filter(|one| one.kind == kind);
+            let leaves = of.flat_map(|one| one.leaves.keys().copied()).collect();
+            together(&mut rows, sizes(&leaves), kind);
         }
+        for (leaves, kinds) in rows {
+            let of = done.iter().filter(|one| kinds.contains(&one.kind));
+            let (checks, copies) = of.fold((0, 0), |sum, one| (sum.0 + 1, sum.1 + one.copies));
+            let (unit, kinds) = (unit.name(), kinds.iter().map(Kind::to_string));
+            let kinds = kinds.collect::<Vec<_>>().join("; ");
+            let _ = writeln!(
+                text,
+                "| {unit} | {kinds} | {checks} | {copies} | {leaves} |"
+            );
+        }
+    }
+}
+
+/// Adds `value` to the others of the same `key`.
+fn together<K: PartialEq, V>(all: &mut Vec<(K, Vec<V>)>, key: K, value: V) {
+    match all.iter_mut().find(|(known, _)| *known == key) {
+        Some((_, values)) => values.push(value),
+        None => all.push((key, vec![value])),
     }
 }
 
@@ -134,7 +156,7 @@ formats. A copy is a DMA that reads random bytes and one that writes them; leave
 const UNITS: &str = "
 ## Units
 
-| unit | table | checks | copies | leaves |
+| unit | tables | checks | copies | leaves |
 |---|---|---|---|---|
 ";
 
@@ -150,8 +172,8 @@ const COSTS: &str = "
 
 Commands/waits of three unmaps, as the driver counts them.
 
-| unit | table | 1 page | 256 scattered | 1 GiB |
-|---|---|---|---|---|
+| units | 1 page | 256 scattered | 1 GiB |
+|---|---|---|---|
 ";
 
 const PROCESSORS: &str = "
@@ -159,8 +181,8 @@ const PROCESSORS: &str = "
 
 Translations by a stopped processor, through QEMU's debugger stub.
 
-| processor | table | questions |
-|---|---|---|
+| processor | tables, and questions |
+|---|---|
 ";
 
 const NOT_MODELLED: &str = "
