@@ -161,10 +161,7 @@ impl Cells {
             id: id.into(),
             figure,
             state: if beaten { "works" } else { "partly" },
-            missing: match missing.join("; ") {
-                missing if missing.is_empty() => "–".into(),
-                missing => missing,
-            },
+            missing: missing.join("; "),
         }
     }
 
@@ -184,7 +181,7 @@ impl Cells {
         if let (Some(doubt), false) = (doubt, self.state.is_empty()) {
             self.state = "partly";
             self.missing = match self.missing.as_str() {
-                "–" => doubt.clone(),
+                "" => doubt.clone(),
                 missing => format!("{doubt}; {missing}"),
             };
         }
@@ -420,7 +417,7 @@ fn table(rows: &Value, id: &str, row: &str, format: &str) -> Option<Cells> {
     let (exclusive, shared) = (of("exclusive")?, of("shared")?);
     let (plain, plain_shared) = (of("scalar")?, of("scalar-shared")?);
     let [first, second, third, fourth] = [exclusive, shared, plain, plain_shared].map(three);
-    let figure = format!("{first}/{second}; without `std` {third}/{fourth}");
+    let figure = format!("{first}/{second}; {third}/{fourth}");
     let Some(linux) = of("linux") else {
         let missing = ["Linux's code was not measured".into()];
         return Some(Cells::new(id, figure, false, &missing));
@@ -521,7 +518,7 @@ mod tests {
     #[test]
     fn what_is_in_doubt_does_not_work() {
         let cells = Cells::new("O4-25", "1".into(), true, &[]);
-        assert_eq!((cells.state, cells.missing.as_str()), ("works", "–"));
+        assert_eq!((cells.state, cells.missing.as_str()), ("works", ""));
         assert_eq!(cells.clone().with(&None), cells);
         let doubted = cells.with(&Some("quick".into()));
         assert_eq!(
