@@ -228,7 +228,7 @@ fn missed(text: &mut String, results: &Results) -> Result {
                 }
                 let why = reason(row.id, contest.id).unwrap_or("not explained yet");
                 let times = ratio(Some(time), Some(aim));
-                let miss = format!("{} {} ({times})", contest.id, shown.show(Some(time)));
+                let miss = format!("{} {times}", contest.id);
                 let same = |it: &&mut Miss| it.why == why && it.form == name;
                 match misses.iter_mut().find(same) {
                     Some(found) => found.formats.push(miss),
@@ -240,7 +240,6 @@ fn missed(text: &mut String, results: &Results) -> Result {
                 }
             }
         }
-        let unit = if row.unit > 1.0 { "µs" } else { "ns" };
         // The forms of one reason are one line.
         while !misses.is_empty() {
             let why = misses[0].why;
@@ -250,7 +249,7 @@ fn missed(text: &mut String, results: &Results) -> Result {
             let all = same.iter();
             let all = all.map(|miss| format!("{}: {}", miss.form, miss.formats.join(", ")));
             let all = all.collect::<Vec<_>>().join("; ");
-            writeln!(lines, "| `{}`, {unit} | {all} | {why} |", row.id)?;
+            writeln!(lines, "| `{}` | {all} | {why} |", row.id)?;
         }
     }
     writeln!(text, "### Missed aims\n")?;
@@ -260,7 +259,7 @@ fn missed(text: &mut String, results: &Results) -> Result {
     writeln!(
         text,
         "The reference is held to its aims, every format to those that compare with Linux, and to the others within \
-         {LENIENT} times; all other aims are met. In brackets: time : aim. Instructions are callgrind's.\n\n\
-         | name | where, and time | reason |\n|---|---|---|\n{lines}"
+         {LENIENT} times; all other aims are met. Figures are time : aim; instructions are callgrind's.\n\n\
+         | name | where | reason |\n|---|---|---|\n{lines}"
     )
 }

@@ -61,7 +61,7 @@ fn missed_aims_are_shown_with_a_place_for_their_reason() {
     // The other format has no limit.
     assert_eq!(
         line(&text, "### Missed aims", "| `map-256`"),
-        "| `map-256`, ns | exclusive: x86-64 58.5 (1.34×); shared: x86-64 120 (2.29×) | not explained yet |"
+        "| `map-256` | exclusive: x86-64 1.34×; shared: x86-64 2.29× | not explained yet |"
     );
     let mut well = run();
     well.rows.retain(|row| row.row == "translate");
