@@ -152,8 +152,8 @@ fn line(curve: &Curve, name: &str) -> Line {
 
 const SIZES: &str = "Leaves of one size; tables are allocated and given back, runs are returned. A single page is \
     one of 64 in one table, which the first of them allocates; up to 512 pages, each range has its own table. \
-    Translations are random single calls. The steepest step between two points is how much more the time grows than \
-    the size; for translations and fragments, how much the time of one grows. The plots have all lines.";
+    Translations are random single calls. The tables have lines with a step of 1.5× or \
+    more: how much more the time grows than the size; for translations and fragments, how much the time of one grows.";
 const FRAGMENTS: &str = "Fragments of 64 KiB, apart in memory and adjacent for the device, mapped by one call and \
     unmapped by one, each returned as a run; tables warm and empty, sizes of the format's choice.";
 
@@ -178,7 +178,10 @@ pub(super) fn write(text: &mut String, results: &Results) -> Result {
     memory(text, results)
 }
 
-/// The ends of each line, and the steepest step between them: what would be a cliff.
+/// A step that is steeper is shown.
+const CLIFF: f64 = 1.5;
+
+/// The ends of each line that has a cliff, and its steepest step.
 fn cliffs(text: &mut String, curves: &[Curve]) -> Result {
     writeln!(
         text,
@@ -196,9 +199,12 @@ fn cliffs(text: &mut String, curves: &[Curve]) -> Result {
             Some((if each { grown } else { grown / (b.x / a.x) }, b.x))
         });
         let steepest = steps.max_by(|a, b| a.0.total_cmp(&b.0));
+        let Some((times, at)) = steepest.filter(|step| step.0 >= CLIFF) else {
+            continue;
+        };
         writeln!(
             text,
-            "| {}, {} | {} | {} at {} | {} at {} | {} |",
+            "| {}, {} | {} | {} at {} | {} at {} | {}× at {} |",
             curve.operation,
             curve.format,
             curve.name.replace("dmaspace-iopt, ", ""),
@@ -206,10 +212,8 @@ fn cliffs(text: &mut String, curves: &[Curve]) -> Result {
             size(first.x as u64),
             time(last.figure.median),
             size(last.x as u64),
-            steepest.map_or_else(
-                || "–".to_owned(),
-                |step| format!("{}× at {}", figure(step.0), size(step.1 as u64))
-            ),
+            figure(times),
+            size(at as u64),
         )?;
     }
     writeln!(text)
