@@ -318,7 +318,7 @@ fn learn(monitor: &Monitor) -> anyhow::Result<RunMap<Cells>> {
     let there = monitor.space.areas().into_iter().filter(Area::is_there);
     for area in there {
         let (range, part) = (area.range(), area.part());
-        let pin = monitor.space.pin(range, Prot::READ, WhenUnmapped::LetsGo)?;
+        let pin = monitor.space.pin(range, Prot::READ, WhenUnmapped::Drops)?;
         let hold = pin.holds().first().context("no memory")?;
         let at = GuestAddress(area.range().start - part.start);
         let region = monitor.memory.find_region(at).context("no region")?;
