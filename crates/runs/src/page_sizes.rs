@@ -96,8 +96,9 @@ impl PageSizes {
             .filter(move |size| self.0 & size != 0)
     }
 
-    /// The largest size with which a mapping of `memory` from `iova` on can begin, and how many such pages in a row: as many as fit, but not past the point from which a larger
-    /// size becomes possible. `None` when no size fits.
+    /// The largest size with which a mapping of `memory` from `iova` on can begin, and how many such pages in a
+    /// row: as many as fit, but not past the point from which a larger size becomes possible. `None` when no size
+    /// fits.
     ///
     /// Constant time, whatever the number of sizes.
     #[inline]

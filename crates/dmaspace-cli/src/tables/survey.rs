@@ -438,5 +438,5 @@ fn join(run: Run, next: Run) -> Option<Run> {
     let continues = run.iova.checked_add(run.len) == Some(next.iova)
         && run.pa.checked_add(run.len) == Some(next.pa);
     let len = run.len.checked_add(next.len)?;
-    continues.then(|| Run { len, ..run })
+    continues.then_some(Run { len, ..run })
 }
