@@ -16,10 +16,10 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 /// Descriptors of each ring.
 const RING: u16 = 128;
 
-/// What the device tells: to the driver by interrupts, to whoever runs the machine by lines.
+/// Device events: interrupts for the driver, log lines for the operator.
 #[derive(Default)]
 struct Interrupts {
-    /// The driver is to look at the configuration space.
+    /// The driver must read the configuration space.
     config_interrupt: bool,
 }
 
@@ -33,7 +33,7 @@ impl Events for Interrupts {
             Event::Progress { target, actual } => {
                 println!("balloon: {} of {}", Bytes(actual), Bytes(target));
             }
-            // Named, with numbers: what devices keep, what could not be discarded, and so on.
+            // What devices keep, what could not be discarded, and so on.
             other => println!("balloon: {other:?}"),
         }
     }
@@ -45,8 +45,7 @@ impl Events for Interrupts {
     }
 }
 
-/// Devices with the guest's memory mapped, as one that shows the order; with `dmaspace::balloon` it
-/// is an address space of this project.
+/// Shows the order only; `dmaspace::balloon` does it over an address space of this project.
 #[derive(Default)]
 struct Passthrough {
     released: u64,
@@ -82,9 +81,9 @@ impl<T> Dma<T> for Passthrough {
 struct Monitor {
     memory: GuestMemoryMmap,
     device: Device<GuestDiscard, Passthrough, Interrupts, Discard>,
-    /// By number, as the transport has them.
+    /// By queue number.
     rings: Vec<Ring>,
-    /// Queues of which a drain has left something.
+    /// Queues with messages left by a drain.
     again: Vec<u16>,
 }
 
@@ -92,7 +91,7 @@ impl Monitor {
     fn new(memory: GuestMemoryMmap) -> Result<Self, Box<dyn Error>> {
         let regions = GuestDiscard::regions(&memory, 4096)?;
         let settings = Settings {
-            // Off unless it is said here; a driver that does not know it uses page numbers.
+            // Off unless set here; a driver without it uses page numbers.
             bulk: Some(Bulk::new(BulkFormat::BitmapRecords)),
             ..Settings::default()
         };
@@ -126,13 +125,13 @@ impl Monitor {
             .ok_or("no such ring")?;
         let drained: Drained = self.device.drain(queue, ring, &self.memory)?;
         if drained.more {
-            // One drain has a bound. The rest comes when the other queues have had their turn.
+            // A drain is bounded: the rest follows after the other queues.
             self.again.push(number);
         }
         Ok(drained.notify)
     }
 
-    /// When nothing else is to be done: what drains have left. True: the driver gets an interrupt.
+    /// Called when idle: drains what is left. True: the driver gets an interrupt.
     fn go_on(&mut self) -> Result<bool, Box<dyn Error>> {
         let mut interrupt = false;
         for number in std::mem::take(&mut self.again) {
