@@ -35,21 +35,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let memory = &arena;
 
     // 1. Probe. The driver reads the capability registers, and allocates the root table and the invalidation
-    //    queue. The unit does not translate yet: devices still reach all of memory.
+    //    queue. Devices still reach all of memory.
     let config = vtd::Config::default();
     let unit = Vtd::new(machine.registers(REGISTERS), memory, config)?;
     let can = unit.capabilities();
     let tables = can.formats[0].ok_or("no tables")?;
     println!("the unit walks {} tables", tables.format);
 
-    // 2. An empty page table, in the same memory: the unit walks it there. Levels have 9 bits, pages 12,
-    //    so 4 levels are 48 bits of device addresses (chapter "Second-Stage Translation").
+    // 2. An empty page table, in the same memory. 4 levels of 9 bits and pages of 12 are 48 bits of device
+    //    addresses (chapter "Second-Stage Translation").
     let levels = tables.levels.ilog2();
     let mut table = Table::new(VtdSs::new(levels as u8)?, memory)?;
 
-    // 3. Translate. Root table, queue, caches, then GCMD.TE, in the order of the driver's module head. From
-    //    now on a device that is not attached faults, so attach first any device whose DMA must continue, such
-    //    as a frame buffer's.
+    // 3. Translate. From now on a device that is not attached faults: attach first any device whose DMA must
+    //    continue, such as a frame buffer's.
     unit.enable()?;
 
     // 4. Give the device its table: a context entry that leads to the root.
