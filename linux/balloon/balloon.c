@@ -12,7 +12,8 @@
  *
  * Locks. @lock is held whenever the driver is called. It is taken by work items, by reports of free pages and by the
  * OOM notifier; migration and the shrinker, which an allocation under it may end in, only try. No allocation under
- * it invokes the OOM killer (__GFP_NORETRY). When memory is short, @urgent makes an inflate end and release it.
+ * it invokes the OOM killer, whose notifier waits for the lock: ours are __GFP_NORETRY, and a transport's may use
+ * reserves. When memory is short, @urgent makes an inflate end and release the lock.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -28,6 +29,7 @@
 #include <linux/pageblock-flags.h>
 #include <linux/poison.h>
 #include <linux/scatterlist.h>
+#include <linux/sched/mm.h>
 #include <linux/shrinker.h>
 #include <linux/slab.h>
 #include <linux/swap.h>
@@ -219,11 +221,17 @@ bool dmaspace_broken(struct balloon *balloon)
 	return !balloon->queue_count || virtqueue_is_broken(balloon->queues[INFLATE]);
 }
 
-/* Field by field, of four bytes each: a transport may know accesses of no other length (VIRTIO 1.3, 4.1.3.1). */
+/*
+ * Field by field, of four bytes each: a transport may know accesses of no other length (VIRTIO 1.3, 4.1.3.1). It may
+ * allocate a message for each.
+ */
 static void read_config(struct virtio_device *device, u16 offset, u8 *bytes, size_t count)
 {
+	unsigned int flags = memalloc_noreclaim_save();
+
 	for (size_t at = 0; at + sizeof(u32) <= count; at += sizeof(u32))
 		device->config->get(device, offset + at, bytes + at, sizeof(u32));
+	memalloc_noreclaim_restore(flags);
 }
 
 void dmaspace_read_config(struct balloon *balloon, u16 offset, u8 *bytes, size_t count)
@@ -233,9 +241,11 @@ void dmaspace_read_config(struct balloon *balloon, u16 offset, u8 *bytes, size_t
 
 void dmaspace_write_config(struct balloon *balloon, u16 offset, u32 value)
 {
+	unsigned int flags = memalloc_noreclaim_save();
 	__le32 field = cpu_to_le32(value);
 
 	balloon->device->config->set(balloon->device, offset, &field, sizeof(field));
+	memalloc_noreclaim_restore(flags);
 }
 
 u32 dmaspace_generation(struct balloon *balloon)
@@ -694,15 +704,27 @@ static unsigned long shrinker_scan(struct shrinker *shrinker, struct shrink_cont
 	return pages;
 }
 
+/* Not for ever: a driver that is set up anew holds the lock and waits for memory. */
+static bool lock_urgently(struct balloon *balloon)
+{
+	unsigned long deadline = jiffies + 10 * HZ;
+	bool locked;
+
+	atomic_inc(&balloon->urgent);
+	while (!(locked = mutex_trylock(&balloon->lock)) && time_before(jiffies, deadline))
+		msleep(1);
+	atomic_dec(&balloon->urgent);
+	return locked;
+}
+
 static int memory_is_short(struct notifier_block *block, unsigned long unused, void *freed)
 {
 	struct balloon *balloon = container_of(block, struct balloon, out_of_memory);
 	unsigned long pages;
 	s64 bytes;
 
-	atomic_inc(&balloon->urgent);
-	mutex_lock(&balloon->lock);
-	atomic_dec(&balloon->urgent);
+	if (!lock_urgently(balloon))
+		return NOTIFY_OK;
 	/* What was only hinted costs the host nothing. */
 	pages = give_back_hinted(balloon, balloon->hinted);
 	if (!pages) {
