@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use conformance::initramfs::Initramfs;
-use conformance::kernel::{Arch, Kernel};
+use conformance::kernel::{Arch, Kernel, UML_DEBUG};
 use conformance::newer_qemu::NewerQemu;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tempfile::TempDir;
@@ -74,6 +74,8 @@ pub struct Parts {
     qemu: Option<NewerQemu>,
     /// The memory of guests in QEMU is huge pages of 2 MiB.
     pub huge: bool,
+    /// MiB that the kernel needs for itself, beside what guests are to have.
+    own: u32,
     initramfs: Vec<u8>,
     /// What every kernel is told.
     words: Vec<String>,
@@ -104,6 +106,7 @@ impl Parts {
             kernel,
             qemu,
             huge: false,
+            own: if wanted.name == UML_DEBUG.name { 64 } else { 0 },
             initramfs,
             words: words.to_vec(),
         })
@@ -167,6 +170,7 @@ impl Guest {
         balloon: Attached<'_>,
         words: &[&str],
     ) -> anyhow::Result<Self> {
+        let mib = mib + parts.own;
         let directory = tempfile::tempdir()?;
         let initramfs = directory.path().join("initramfs");
         fs::write(&initramfs, &parts.initramfs)?;
@@ -251,7 +255,8 @@ impl Guest {
         }
         ensure!(
             status == "0",
-            "`{command}` ended with status {status} in the guest: {said}"
+            "`{command}` ended with status {status} in the guest: {said}; its kernel:\n  | {}",
+            self.tail()
         );
         Ok(said)
     }
