@@ -1,7 +1,11 @@
 //! `ioas::Dma`, used as the kernel's benchmark uses its DMA API.
 //!
 //! Each thread maps a buffer of its own and unmaps it, and reads the clock before and after each. The memory stays
-//! where it is, as a driver's in the kernel does: nothing is pinned.
+//! where it is, as a driver's in the kernel does: nothing is pinned. A figure includes checks, the device address, the
+//! buffer's record, the table, and the driver's flush: commands, the register write and one poll. The registers are the
+//! guest's own (`unit.rs`) and answer at once, in some 100 instructions; another column has the library's software unit,
+//! whose cache walks are guest instructions. Lazy has Linux's bounds, and reads the clock in each unmap. Two adjacent
+//! reads of the clock are subtracted.
 
 use std::{
     hint::black_box,
