@@ -22,7 +22,7 @@
 //!   written exactly if that is allowed; a hole faults, and everything does for a device that is detached. Devices of
 //!   the software unit read, compare and write whole pages; those of the machine copy between pages, and the
 //!   processor compares. A frame is there only while an owner has it pinned: one that is reached without is counted.
-//! * **By a look** ([`World::look`]), between two operations, while no access is under way: the independent walker
+//! * **By a check** ([`World::check`]), between two operations, while no access is under way: the independent walker
 //!   finds in every domain what the model says, page by page; areas and pins are those of the model, page by page;
 //!   what is charged is compared in bytes; what the kernel counts as locked or pinned is exactly what is pinned; no
 //!   table page is lost. While a second process owns the tables, the walker goes on.

@@ -91,7 +91,7 @@ fn pages_of_a_run() -> Result<(), i32> {
     let sizes = runs::PageSizes::from_bits(black_box(1 << 12 | 1 << 21 | 1 << 30));
     require(
         3,
-        sizes.step(0x20_0000, Span::new(0x4020_0000, 4 << 20)) == Some((2 << 20, 2)),
+        sizes.step(0x20_0000, runs::Span::new(0x4020_0000, 4 << 20)) == Some((2 << 20, 2)),
     )
 }
 

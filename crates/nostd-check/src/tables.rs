@@ -55,7 +55,10 @@ fn one_format<F: Format>(arena: &Arena<Statics>, format: F) -> Result<(), i32> {
     table
         .unmap(range, &mut gather, &mut |run| first = first.or(Some(run)))
         .map_err(|_| 8)?;
-    require(8, first == Some(Run::new(iova, Span::new(0x1_0020_0000, 2 << 20))))?;
+    require(
+        8,
+        first == Some(Run::new(iova, Span::new(0x1_0020_0000, 2 << 20))),
+    )?;
     let flushed = gather.flush_with(|_| Ok::<_, i32>(()))?;
     table.reclaim(flushed);
     require(8, table.translate(address).is_none())?;
