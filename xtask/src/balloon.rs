@@ -1,4 +1,4 @@
-//! The balloon: `conformance/balloon` boots a Linux guest, with its own driver and with ours, against our device.
+//! The balloon: `conformance/balloon` boots a Linux guest, with its own driver and with ours, on our device and on QEMU's.
 
 use std::process::ExitStatus;
 
@@ -6,18 +6,10 @@ use anyhow::{Context as _, ensure};
 
 use crate::{
     cargo::Repository,
-    host::Need,
     linux::{self, GUEST, UML},
     parts::Outcome,
     programs::{Passed, Programs},
 };
-
-/// The emulator, beside what builds the module.
-pub(crate) const GUEST_NEEDS: &[Need] = &[
-    Need::Package("busybox-static"),
-    Need::Package("debian-archive-keyring"),
-    Need::Package("qemu-system-x86"),
-];
 
 /// The part `balloon` of the test command: in User-Mode Linux.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {

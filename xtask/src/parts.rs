@@ -139,7 +139,7 @@ pub(crate) const PARTS: &[Part] = &[
         "balloon-guest",
         Group::Rig,
         90,
-        balloon::GUEST_NEEDS,
+        linux::NEEDS,
         balloon::guest_part,
     ),
 ];
