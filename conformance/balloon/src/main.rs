@@ -358,10 +358,11 @@ fn in_bulk_from_huge_pages(parts: &Parts, program: &Path) -> anyhow::Result<()> 
     let bytes = u64::from(EMULATED) * MIB;
     let _pool = match RaisedPool::raise(HugeSize::TwoMiB, bytes) {
         Ok(pool) => pool,
-        Err(error) => {
+        Err(error) if env::var_os("CI").is_none() => {
             println!("NOT RUN: {error}");
             return Ok(());
         }
+        Err(error) => return Err(error.into()),
     };
     let mut parts = parts.clone();
     parts.huge = true;
