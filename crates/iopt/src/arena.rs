@@ -356,6 +356,7 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
             Ok(Reserve {
                 head,
                 recycled,
+                zeroed: 0,
                 next_fresh: self.base + unused,
                 fresh,
             })

@@ -134,6 +134,14 @@ pub trait TableMemory {
         let _ = entries;
     }
 
+    /// A map goes on below the link in `cell`, which another operation may have stored a moment ago and not have come to
+    /// [`written`](Self::written) for. Where tables have a bit for software, an implementation notes there that it has
+    /// flushed the link. Where [`FLUSHES`](Self::FLUSHES) only.
+    #[inline(always)]
+    fn followed(&self, cell: &Self::Cell) {
+        self.written(core::slice::from_ref(cell));
+    }
+
     /// A pass went down from the root.
     #[inline(always)]
     fn descended(&self) {}
@@ -188,9 +196,10 @@ pub struct Meta<Link, Count> {
 #[derive(Debug)]
 #[must_use = "what is left of a reserve is lost unless it is given back"]
 pub struct Reserve {
-    /// Recycled tables, chained; their content is undefined.
+    /// Recycled tables, chained; their content is undefined but for the last ones, `zeroed` of them.
     pub(crate) head: u64,
     pub(crate) recycled: u64,
+    pub(crate) zeroed: u64,
     /// Tables that were never used: their content is zero.
     pub(crate) next_fresh: u64,
     pub(crate) fresh: u64,
@@ -202,6 +211,7 @@ impl Reserve {
         Self {
             head: 0,
             recycled: 0,
+            zeroed: 0,
             next_fresh: 0,
             fresh: 0,
         }
@@ -223,8 +233,10 @@ impl Reserve {
         if self.recycled > 0 {
             let table = self.head;
             self.head = memory.meta(table).next.get();
+            let zeroed = self.recycled == self.zeroed;
             self.recycled -= 1;
-            return Some((table, false));
+            self.zeroed -= u64::from(zeroed);
+            return Some((table, zeroed));
         }
         if self.fresh > 0 {
             let table = self.next_fresh;
@@ -247,8 +259,17 @@ impl Reserve {
         Self {
             head: chain.head,
             recycled: chain.count,
+            zeroed: 0,
             next_fresh: 0,
             fresh: 0,
+        }
+    }
+
+    /// The tables of a chain, which are all zero.
+    pub const fn of_zeroed(chain: Chain) -> Self {
+        Self {
+            zeroed: chain.count,
+            ..Self::new(chain)
         }
     }
 }
@@ -371,6 +392,10 @@ macro_rules! pass_stores_on {
         #[inline(always)]
         fn written(&$self, entries: &[M::Cell]) {
             $inner.written(entries)
+        }
+        #[inline(always)]
+        fn followed(&$self, cell: &M::Cell) {
+            $inner.followed(cell)
         }
     };
 }

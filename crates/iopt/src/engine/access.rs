@@ -3,8 +3,6 @@
 //! There is one set of passes, which take the way as a type, so that the exclusive form pays for nothing
 //! of the other. The protocol of the shared form is at the head of `shared.rs`.
 
-use core::slice;
-
 use runs::{Iova, Span};
 
 use super::Table;
@@ -105,7 +103,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[inline(always)]
     pub(super) fn maps_below<P: Access>(&self, cell: &M::Cell, _access: P) {
         if P::SHARED && M::FLUSHES {
-            self.memory.written(slice::from_ref(cell));
+            self.memory.followed(cell);
         }
     }
 }

@@ -65,14 +65,14 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Visitor for Harvest<'_, W> {
     }
 }
 
-/// Tells dirty leaves as runs, and leaves them as they are.
-struct Peek<'a, T> {
+/// Tells dirty leaves as runs; with `CLEAN` it cleans them, otherwise they stay as they are.
+struct Tell<'a, T, const CLEAN: bool> {
     each: &'a mut T,
     joiner: Joiner<Span<Iova>>,
 }
 
-impl<T: FnMut(Span<Iova>)> Visitor for Peek<'_, T> {
-    const CLEAN: bool = false;
+impl<T: FnMut(Span<Iova>), const CLEAN: bool> Visitor for Tell<'_, T, CLEAN> {
+    const CLEAN: bool = CLEAN;
 
     #[inline]
     fn leaf(&mut self, leaf: Span<Iova>, _level: usize) {
@@ -103,16 +103,33 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub fn peek_dirty(
         &self,
         range: Span<Iova>,
+        each: impl FnMut(Span<Iova>),
+    ) -> Result<u64, DirtyError> {
+        self.tell_dirty::<false>(range, each)
+    }
+
+    /// [`peek_dirty`](Self::peek_dirty) that leaves everything clean, as [`harvest`](Self::harvest) does.
+    pub(crate) fn take_dirty(
+        &self,
+        range: Span<Iova>,
+        each: impl FnMut(Span<Iova>),
+    ) -> Result<u64, DirtyError> {
+        self.tell_dirty::<true>(range, each)
+    }
+
+    fn tell_dirty<const CLEAN: bool>(
+        &self,
+        range: Span<Iova>,
         mut each: impl FnMut(Span<Iova>),
     ) -> Result<u64, DirtyError> {
         let at = self.check_dirty(range)?;
         let joiner = Joiner::new();
-        let mut peek = Peek {
+        let mut tell = Tell::<_, CLEAN> {
             each: &mut each,
             joiner,
         };
-        let bytes = self.visit_dirty(at, range.len, &mut peek);
-        if let Some(run) = peek.joiner.finish() {
+        let bytes = self.visit_dirty(at, range.len, &mut tell);
+        if let Some(run) = tell.joiner.finish() {
             each(run);
         }
         self.intact()?;

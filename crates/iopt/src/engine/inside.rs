@@ -6,25 +6,26 @@ use runs::{Iova, Pa, Span};
 
 use super::access::Disjoint;
 use super::removal_check::Amount;
+use super::request::LeafBits;
 use super::sink::{NoRuns, RunSink};
-use super::{Leaf, SharedTable};
-use crate::error::{TableMapError, TableUnmapError};
+use super::{Leaf, Table};
+use crate::error::{DirtyError, TableMapError, TableUnmapError};
 use crate::format::Format;
 use crate::gather::Gather;
 use crate::memory::TableMemory;
 use crate::prot::Prot;
 use crate::reclaim::{DefaultReclaim, Guard, Reclaim};
 
-/// A place inside a [`SharedTable`], for as long as it lives.
+/// A place inside a [`SharedTable`](crate::SharedTable), for as long as it lives.
 ///
 /// Each operation of the shared form goes inside and leaves again. A caller with several operations, as
 /// after reading a queue, stays inside for all of them. Other threads go on meanwhile; only the reuse
 /// of unlinked tables waits until each thread that was inside has left. So do not stay while
 /// you wait for something: a flush, a lock, another thread, or
-/// [`track_dirty`](SharedTable::track_dirty), which waits for all who are inside: where readers are known
+/// [`track_dirty`](crate::SharedTable::track_dirty), which waits for all who are inside: where readers are known
 /// by thread, inside any table.
 pub struct Inside<'t, F: Format, M: TableMemory, R: Reclaim = DefaultReclaim> {
-    shared: &'t SharedTable<F, M, R>,
+    table: &'t Table<F, M>,
     /// What no other operation touches, if that is more than what one of these removes.
     owned: Option<Span<Iova>>,
     _guard: Guard<'t, R>,
@@ -33,12 +34,12 @@ pub struct Inside<'t, F: Format, M: TableMemory, R: Reclaim = DefaultReclaim> {
 impl<'t, F: Format, M: TableMemory, R: Reclaim> Inside<'t, F, M, R> {
     #[inline(always)]
     pub(super) fn new(
-        shared: &'t SharedTable<F, M, R>,
+        table: &'t Table<F, M>,
         guard: Guard<'t, R>,
         owned: Option<Span<Iova>>,
     ) -> Self {
         Self {
-            shared,
+            table,
             owned,
             _guard: guard,
         }
@@ -47,9 +48,41 @@ impl<'t, F: Format, M: TableMemory, R: Reclaim> Inside<'t, F, M, R> {
     /// See [`Table::map`](crate::Table::map).
     #[inline(always)]
     pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError> {
-        self.shared
-            .table()
-            .map_as(iova, runs, prot, Disjoint::NOTHING)
+        self.table.map_as(iova, runs, prot, Disjoint::NOTHING)
+    }
+
+    /// [`map`](Self::map) with leaves that say `bits` beside their address and size: those of
+    /// [`Format::leaf_bits`], or what else a kernel wants the unit to read there (memory types, a leaf that is dirty from
+    /// the beginning).
+    #[inline(always)]
+    pub fn map_leaves(&self, iova: u64, runs: &[Span<Pa>], bits: u64) -> Result<(), TableMapError> {
+        let bits = LeafBits(bits);
+        self.table.map_as(iova, runs, bits, Disjoint::NOTHING)
+    }
+
+    /// [`map_leaves`](Self::map_leaves) that first gives back the empty tables that the range covers whole, so that large
+    /// leaves can take their place: see [`Table::map_anew`](crate::Table::map_anew).
+    pub fn map_leaves_anew(
+        &self,
+        iova: u64,
+        runs: &[Span<Pa>],
+        bits: u64,
+        gather: &mut Gather,
+    ) -> Result<(), TableMapError> {
+        let request = self.table.check_map(iova, runs, LeafBits(bits))?;
+        let access = Disjoint::new(request.at, request.len);
+        self.table.map_checked_anew(request, gather, access)
+    }
+
+    /// What the device has written to in `range`, as runs in order, which is clean afterwards: for kernels, which note it
+    /// in a form of their own. Leaves at the ends count whole. The caller flushes before it relies on what `each` was
+    /// told. Returns the bytes.
+    pub fn take_dirty(
+        &self,
+        range: Span<Iova>,
+        each: impl FnMut(Span<Iova>),
+    ) -> Result<u64, DirtyError> {
+        self.table.take_dirty(range, each)
     }
 
     /// See [`Table::unmap`](crate::Table::unmap).
@@ -85,13 +118,13 @@ impl<'t, F: Format, M: TableMemory, R: Reclaim> Inside<'t, F, M, R> {
     /// the call.
     #[inline]
     pub fn translate(&self, iova: u64) -> Option<u64> {
-        self.shared.table().translate_as::<Disjoint>(iova)
+        self.table.translate_as::<Disjoint>(iova)
     }
 
     /// See [`Table::leaf_at`](crate::Table::leaf_at). What it says was true at some time during the
     /// call.
     pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
-        self.shared.table().leaf_at(iova)
+        self.table.leaf_at(iova)
     }
 
     #[inline(always)]
@@ -102,9 +135,8 @@ impl<'t, F: Format, M: TableMemory, R: Reclaim> Inside<'t, F, M, R> {
         gather: &mut Gather,
         sink: &mut S,
     ) -> Result<u64, TableUnmapError> {
-        let table = self.shared.table();
-        let access = table.owned(range, self.owned);
-        table.unmap_as(range, amount, gather, sink, access)
+        let access = self.table.owned(range, self.owned);
+        self.table.unmap_as(range, amount, gather, sink, access)
     }
 }
 

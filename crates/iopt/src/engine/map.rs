@@ -4,8 +4,8 @@ use runs::{Pa, Span};
 
 use super::access::{Access, Exclusive};
 use super::entries::Order;
-use super::request::{Cursor, Request};
-use super::row::{first_occupied, store_leaves, store_single_leaves};
+use super::request::{Attributes, Cursor, Request};
+use super::row::{are_empty, first_occupied, store_leaves, store_single_leaves};
 use super::trust::set_aside;
 use super::{L, Level, Table, at_level, part};
 use crate::cell::{Cell, Series};
@@ -56,12 +56,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         &self,
         iova: u64,
         runs: &[Span<Pa>],
-        prot: Prot,
+        attributes: impl Attributes,
         access: P,
     ) -> Result<(), TableMapError> {
-        match self.map_pages_here::<P, true>(iova, runs, prot, access) {
+        match self.map_pages_here::<P, true>(iova, runs, attributes, access) {
             Some(()) => Ok(()),
-            None => self.map_runs(iova, runs, prot, access),
+            None => self.map_runs(iova, runs, attributes, access),
         }
     }
 
@@ -70,16 +70,16 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         &self,
         iova: u64,
         runs: &[Span<Pa>],
-        prot: Prot,
+        attributes: impl Attributes,
         access: P,
     ) -> Result<(), TableMapError> {
         if self
-            .map_pages_here::<P, false>(iova, runs, prot, access)
+            .map_pages_here::<P, false>(iova, runs, attributes, access)
             .is_some()
         {
             return Ok(());
         }
-        let request = self.check_map(iova, runs, prot)?;
+        let request = self.check_map(iova, runs, attributes)?;
         self.map_checked(request, access)
     }
 
@@ -107,7 +107,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         access: P,
     ) -> Result<(), TableMapError> {
         self.intact()?;
-        self.unlink_emptied(request.at, request.len, gather, access);
+        let (table, level) = self.lowest::<P, true>(request.at, request.len, access);
+        let (at, len) = (request.at, request.len);
+        if level > 0 && !are_empty::<F, _>(self.entries_in(table, level, at, len).cells) {
+            self.unlink_emptied(at, len, gather, access);
+        }
         self.map_checked(request, access)
     }
 

@@ -74,6 +74,7 @@ use crate::error::{BuildError, RangeError, TableUnmapError};
 use crate::format::{Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
+use crate::reclaim::{Guard, Unguarded};
 
 use access::Access;
 #[cfg(feature = "alloc")]
@@ -144,6 +145,34 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             );
         }
         Self::in_memory(format, memory, sizes)
+    }
+
+    /// The table whose root is at `root`, for the length of an operation: for kernels, which keep the root and the levels
+    /// in a form of their own, and say anew for each call where tables come from. Its leaves have the given sizes, as
+    /// far as the format has them.
+    ///
+    /// Nothing is checked, and what a `Table` counts begins anew ([`tables`](Self::tables)). Dirty state is what the unit
+    /// says it is.
+    #[inline(always)]
+    pub fn at_root(format: F, memory: M, root: u64, sizes: PageSizes) -> Self {
+        Self {
+            format,
+            memory,
+            top: Top::new(root, format.levels()),
+            sizes: F::page_sizes(format.levels()).and(sizes),
+            tables: M::Link::default(),
+            dirty: M::Link::default(),
+            keeps_empty: false,
+            has_empty: false,
+            broken: M::Link::default(),
+        }
+    }
+
+    /// Goes inside without a guard: nothing keeps tables from being reused but that no other operation on a range that
+    /// they translate is under way. Linux promises that, and others are to use a [`SharedTable`].
+    #[inline(always)]
+    pub fn unguarded(&self) -> Inside<'_, F, M, Unguarded> {
+        Inside::new(self, Guard::of_none(), None)
     }
 
     /// As [`with_page_sizes`](Self::with_page_sizes), for a format that is chosen at run time: it

@@ -10,6 +10,7 @@ use runs::{Iova, Pa, Run, Span};
 
 use super::access::Access;
 use super::clear::has_neighbour;
+use super::request::Attributes;
 use super::row::{first_occupied, store_leaves};
 use super::sink::{RunSink, Wants};
 use super::{L, Level, Table, at_top};
@@ -17,7 +18,6 @@ use crate::cell::{Cell, Series};
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::TableMemory;
-use crate::prot::Prot;
 
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Maps `runs` if that is one run of pages for which there is a table, with empty entries, and no larger leaf;
@@ -27,7 +27,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         &self,
         iova: u64,
         runs: &[Span<Pa>],
-        prot: Prot,
+        attributes: impl Attributes,
         access: P,
     ) -> Option<()> {
         let page = 1u64 << F::shift(0);
@@ -40,7 +40,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if !fits {
             return None;
         }
-        let bits = self.format.leaf_bits(prot)?;
+        let bits = attributes.bits(&self.format)?;
         let (cells, index) = self.page_entry::<P, true>(iova, access)?;
         let here = pages_from(cells, index, if ONE { page } else { len } >> F::shift(0))?;
         let word = F::leaf(0, pa, F::shift(0), bits);

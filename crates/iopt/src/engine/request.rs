@@ -106,6 +106,41 @@ impl<'a> Cursor<'a> {
     }
 }
 
+/// What leaves say beside their address and size.
+pub(crate) trait Attributes: Copy {
+    /// The bits, if the format can express it.
+    fn bits<F: Format>(self, format: &F) -> Option<u64>;
+
+    /// For the error, if not.
+    fn prot(self) -> Prot;
+}
+
+impl Attributes for Prot {
+    #[inline(always)]
+    fn bits<F: Format>(self, format: &F) -> Option<u64> {
+        format.leaf_bits(self)
+    }
+
+    fn prot(self) -> Prot {
+        self
+    }
+}
+
+/// The bits themselves.
+#[derive(Clone, Copy)]
+pub(super) struct LeafBits(pub(super) u64);
+
+impl Attributes for LeafBits {
+    #[inline(always)]
+    fn bits<F: Format>(self, _format: &F) -> Option<u64> {
+        Some(self.0)
+    }
+
+    fn prot(self) -> Prot {
+        Prot::empty()
+    }
+}
+
 /// A request that is well formed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'r> {
@@ -142,11 +177,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         &self,
         iova: u64,
         runs: &'r [Span<Pa>],
-        prot: Prot,
+        attributes: impl Attributes,
     ) -> Result<Request<'r>, TableMapError> {
         let len = self.check_runs(runs)?;
         let at = self.check_range(Span::new(iova, len))?;
-        match self.format.leaf_bits(prot) {
+        match attributes.bits(&self.format) {
             Some(bits) => Ok(Request {
                 iova,
                 at,
@@ -156,7 +191,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 sizes: self.sizes,
             }),
             None => Err(TableMapError::Prot {
-                prot,
+                prot: attributes.prot(),
                 format: F::ID,
             }),
         }

@@ -159,14 +159,14 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
     /// Goes inside, to do several things there: see [`Inside`].
     #[inline]
     pub fn enter(&self) -> Inside<'_, F, M, R> {
-        Inside::new(self, self.guard(), None)
+        Inside::new(&self.table, self.guard(), None)
     }
 
     /// As [`enter`](Self::enter), for an operation that owns `range` and not only what it removes:
     /// tables that `range` spans whole are unlinked when they have become empty.
     #[inline]
     pub fn owning(&self, range: Span<Iova>) -> Inside<'_, F, M, R> {
-        Inside::new(self, self.guard(), Some(range))
+        Inside::new(&self.table, self.guard(), Some(range))
     }
 
     /// See [`Table::map`].

@@ -31,7 +31,7 @@ use crate::cell::Cell;
 use crate::error::BuildError;
 use crate::format::{Aperture, Format, Root};
 use crate::gather::Gather;
-use crate::memory::TableMemory;
+use crate::memory::{Chain, TableMemory};
 
 /// Where an operation begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,32 +153,60 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let (table, level) = old.table();
         let empty = self.is_empty(table, level);
         let first = if empty { levels } else { old.levels + 1 };
-        let needed = u64::from(levels - first) + 1;
-        let mut reserve = set_aside(&self.memory, needed)?;
-        let mut root = old.root;
-        for level in usize::from(first) - 1..usize::from(levels) {
-            let Some((table, _)) = reserve.take(&self.memory) else {
-                self.broke(root, level);
-                break;
-            };
-            let cells = self.entries(table, level);
-            cells.iter().for_each(|cell| cell.set(0));
-            if let (false, Some(cell)) = (empty, cells.first()) {
-                cell.set(self.format.table(level, root));
-            }
-            self.memory.written(cells);
-            root = table;
-        }
-        // If not, they are not linked to anything: nothing has changed but that they are gone.
-        self.intact()?;
+        let (root, added) = self.add_levels((!empty).then_some(old.root), first, levels)?;
         // The new tables are complete before a walk begins there.
         self.top.now.set_release(Begin { root, levels }.word());
-        self.count::<Exclusive>(needed, u64::from(empty));
+        self.count::<Exclusive>(added.len(), u64::from(empty));
         if empty {
             gather.add_table(self, old.root);
         }
         self.note_root(gather);
         Ok(())
+    }
+
+    /// A root with `levels` levels that leads to this one, for kernels, which have the unit walk from it and publish it
+    /// themselves ([`at_root`](Self::at_root)); others [`grow`](Self::grow). Operations on the table go on meanwhile. The
+    /// chain has the tables above the present root, the new one among them: of no use if the root is published, and
+    /// otherwise to be given back.
+    pub fn raised(&self, levels: u8) -> Result<(u64, Chain), BuildError> {
+        let old = self.begin();
+        if levels <= old.levels || self.format.grown_to(levels).is_none() {
+            return Err(BuildError::Levels {
+                format: self.format.id(),
+                levels,
+            });
+        }
+        self.add_levels(Some(old.root), old.levels + 1, levels)
+    }
+
+    /// Tables for the levels from `first` to `levels`, each of which leads to the one before; the lowest to `below`.
+    fn add_levels(
+        &self,
+        below: Option<u64>,
+        first: u8,
+        levels: u8,
+    ) -> Result<(u64, Chain), BuildError> {
+        let needed = u64::from(levels - first) + 1;
+        let mut reserve = set_aside(&self.memory, needed)?;
+        let mut added = Chain::empty();
+        let mut next = below;
+        for level in usize::from(first) - 1..usize::from(levels) {
+            let Some((table, _)) = reserve.take(&self.memory) else {
+                self.broke(next.unwrap_or_default(), level);
+                break;
+            };
+            let cells = self.entries(table, level);
+            cells.iter().for_each(|cell| cell.set(0));
+            if let Some((root, cell)) = next.zip(cells.first()) {
+                cell.set(self.format.table(level, root));
+            }
+            self.memory.written(cells);
+            added.push(&self.memory, table);
+            next = Some(table);
+        }
+        // If not, they are not linked to anything: nothing has changed but that they are gone.
+        self.intact()?;
+        Ok((next.unwrap_or_default(), added))
     }
 
     /// Tells the gather if the unit does not know the root yet.

@@ -1,6 +1,6 @@
 //! Tables that wait for readers, in two batches.
 
-use super::Reclaim;
+use super::{Reclaim, Unguarded};
 use crate::cell::Cell;
 use crate::memory::{Chain, TableMemory};
 
@@ -186,3 +186,11 @@ impl<C: Cell> Batch<C> {
 
 /// A reader inside. Leaves when dropped.
 pub(crate) struct Guard<'a, R: Reclaim + 'a>(#[allow(dead_code, reason = "held")] R::Guard<'a>);
+
+impl Guard<'_, Unguarded> {
+    /// Of a reader that is not known.
+    #[inline(always)]
+    pub(crate) const fn of_none() -> Self {
+        Self(())
+    }
+}

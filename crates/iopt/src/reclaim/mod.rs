@@ -103,3 +103,25 @@ pub trait Reclaim {
     /// True when everyone has left who was inside at `time`. Asked after a barrier, once or more often.
     fn have_left(&self, time: u64) -> bool;
 }
+
+/// No reader is known: what is read is kept by other means. See [`Table::unguarded`](crate::Table::unguarded).
+#[derive(Clone, Copy, Debug)]
+pub struct Unguarded;
+
+impl Reclaim for Unguarded {
+    type Guard<'a> = ();
+
+    fn enter<M: TableMemory + ?Sized>(&self, _memory: &M) {}
+
+    fn advance(&self) -> u64 {
+        0
+    }
+
+    fn barrier(&self) -> bool {
+        true
+    }
+
+    fn have_left(&self, _time: u64) -> bool {
+        true
+    }
+}
