@@ -1,5 +1,6 @@
 //! The guests as a program: `cargo xtask balloon`.
 
+use std::env;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
