@@ -22,6 +22,7 @@ mod flush;
 mod grow;
 mod inside;
 mod keep;
+mod kernel;
 mod narrow;
 mod planned;
 mod protect;
