@@ -1,18 +1,22 @@
 //! Linux's kernels, built from Debian's package of its source.
 //!
 //! A kernel is built once for each version of its options and kept, with the options it was built from beside it. What
-//! is not needed to build modules for it is removed afterwards: of 2 GB some 100 MB stay.
+//! is not needed to build modules for it, or to link it again with other tables, is removed afterwards: of 2 GB some
+//! 200 MB stay.
 
 use std::{
     collections::BTreeSet,
+    ffi::OsStr,
     fs,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     process::{Command, Stdio},
     thread,
 };
 
 use crate::source;
 use anyhow::{Context as _, ensure};
+use clap::ValueEnum;
+use walkdir::WalkDir;
 
 /// What a kernel runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,10 +79,17 @@ pub const GUEST: Kernel = Kernel {
     options: include_str!("../guest/kernel.config"),
 };
 
-/// Those that the modules below `linux/` are built for.
-pub const WITH_MODULES: [Kernel; 3] = [UML, UML_DEBUG, GUEST];
+/// That in which the DMA API is measured: for speed and not for size.
+pub const DMA: Kernel = Kernel {
+    name: "dma",
+    arch: Arch::X86,
+    options: include_str!("../guest/dma.config"),
+};
 
-/// What stays of a tree: what a module is built with.
+/// All of them.
+pub const KERNELS: [Kernel; 4] = [UML, UML_DEBUG, GUEST, DMA];
+
+/// What stays whole of a tree: what a module is built with.
 const KEPT: [&str; 9] = [
     ".config",
     "Kbuild",
@@ -91,10 +102,41 @@ const KEPT: [&str; 9] = [
     "tools",
 ];
 
+/// What goes elsewhere, unless an object was made of it.
+const SOURCES: [&str; 8] = [".c", ".h", ".S", ".rst", ".txt", ".yaml", ".json", ".rs"];
+
+/// Linux's own tables in a tree, and what links ours in their place.
+const TABLES: &str = "drivers/iommu/generic_pt";
+const TABLES_MAKEFILE: &str =
+    "\nobj-y += dmaspace_tables.o\ndmaspace_tables-y := tables.o iopt.o\n";
+
+/// Whose I/O page tables a kernel has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Tables {
+    /// Linux's generic page tables.
+    #[default]
+    Stock,
+    /// Those of `linux/tables`.
+    Iopt,
+    /// The same, a call for each page: what was before ranges were mapped at once.
+    One,
+}
+
+impl Tables {
+    /// What the kernel is told on its command line.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Stock => "",
+            Self::Iopt => "dmaspace.tables=iopt",
+            Self::One => "dmaspace.tables=iopt dmaspace_tables.one=1",
+        }
+    }
+}
+
 impl Kernel {
-    /// That of [`WITH_MODULES`] with this name.
+    /// That with this name.
     pub fn find(name: &str) -> Option<Self> {
-        WITH_MODULES.into_iter().find(|kernel| kernel.name == name)
+        KERNELS.into_iter().find(|kernel| kernel.name == name)
     }
 
     /// Where it and what belongs to it lies.
@@ -139,10 +181,7 @@ impl Kernel {
             "Linux's rules do not allow these options: {}",
             lost.join(", ")
         );
-        let jobs = format!(
-            "-j{}",
-            thread::available_parallelism().map_or(1, usize::from)
-        );
+        let jobs = jobs();
         let (target, image) = self.arch.image();
         self.make(&tree, &[&jobs, target])?;
         fs::rename(tree.join(image), self.image(work))?;
@@ -150,20 +189,102 @@ impl Kernel {
             self.make(&tree, &[&jobs, "modules"])?;
             self.keep_modules(work)?;
         }
-        // Objects of what is gone would only be in the way.
-        for entry in fs::read_dir(&tree)? {
-            let path = entry?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let kept = self.has_modules() && KEPT.contains(&&*name);
-            match path.is_dir() {
-                _ if kept => {}
-                true => fs::remove_dir_all(&path)?,
-                false => fs::remove_file(&path)?,
-            }
-        }
+        self.prune(&tree)?;
         // Last: from here on it is kept.
         fs::write(self.options_file(work), self.options)?;
         Ok(self.image(work))
+    }
+
+    /// Removes what no further build of this tree needs.
+    fn prune(&self, tree: &Path) -> anyhow::Result<()> {
+        let inputs = match self.arch {
+            Arch::X86 => inputs(tree)?,
+            Arch::Um => BTreeSet::new(),
+        };
+        for entry in WalkDir::new(tree).contents_first(true).min_depth(1) {
+            let entry = entry?;
+            let path = entry.path().strip_prefix(tree)?;
+            if entry.file_type().is_dir() {
+                // Those that have something left stay.
+                let _ = fs::remove_dir(entry.path());
+            } else if !self.is_needed(path, &inputs) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a further build may need a file: to build a module, or, where an IOMMU is, to link the kernel again. Make
+    /// wants all that the objects were made of to be there, and all that it asks what to do.
+    fn is_needed(&self, path: &Path, inputs: &BTreeSet<PathBuf>) -> bool {
+        let top = path.iter().next().unwrap_or_default().to_string_lossy();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let other = |arch: &OsStr| ![OsStr::new("x86"), OsStr::new("um")].contains(&arch);
+        let of_other =
+            top == "arch" && path.iter().count() > 2 && path.iter().nth(1).is_some_and(other);
+        let linked_again = self.arch == Arch::X86;
+        if inputs.contains(path) || linked_again && name.starts_with("Kconfig") {
+            return true;
+        }
+        if (self.has_modules() || linked_again) && KEPT.contains(&&*top) && !of_other {
+            return true;
+        }
+        let source = SOURCES.iter().any(|end| name.ends_with(end)) || top == "Documentation";
+        linked_again && !source && !of_other
+    }
+
+    /// Links the kernel, which was built, with the tables of the directory `sources` and an `object` that was compiled
+    /// already, in the place of Linux's: nothing else differs.
+    ///
+    /// # Errors
+    ///
+    /// When the build fails, or the kernel has tables of Linux.
+    pub fn link_tables(
+        &self,
+        sources: &Path,
+        object: &Path,
+        work: &Path,
+    ) -> anyhow::Result<PathBuf> {
+        let tree = self.tree(work);
+        let (above, formats) = (tree.join(TABLES), tree.join(TABLES).join("fmt"));
+        let makefile = formats.join("Makefile");
+        let rules = fs::read_to_string(&makefile)?;
+        if !rules.ends_with(TABLES_MAKEFILE) {
+            fs::write(&makefile, rules + TABLES_MAKEFILE)?;
+        }
+        for (from, to) in [
+            (sources.join("iommu_pt.h"), above.join("iommu_pt.h")),
+            (sources.join("tables.h"), above.join("tables.h")),
+            (sources.join("tables.c"), formats.join("tables.c")),
+            (object.to_owned(), formats.join("iopt.o")),
+        ] {
+            // What has not changed is not built again.
+            let new = fs::read(&from).with_context(|| from.display().to_string())?;
+            if fs::read(&to).is_ok_and(|old| old == new) {
+                continue;
+            }
+            fs::write(&to, new)?;
+        }
+        fs::write(formats.join(".iopt.o.cmd"), "")?;
+        let (target, image) = self.arch.image();
+        self.make(&tree, &[&jobs(), target])?;
+        let symbols = Command::new("nm").arg(tree.join("vmlinux")).output()?;
+        let symbols = String::from_utf8_lossy(&symbols.stdout).into_owned();
+        let has = |name: &str| {
+            symbols
+                .lines()
+                .any(|line| line.split(' ').nth(2) == Some(name))
+        };
+        for name in OF_LINUX {
+            ensure!(!has(name), "the kernel still has Linux's {name}");
+        }
+        ensure!(
+            has("dmaspace_vtdss_map"),
+            "the kernel has no tables of ours"
+        );
+        let linked = self.image_with(Tables::Iopt, work);
+        fs::copy(tree.join(image), &linked)?;
+        Ok(linked)
     }
 
     /// Builds the module of the directory `sources`, with an `object` that was compiled already, for this kernel,
@@ -215,7 +336,8 @@ impl Kernel {
         Ok(())
     }
 
-    fn has_modules(&self) -> bool {
+    /// Whether it has modules, of its own and of ours.
+    pub fn has_modules(&self) -> bool {
         self.options.lines().any(|line| line == "CONFIG_MODULES=y")
     }
 
@@ -246,9 +368,56 @@ impl Kernel {
         self.directory(work).join(self.arch.image().0)
     }
 
+    /// That with these tables.
+    pub fn image_with(&self, tables: Tables, work: &Path) -> PathBuf {
+        match tables {
+            Tables::Stock => self.image(work),
+            Tables::Iopt | Tables::One => self.directory(work).join("bzImage-iopt"),
+        }
+    }
+
     fn options_file(&self, work: &Path) -> PathBuf {
         self.directory(work).join("built-from.config")
     }
+}
+
+/// Functions of Linux's that fill and empty tables, which are in a kernel only with its own tables.
+const OF_LINUX: [&str; 3] = ["__unmap_range", "__collect_tables", "clear_contig"];
+
+fn jobs() -> String {
+    format!(
+        "-j{}",
+        thread::available_parallelism().map_or(1, usize::from)
+    )
+}
+
+/// The files that a tree was built from, as far as the records of its commands name them.
+fn inputs(tree: &Path) -> anyhow::Result<BTreeSet<PathBuf>> {
+    let mut inputs = BTreeSet::new();
+    for entry in WalkDir::new(tree) {
+        let entry = entry?;
+        if entry.path().extension().is_some_and(|end| end == "cmd") {
+            let record = fs::read(entry.path())?;
+            let record = String::from_utf8_lossy(&record);
+            let words =
+                record.split(|c: char| !(c.is_ascii_alphanumeric() || "/._+-,".contains(c)));
+            inputs.extend(words.map(normal));
+        }
+    }
+    Ok(inputs)
+}
+
+/// A path without what leads nowhere.
+fn normal(path: &str) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for part in Path::new(path).components() {
+        match part {
+            Component::ParentDir => _ = normal.pop(),
+            Component::Normal(name) => normal.push(name),
+            _ => {}
+        }
+    }
+    normal
 }
 
 /// The options of `wanted` that did not make it into `config`.
@@ -261,6 +430,27 @@ fn lost<'a>(wanted: &'a str, config: &str) -> Vec<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_line_of_ours_is_an_option_or_a_comment() {
+        for kernel in KERNELS {
+            for line in kernel.options.lines().filter(|line| !line.is_empty()) {
+                // An option that is off has no line in the result, so it could not be looked for.
+                let on = line.contains('=') && !line.ends_with("=n");
+                let option = line.starts_with("CONFIG_") && on;
+                assert!(option || line.starts_with("# "), "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn paths_lead_where_they_lead() {
+        assert_eq!(normal("./a//b/../c.h"), Path::new("a/c.h"));
+        assert_eq!(
+            normal("drivers/iommu/generic_pt/fmt/../x.h"),
+            Path::new("drivers/iommu/generic_pt/x.h")
+        );
+    }
 
     #[test]
     fn options_that_did_not_survive_are_named() {

@@ -11,12 +11,12 @@ use std::{
 };
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use conformance::{
     build::{self, Purpose},
     differences::Seen,
     drive::{Amount, Outcome},
-    kernel::Kernel,
+    kernel::{Arch, Kernel},
     server::Server,
     setup::{self, Setup},
     source, timing,
@@ -49,18 +49,28 @@ struct Options {
 #[derive(Subcommand)]
 enum Command {
     Time(time::Options),
-    /// Builds a kernel, unless it is there, and a module for it.
-    Linux {
-        /// The kernel: um, um-debug or guest.
-        #[arg(long, value_name = "NAME")]
-        kernel: String,
-        /// The module's directory.
-        #[arg(long, value_name = "DIRECTORY")]
-        module: PathBuf,
-        /// An object that belongs to it, for which it needs no source.
-        #[arg(long, value_name = "FILE")]
-        object: PathBuf,
-    },
+    /// Builds a kernel, unless it is there, a module for it if it has any, and the kernel with other tables if it has an
+    /// IOMMU.
+    Linux(Linux),
+}
+
+#[derive(Args)]
+struct Linux {
+    /// The kernel: um, um-debug, guest or dma.
+    #[arg(long, value_name = "NAME")]
+    kernel: String,
+    /// The module's directory.
+    #[arg(long, value_name = "DIRECTORY")]
+    module: PathBuf,
+    /// An object that belongs to it, for which it needs no source.
+    #[arg(long, value_name = "FILE")]
+    module_object: PathBuf,
+    /// The tables' directory.
+    #[arg(long, value_name = "DIRECTORY")]
+    tables: PathBuf,
+    /// An object that belongs to them.
+    #[arg(long, value_name = "FILE")]
+    tables_object: PathBuf,
 }
 
 /// Exit status when Linux's source cannot be had.
@@ -77,11 +87,7 @@ fn main() -> ExitCode {
     };
     let result = match &options.command {
         Some(Command::Time(wanted)) => time::time(wanted, &source, &options.work),
-        Some(Command::Linux {
-            kernel,
-            module,
-            object,
-        }) => linux(kernel, module, object, &options.work),
+        Some(Command::Linux(wanted)) => linux(wanted, &options.work),
         None => compare(&options, &source),
     };
     match result {
@@ -93,8 +99,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// A kernel, and beside it the module of `sources` with this object, and Linux's own modules.
-fn linux(name: &str, sources: &Path, object: &Path, work: &Path) -> anyhow::Result<()> {
+fn linux(wanted: &Linux, work: &Path) -> anyhow::Result<()> {
+    let name = &wanted.kernel;
     let kernel = Kernel::find(name).with_context(|| format!("no kernel is called {name}"))?;
     if kernel.kept(work).is_none() {
         let start = Instant::now();
@@ -102,8 +108,14 @@ fn linux(name: &str, sources: &Path, object: &Path, work: &Path) -> anyhow::Resu
         let took = start.elapsed().as_secs();
         println!("{} built in {took} s", built.display());
     }
-    kernel.build_module(sources, object, work)?;
-    println!("modules in {}", kernel.modules(work).display());
+    if kernel.has_modules() {
+        kernel.build_module(&wanted.module, &wanted.module_object, work)?;
+        println!("modules in {}", kernel.modules(work).display());
+    }
+    if kernel.arch == Arch::X86 {
+        let linked = kernel.link_tables(&wanted.tables, &wanted.tables_object, work)?;
+        println!("{} with our tables", linked.display());
+    }
     Ok(())
 }
 

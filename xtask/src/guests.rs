@@ -8,6 +8,7 @@ use cargo_metadata::camino::Utf8Path;
 use crate::{
     cargo::{self, Repository},
     host::Need,
+    linux,
     parts::Outcome,
     programs::{Passed, Programs},
 };
@@ -46,7 +47,7 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     }
     let status = run(&[], repository)?;
     if status.code() == Some(NOT_THERE) {
-        let reason = "there is no kernel for the guests: see the part guest-kernel";
+        let reason = "there is no kernel for the guests: see the part linux";
         return Ok(Outcome::NotRun(reason.into()));
     }
     ensure!(status.success(), "tests failed in the guests: {status}");
@@ -60,6 +61,9 @@ pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Resul
 
 /// The command `cargo xtask guest-dma`. Not a part of the test command: it takes long, and a kernel of its own.
 pub(crate) fn dma_command(passed: &Passed, repository: &Repository) -> anyhow::Result<bool> {
+    if !linux::build(linux::DMA, repository)? {
+        return Ok(false);
+    }
     let mut build = repository.cargo(&["build", "--release", "--package", "dmaspace-guest"]);
     build.args(["--features", "measure", "--bin", DMA, "--target", TARGET]);
     build.env("RUSTFLAGS", STATIC);
@@ -71,6 +75,13 @@ pub(crate) fn dma_command(passed: &Passed, repository: &Repository) -> anyhow::R
     command.args(passed.options());
     let status = command.status().context("the rig cannot be started")?;
     Ok(status.success())
+}
+
+/// In a kernel that has our tables in the place of its own, a device does DMA, and the kernel's count says whose they were.
+pub(crate) fn with_our_tables(repository: &Repository) -> anyhow::Result<Outcome> {
+    let status = run(&["--tables", "iopt", "--only", "kernel_tables"], repository)?;
+    ensure!(status.success(), "tests failed with our tables: {status}");
+    Ok(Outcome::Passed)
 }
 
 fn other_machine() -> Option<Outcome> {

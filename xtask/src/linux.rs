@@ -1,8 +1,8 @@
 //! What runs inside a Linux kernel: `linux/`, and the kernels that try it.
 //!
-//! The Rust of a module is a static library of `core` and our own crates, for a target without an operating system,
-//! by the distribution's compiler: it has the source of `core`, which is built without vector registers, as a kernel
-//! wants it. One object of it goes into the module, beside the C of `linux/`, which is the kernel's interface. Linux's
+//! The Rust is a static library of `core` and our own crates, for a target without an operating system, by the
+//! distribution's compiler: it has the source of `core`, which is built without vector registers, as a kernel
+//! wants it. One object of it goes into a module or a kernel, beside the C of `linux/`, which is the kernel's interface. Linux's
 //! own support for Rust is not used: it wants a compiler, a bindgen and a libclang of its choice, and its crate
 //! `kernel` has no virtio, no balloon and no page reporting.
 
@@ -15,6 +15,7 @@ use crate::{
     balloon,
     cargo::{self, Repository},
     conformance::{NO_SOURCE, SOURCE_MISSING},
+    guests,
     host::Need,
     parts::Outcome,
     programs::Programs,
@@ -32,21 +33,43 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Package("libc6-dev"),
     Need::Package("libelf-dev"),
     Need::Package("make"),
+    Need::Package("qemu-system-x86"),
     Need::Package("rust-web-src"),
     Need::Package("rustc-web"),
     Need::Package("xz-utils"),
 ];
 
-/// The balloon's module, below the root; the Rust in it is no member of the workspace.
-pub(crate) const BALLOON: &str = "linux/balloon";
+/// What of `linux/` is Rust: no member of the workspace.
+struct Crate {
+    /// Below the root.
+    directory: &'static str,
+    library: &'static str,
+    /// From where to where code may call.
+    model: &'static str,
+}
+
+/// A module. User-Mode Linux lies anywhere in the memory of a process, and so do its modules.
+const BALLOON: Crate = Crate {
+    directory: "linux/balloon",
+    library: "dmaspace_balloon",
+    model: "-Ccode-model=large",
+};
+
+/// In the image of a kernel for x86-64.
+const TABLES: Crate = Crate {
+    directory: "linux/tables",
+    library: "dmaspace_tables",
+    model: "-Ccode-model=kernel",
+};
+
+/// Where these crates are.
+pub(crate) const CRATES: [&str; 2] = [BALLOON.directory, TABLES.directory];
 
 /// The distribution's compiler: one whose source of `core` is a package too.
 const RUSTC: &str = "/usr/bin/rustc";
 const TARGET: &str = "x86_64-unknown-none";
 
-/// For all kernels: User-Mode Linux lies anywhere in the memory of a process, and so do its modules.
-const FLAGS: &[&str] = &[
-    "-Ccode-model=large",
+const FLAGS: [&str; 4] = [
     "-Crelocation-model=static",
     "-Cforce-unwind-tables=no",
     // One section, as from a C compiler.
@@ -58,25 +81,26 @@ const FLAGS: &[&str] = &[
 pub(crate) const UML: &str = "um";
 /// That of the guests in QEMU.
 pub(crate) const GUEST: &str = "guest";
+/// That in which Linux is measured.
+pub(crate) const DMA: &str = "dma";
 
 /// The command `cargo xtask linux`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The kernel: um, um-debug or guest.
+    /// The kernel: um, um-debug, guest or dma.
     #[arg(long, value_name = "NAME", default_value = UML)]
     kernel: String,
 }
 
-/// The part `linux` of the test command.
+/// The part `linux` of the test command: the kernels of all that follow, and that what is ours in them works.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
-    with(UML, repository, || {
+    let module = with(UML, repository, || {
         balloon::check(&["--only", "module_comes_and_goes"], repository)
-    })
-}
-
-/// The part `guest-kernel`.
-pub(crate) fn guest_part(repository: &Repository) -> anyhow::Result<Outcome> {
-    with(GUEST, repository, || Ok(Outcome::Passed))
+    })?;
+    match module {
+        Outcome::Passed => with(GUEST, repository, || guests::with_our_tables(repository)),
+        not_run => Ok(not_run),
+    }
 }
 
 /// The command.
@@ -102,12 +126,15 @@ pub(crate) fn with(
 
 /// Builds the kernel, unless it is there, and the module. False when Linux's source cannot be had.
 pub(crate) fn build(kernel: &str, repository: &Repository) -> anyhow::Result<bool> {
-    let object = object(repository)?;
+    let (module, tables) = (BALLOON.object(repository)?, TABLES.object(repository)?);
     let mut command = Programs::build(repository)?.command("dmaspace-conformance", repository);
     let work = repository.metadata.target_directory.join("conformance");
     command.arg("--work").arg(work);
-    command.args(["linux", "--kernel", kernel, "--module", BALLOON, "--object"]);
-    let status = command.arg(object).status();
+    command.args(["linux", "--kernel", kernel]);
+    command.args(["--module", BALLOON.directory, "--module-object"]);
+    command.arg(module);
+    command.args(["--tables", TABLES.directory, "--tables-object"]);
+    let status = command.arg(tables).status();
     let status = status.context("the rig cannot be started")?;
     if status.code() == Some(NO_SOURCE) {
         return Ok(false);
@@ -116,42 +143,44 @@ pub(crate) fn build(kernel: &str, repository: &Repository) -> anyhow::Result<boo
     Ok(true)
 }
 
-/// The Rust of the balloon's module, as one object.
-fn object(repository: &Repository) -> anyhow::Result<PathBuf> {
-    let directory = repository.root.join(BALLOON);
-    // The same versions of foreign crates as in the workspace; Cargo drops those not needed.
-    fs::copy(
-        repository.root.join("Cargo.lock"),
-        directory.join("Cargo.lock"),
-    )
-    .context("the workspace's Cargo.lock cannot be copied")?;
-    let target = repository.metadata.target_directory.join("linux");
-    let manifest = format!("{BALLOON}/Cargo.toml");
-    let mut build = repository.cargo(&["build", "--release", "--manifest-path", &manifest]);
-    build.args(["-Zbuild-std=core", "--target", TARGET]);
-    build
-        .env("CARGO_TARGET_DIR", &target)
-        .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\u{1f}"))
-        .env_remove("RUSTFLAGS")
-        .env_remove("CARGO_BUILD_TARGET")
-        .env("RUSTC", RUSTC)
-        // The distribution's compiler is a stable one, and this is what it allows only so.
-        .env("RUSTC_BOOTSTRAP", "1");
-    cargo::run(&mut build)?;
-    let built = target.join(TARGET).join("release");
-    let library = built.join("libdmaspace_balloon.a");
-    let members = output(Command::new("ar").arg("t").arg(&library))?;
-    let member = members
-        .lines()
-        .find(|name| name.starts_with("dmaspace_balloon"));
-    let member = member.context("the library has no object of ours")?;
-    // What it needs of `core` is in it, by link-time optimization; memcpy and memset are the kernel's.
-    let mut extract = Command::new("ar");
-    let extract = extract.args(["x", library.as_str(), member]);
-    output(extract.current_dir(&built))?;
-    let object = built.join("driver.o");
-    fs::rename(built.join(member), &object)?;
-    Ok(object.into())
+impl Crate {
+    /// Its Rust, as one object.
+    fn object(&self, repository: &Repository) -> anyhow::Result<PathBuf> {
+        let directory = repository.root.join(self.directory);
+        // The same versions of foreign crates as in the workspace; Cargo drops those not needed.
+        fs::copy(
+            repository.root.join("Cargo.lock"),
+            directory.join("Cargo.lock"),
+        )
+        .context("the workspace's Cargo.lock cannot be copied")?;
+        let target = repository.metadata.target_directory.join("linux");
+        let target = target.join(self.library);
+        let manifest = format!("{}/Cargo.toml", self.directory);
+        let mut build = repository.cargo(&["build", "--release", "--manifest-path", &manifest]);
+        build.args(["-Zbuild-std=core", "--target", TARGET]);
+        let flags = [&FLAGS[..], &[self.model]].concat();
+        build
+            .env("CARGO_TARGET_DIR", &target)
+            .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
+            .env_remove("RUSTFLAGS")
+            .env_remove("CARGO_BUILD_TARGET")
+            .env("RUSTC", RUSTC)
+            // The distribution's compiler is a stable one, and this is what it allows only so.
+            .env("RUSTC_BOOTSTRAP", "1");
+        cargo::run(&mut build)?;
+        let built = target.join(TARGET).join("release");
+        let library = built.join(format!("lib{}.a", self.library));
+        let members = output(Command::new("ar").arg("t").arg(&library))?;
+        let member = members.lines().find(|name| name.starts_with(self.library));
+        let member = member.context("the library has no object of ours")?;
+        // What it needs of `core` is in it, by link-time optimization; memcpy and memset are the kernel's.
+        let mut extract = Command::new("ar");
+        let extract = extract.args(["x", library.as_str(), member]);
+        output(extract.current_dir(&built))?;
+        let object = built.join("driver.o");
+        fs::rename(built.join(member), &object)?;
+        Ok(object.into())
+    }
 }
 
 fn output(command: &mut Command) -> anyhow::Result<String> {

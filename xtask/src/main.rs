@@ -98,11 +98,9 @@ impl Command {
     const fn part(&self) -> Option<&'static str> {
         Some(match self {
             Self::Conformance(_) => "compare",
-            // It builds a kernel first.
-            Self::GuestDma(_) => "guest-kernel",
             Self::Guests(_) => "guests",
             Self::Units(_) => "units",
-            Self::Balloon(_) | Self::Linux(_) => "linux",
+            Self::Balloon(_) | Self::GuestDma(_) | Self::Linux(_) => "linux",
             _ => return None,
         })
     }

@@ -117,7 +117,7 @@ pub(crate) const PARTS: &[Part] = &[
     ),
     part("libvirt", Group::Rig, 5, libvirt::NEEDS, libvirt::part),
     part("units", Group::Rig, 260, units::NEEDS, units::part),
-    part("linux", Group::Rig, 130, linux::NEEDS, linux::part),
+    part("linux", Group::Rig, 420, linux::NEEDS, linux::part),
     part("balloon", Group::Rig, 150, linux::NEEDS, balloon::part),
     part(
         "balloon-qemu",
@@ -127,13 +127,6 @@ pub(crate) const PARTS: &[Part] = &[
         units::balloon_part,
     ),
     part("examples", Group::Rig, 5, units::NEEDS, examples::part),
-    part(
-        "guest-kernel",
-        Group::Rig,
-        250,
-        linux::NEEDS,
-        linux::guest_part,
-    ),
     part("guests", Group::Rig, 350, guests::NEEDS, guests::part),
     part(
         "balloon-guest",
@@ -160,7 +153,8 @@ const LAB: &str = "dmaspace-lab";
 fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
     cargo::run(&mut repository.cargo(&["fmt", "--all", "--check"]))?;
     // No members of the workspace, so named by themselves.
-    for alone in [nostd::CRATE, fuzz::CRATE, header::CRATE, sanitize::PROBE] {
+    let alone = [nostd::CRATE, fuzz::CRATE, header::CRATE, sanitize::PROBE];
+    for alone in alone.into_iter().chain(linux::CRATES) {
         let manifest = format!("{alone}/Cargo.toml");
         cargo::run(&mut repository.cargo(&["fmt", "--check", "--manifest-path", &manifest]))?;
     }

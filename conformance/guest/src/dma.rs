@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use conformance::kernel::Tables;
 use hostmem::Backing;
 
 use crate::{
@@ -34,6 +35,8 @@ const CLOSE: u64 = 1000;
 pub struct Measure<'a> {
     /// The kernel's image.
     pub kernel: &'a Path,
+    /// Whose I/O page tables it has.
+    pub tables: Tables,
     /// The initramfs.
     pub initramfs: &'a Path,
     /// Where what the guest says is kept.
@@ -78,7 +81,8 @@ impl Measure<'_> {
                     found.spaces.push(sample);
                 }
                 Ok(Said::Failed(why)) => bail!("{why}; {}", at_log()),
-                Ok(Said::Done) => return found.table(name),
+                Ok(Said::Done) if self.tables == Tables::Stock => return found.table(name),
+                Ok(Said::Done) => return found.of_linux(name),
                 Err(RecvTimeoutError::Timeout) => bail!("it fell silent; {}", at_log()),
                 Err(RecvTimeoutError::Disconnected) => bail!("no end; {}", at_log()),
             }
@@ -88,8 +92,9 @@ impl Measure<'_> {
     fn command(&self, name: &str, unit: Unit, log: &Path) -> anyhow::Result<Command> {
         let processors = THREADS.iter().max().context("no threads")?;
         let words = format!(
-            "console=ttyS0 no_timer_check panic=-1 tsc=reliable {KEPT} {} dmaspace.unit={name}",
-            unit.kernel()
+            "console=ttyS0 no_timer_check panic=-1 tsc=reliable {KEPT} {} {} dmaspace.unit={name}",
+            unit.kernel(),
+            self.tables.word()
         );
         let mut command = Command::new(PROGRAM);
         command
@@ -172,8 +177,45 @@ impl Found {
         Ok([map - less[0], unmap - less[1]])
     }
 
+    /// What was measured, without what is not the same in all kernels' tables.
+    fn of_linux(&self, name: &str) -> anyhow::Result<String> {
+        let mut text = String::new();
+        self.rows(
+            &mut text,
+            name,
+            &["strict", "lazy"],
+            &[(Who::Linux, false), (Who::Linux, true)],
+        )?;
+        Ok(text)
+    }
+
     fn table(&self, name: &str) -> anyhow::Result<String> {
         let mut text = String::new();
+        let columns = [
+            ("strict: Linux", (Who::Linux, false)),
+            ("ours", (Who::Ours, false)),
+            ("software unit", (Who::Software, false)),
+            ("lazy: Linux", (Who::Linux, true)),
+            ("ours", (Who::Ours, true)),
+        ];
+        self.rows(
+            &mut text,
+            name,
+            &columns.map(|(name, _)| name),
+            &columns.map(|(_, of)| of),
+        )?;
+        text += &self.space_table()?;
+        Ok(text)
+    }
+
+    /// A table with a row for each number of threads and size.
+    fn rows(
+        &self,
+        text: &mut String,
+        name: &str,
+        names: &[&str],
+        columns: &[(Who, bool)],
+    ) -> anyhow::Result<()> {
         let [map, unmap] = self.read((Who::Direct, false), THREADS[0], SIZES[0])?;
         writeln!(
             text,
@@ -188,24 +230,17 @@ impl Found {
             "reading the clock, subtracted from ours: {:.0}",
             self.empty
         )?;
-        text +=
-            "\n| threads | size | strict: Linux | ours | software unit | lazy: Linux | ours |\n";
-        text += "|---|---|---|---|---|---|---|\n";
+        writeln!(text, "\n| threads | size | {} |", names.join(" | "))?;
+        writeln!(text, "|---|---{}|", "|---".repeat(names.len()))?;
         for threads in THREADS {
             for size in SIZES {
                 write!(text, "| {threads} | {} |", Bytes(size))?;
-                for of in [
-                    (Who::Linux, false),
-                    (Who::Ours, false),
-                    (Who::Software, false),
-                    (Who::Linux, true),
-                    (Who::Ours, true),
-                ] {
+                for of in columns {
                     if of.0 == Who::Software && threads > 1 {
-                        text += " – |";
+                        *text += " – |";
                         continue;
                     }
-                    let [map, unmap] = self.of(of, threads, size)?;
+                    let [map, unmap] = self.of(*of, threads, size)?;
                     match threads {
                         1 => write!(text, " {map:.0} / {unmap:.0} |"),
                         // A thread that waits for the others' turns does so in an unmap, and their maps are in it.
@@ -215,8 +250,7 @@ impl Found {
                 text.push('\n');
             }
         }
-        text += &self.space_table()?;
-        Ok(text)
+        Ok(())
     }
 
     /// Instructions of touching, mapping and unmapping all of one memory: medians.

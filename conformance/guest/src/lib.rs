@@ -1,6 +1,6 @@
 //! A Linux guest under emulated IOMMUs: the kernel's own VFIO and iommufd as counterparts.
 //!
-//! The program `guests` builds a small kernel once ([`kernel`]), packs `guest-init` and the command
+//! The program `guests` takes a small kernel ([`conformance::kernel`]), packs `guest-init` and the command
 //! line `dmaspace` into an initramfs, boots it in QEMU ([`qemu`]) as each of the
 //! [`machines`], and reads what `guest-init` has to say ([`console`]). All of it is emulated in
 //! software: it takes no privilege, and nothing of the machine itself is touched.
@@ -18,8 +18,6 @@ pub mod balloon;
 pub mod console;
 #[cfg(feature = "host")]
 pub mod dma;
-#[cfg(feature = "host")]
-pub mod kernel;
 pub mod machines;
 pub mod pci;
 #[cfg(feature = "host")]

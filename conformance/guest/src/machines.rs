@@ -235,6 +235,7 @@ pub const MACHINES: &[Machine] = &[
             "compatibility_behaves_as_the_table_says",
             "iommufd_answers_as_the_table_says",
             "iommufd_behaves_as_the_table_says",
+            "kernel_tables_are_those_named",
         ],
     },
     Machine {
@@ -288,6 +289,7 @@ pub const MACHINES: &[Machine] = &[
             "type1_cannot_tell_what_is_dirty",
             "compatibility_cannot_tell_what_is_dirty",
             "iommufd_cannot_tell_what_is_dirty",
+            "kernel_tables_are_those_named",
         ],
     },
     Machine {

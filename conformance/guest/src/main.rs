@@ -5,22 +5,19 @@ use std::{
     path::{Path, PathBuf},
     process::ExitCode,
     thread,
-    time::Instant,
 };
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use conformance::{
     initramfs::Initramfs,
-    kernel::{GUEST, Kernel},
+    kernel::{DMA, GUEST, Tables},
     newer_qemu::NewerQemu,
-    source,
 };
 use guest::{
     dma::{self, Measure},
-    kernel,
     machines::{MACHINES, Machine, Unit},
-    qemu::Boot,
+    qemu::{Boot, directory},
 };
 
 /// Boots Linux under emulated IOMMUs and runs tests in it.
@@ -54,6 +51,9 @@ enum Command {
         /// Only tests whose name contains this, or all of the machine of this name.
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
+        /// Whose I/O page tables the kernel has.
+        #[arg(long, value_enum, default_value_t)]
+        tables: Tables,
     },
     /// Measures Linux's DMA API beside `ioas::Dma`, in instructions.
     Dma {
@@ -66,10 +66,13 @@ enum Command {
         /// The processor, as QEMU calls it.
         #[arg(long, value_name = "MODEL", default_value = dma::PROCESSOR)]
         processor: String,
+        /// Whose I/O page tables the kernel has; if not Linux's, only its DMA API is measured.
+        #[arg(long, value_enum, default_value_t)]
+        tables: Tables,
     },
 }
 
-/// Exit status when Linux's source cannot be had, or there is no kernel.
+/// Exit status when there is no kernel.
 const NOT_THERE: u8 = 3;
 
 /// Lines that are shown of what a guest and its QEMU said, when it failed.
@@ -83,19 +86,21 @@ fn main() -> ExitCode {
             dmaspace,
             example,
             only,
+            tables,
         } => {
             let programs = Programs {
                 init,
                 dmaspace,
                 examples: example,
             };
-            run(&options.work, &programs, only.as_deref())
+            run(&options.work, &programs, only.as_deref(), *tables)
         }
         Command::Dma {
             init,
             unit,
             processor,
-        } => measure(&options.work, init, unit.as_deref(), processor),
+            tables,
+        } => measure(&options.work, init, unit.as_deref(), processor, *tables),
     };
     match done {
         Ok(Done::All) => ExitCode::SUCCESS,
@@ -117,25 +122,6 @@ enum Done {
     NotThere(String),
 }
 
-fn build_kernel(kernel: &Kernel, work: &Path) -> anyhow::Result<Done> {
-    if let Some(kept) = kernel.kept(work) {
-        println!("{} is there", kept.display());
-        return Ok(Done::All);
-    }
-    let package = match source::package(work) {
-        Ok(package) => package,
-        Err(error) => {
-            let reason = format!("Linux's source cannot be had: {error:#}");
-            return Ok(Done::NotThere(reason));
-        }
-    };
-    let start = Instant::now();
-    let built = kernel.build(&package, work)?;
-    let took = start.elapsed().as_secs();
-    println!("{} built in {took} s", built.display());
-    Ok(Done::All)
-}
-
 /// What is packed.
 struct Programs<'a> {
     init: &'a Path,
@@ -143,11 +129,17 @@ struct Programs<'a> {
     examples: &'a [PathBuf],
 }
 
-fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Result<Done> {
-    let Some(kernel) = GUEST.kept(work) else {
+fn run(
+    work: &Path,
+    programs: &Programs<'_>,
+    only: Option<&str>,
+    tables: Tables,
+) -> anyhow::Result<Done> {
+    if GUEST.kept(work).is_none() {
         let reason = "there is no kernel for the guests: `cargo xtask linux --kernel guest`";
         return Ok(Done::NotThere(reason.into()));
-    };
+    }
+    let kernel = GUEST.image_with(tables, work);
     let chosen: Vec<&Machine> = MACHINES
         .iter()
         .filter(|machine| machine.tests(only).next().is_some())
@@ -157,7 +149,7 @@ fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Resu
         "no test has `{}` in its name",
         only.unwrap_or_default()
     );
-    let directory = kernel::directory(work);
+    let directory = directory(work);
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join("initramfs");
     let mut archive = Initramfs::new()?;
@@ -176,6 +168,7 @@ fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Resu
         dmaspace: programs.dmaspace,
         newer: newer.as_ref(),
         kernel: &kernel,
+        tables,
         initramfs: &initramfs,
         directory: &directory,
         only,
@@ -209,12 +202,19 @@ fn program(path: &Path) -> anyhow::Result<Vec<u8>> {
     fs::read(path).with_context(|| path.display().to_string())
 }
 
-fn measure(work: &Path, init: &Path, unit: Option<&str>, processor: &str) -> anyhow::Result<Done> {
-    let built = build_kernel(&kernel::DMA, work)?;
-    let Some(kernel) = kernel::DMA.kept(work) else {
-        return Ok(built);
-    };
-    let directory = kernel::directory(work);
+fn measure(
+    work: &Path,
+    init: &Path,
+    unit: Option<&str>,
+    processor: &str,
+    tables: Tables,
+) -> anyhow::Result<Done> {
+    if DMA.kept(work).is_none() {
+        let reason = "there is no kernel to measure: `cargo xtask linux --kernel dma`";
+        return Ok(Done::NotThere(reason.into()));
+    }
+    let kernel = DMA.image_with(tables, work);
+    let directory = directory(work);
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join("dma.initramfs");
     let mut archive = Initramfs::new()?;
@@ -222,6 +222,7 @@ fn measure(work: &Path, init: &Path, unit: Option<&str>, processor: &str) -> any
     fs::write(&initramfs, archive.finish()?)?;
     let measure = Measure {
         kernel: &kernel,
+        tables,
         initramfs: &initramfs,
         directory: &directory,
         processor,

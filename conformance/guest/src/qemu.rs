@@ -15,7 +15,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use conformance::newer_qemu::{MACHINE, NewerQemu};
+use conformance::{
+    kernel::Tables,
+    newer_qemu::{MACHINE, NewerQemu},
+};
 use dmaspace::topology::Topology;
 use dmaspace_cli::inside::GuestTopology;
 
@@ -36,11 +39,18 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// or busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
+/// What belongs to the guests, below the directory of the rigs.
+pub fn directory(work: &Path) -> PathBuf {
+    work.join("guest")
+}
+
 /// What is booted.
 #[derive(Clone, Copy, Debug)]
 pub struct Boot<'a> {
     /// The kernel's image.
     pub kernel: &'a Path,
+    /// Whose I/O page tables it has.
+    pub tables: Tables,
     /// The initramfs.
     pub initramfs: &'a Path,
     /// Where the disk and what the guest says are kept.
@@ -161,8 +171,9 @@ impl Boot<'_> {
         remove(&log)?;
         let qemu_log = File::create(&qemu_log)?;
         let mut words = format!(
-            "console=ttyS0 no_timer_check panic=-1 hugepages={HUGE_PAGES} {} dmaspace.machine={}",
+            "console=ttyS0 no_timer_check panic=-1 hugepages={HUGE_PAGES} {} {} dmaspace.machine={}",
             machine.unit.kernel(),
+            self.tables.word(),
             machine.name
         );
         if let Some(only) = self.only {

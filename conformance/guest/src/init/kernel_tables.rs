@@ -4,14 +4,17 @@
 //! Source: Linux, `Documentation/ABI/testing/debugfs-intel-iommu`.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use anyhow::{Context as _, ensure};
-use guest::machines::{EDU, Machine};
+use guest::{
+    machines::{EDU, Machine},
+    start,
+};
 use hostmem::{Backing, Mapping};
 use iopt::Prot;
 use serde_json::{Value, json};
@@ -21,7 +24,7 @@ use crate::{
     edu::BUFFER,
     pci::Device,
     program::report,
-    space::Type1,
+    space::{Iommufd, Type1},
 };
 
 /// Bytes in huge pages.
@@ -92,4 +95,34 @@ fn address(memory: &Arc<Mapping>, offset: u64) -> anyhow::Result<u64> {
     let entry = u64::from_ne_bytes(entry);
     ensure!(entry >> 63 == 1, "no page at {at:#x}");
     Ok((entry & ((1 << 55) - 1)) * 4096 + at % 4096)
+}
+
+/// Where the kernel counts what it has mapped by tables of ours.
+const MAPS: &str = "/sys/module/dmaspace_tables/parameters/maps";
+
+/// A device copies memory through tables of the kernel, and they are those that the host has named: ours count.
+pub(crate) fn named(_: &Machine) -> anyhow::Result<()> {
+    let words = fs::read_to_string("/proc/cmdline")?;
+    let count = || {
+        anyhow::Ok(
+            fs::read_to_string(MAPS)
+                .context(MAPS)?
+                .trim()
+                .parse::<u64>()?,
+        )
+    };
+    if start::word(&words, "dmaspace.tables") != Some("iopt") {
+        ensure!(!Path::new(MAPS).exists(), "the kernel has tables of ours");
+        return dma::copies::<Type1>(Backing::Anon4K);
+    }
+    for backing in [Backing::Anon4K, Backing::Hugetlb2M] {
+        for copies in [dma::copies::<Type1>, dma::copies::<Iommufd>] {
+            let before = count()?;
+            copies(backing)?;
+            let after = count()?;
+            println!("maps by iopt: {before}, then {after}");
+            ensure!(after > before, "no map was by tables of ours: {after}");
+        }
+    }
+    Ok(())
 }

@@ -15,6 +15,7 @@ pub(crate) type Test = fn(&Machine) -> anyhow::Result<()>;
 
 const TESTS: &[(&str, Test)] = &[
     ("the_kernel_is_linux_7_2", platform::kernel),
+    ("kernel_tables_are_those_named", kernel_tables::named),
     ("vfio_and_iommufd_are_there", platform::device_files),
     ("the_unit_is_there_and_has_the_devices", platform::unit),
     ("each_device_has_a_group_of_its_own", platform::groups),

@@ -298,8 +298,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) -> usize {
         let own = F::shift(V::N);
         let log2 = match F::decode(V::N, word) {
-            Entry::Leaf { log2, .. } => log2.max(own),
-            Entry::Empty | Entry::Table(_) => own,
+            Entry::Leaf { log2, .. } if !F::DIRTY_BY_ENTRY => log2.max(own),
+            _ => own,
         };
         let count = 1usize << (log2 - own);
         let nth = self.index(V::N, part.base()) & (count - 1);

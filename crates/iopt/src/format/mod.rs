@@ -271,6 +271,8 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// The bit that hardware sets in a leaf that it writes to; 0 where there is none, or where it is
     /// not as simple as that.
     const DIRTY: u64 = 0;
+    /// In a group the dirty bit of an entry is about what that entry translates, and not about the group.
+    const DIRTY_BY_ENTRY: bool = false;
     /// How many entries are seen to be clean at once, where there is a way: when none of the first
     /// bits is set in any of them, and all of the second are set in each. That must be enough to be
     /// clean; it need not be necessary.

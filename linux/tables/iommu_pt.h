@@ -1,0 +1,464 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * The operations of a format by the crate iopt, in the place of drivers/iommu/generic_pt/iommu_pt.h.
+ *
+ * Each file of a format includes this after Linux's description of the format. Of that it uses how a table begins, which
+ * attributes leaves have and what the unit is told of the root. Entries are read and written by src/lib.rs alone.
+ *
+ * A table's root is where Linux has it, in struct pt_common, and nothing else is kept of it: what Rust needs to know is
+ * put together for each call. Operations that run at once have disjoint ranges; that is the contract of struct
+ * pt_iommu_ops.
+ */
+#ifndef DMASPACE_IOMMU_PT_H
+#define DMASPACE_IOMMU_PT_H
+
+#include "pt_iter.h"
+
+#include <linux/export.h>
+#include <linux/iommu.h>
+#include <linux/mem_encrypt.h>
+#include <linux/module.h>
+#include "../iommu-pages.h"
+#include "tables.h"
+
+#define RUST(op) CONCATENATE(CONCATENATE(dmaspace_, PTPFX), op)
+#define EXPORTED(op) CONCATENATE(CONCATENATE(pt_iommu_, PTPFX), op)
+#define CFG CONCATENATE(pt_iommu_table, _cfg)
+
+static __always_inline struct dmaspace_call call_of(struct pt_iommu *iommu)
+{
+	return (struct dmaspace_call){
+		.top = READ_ONCE(common_from_iommu(iommu)->top_of_table),
+		.sizes = iommu->domain.pgsize_bitmap,
+		.iommu = iommu,
+	};
+}
+
+/* The tables of a chain at the end of a list. */
+static void add_tables(struct iommu_pages_list *list, const struct dmaspace_chain *chain)
+{
+	u64 table = chain->head, left;
+
+	for (left = chain->count; left; left--) {
+		void *virt = __va(table);
+
+		table = *(u64 *)&virt_to_ioptdesc(virt)->iopt_freelist_elm;
+		iommu_pages_list_add(list, virt);
+	}
+}
+
+static void free_tables(struct pt_iommu *iommu, const struct dmaspace_chain *chain)
+{
+	struct iommu_pages_list list = IOMMU_PAGES_LIST_INIT(list);
+
+	add_tables(&list, chain);
+	if (pt_feature(common_from_iommu(iommu), PT_FEAT_DMA_INCOHERENT))
+		iommu_pages_stop_incoherent_list(&list, iommu->iommu_device);
+	iommu_put_pages_list(&list);
+}
+
+/* The range is one that the table can have. */
+static __always_inline int check_range(struct pt_common *common, u64 iova, u64 len)
+{
+	u64 last;
+
+	if (unlikely(!len))
+		return -EINVAL;
+	if (unlikely(check_add_overflow(iova, len - 1, &last)))
+		return -EOVERFLOW;
+	/* Where addresses are sign-extended, all that a format has: Rust looks. */
+	if (!pt_feature(common, PT_FEAT_SIGN_EXTEND) && common->max_vasz_lg2 < 64 &&
+	    unlikely(last >> common->max_vasz_lg2))
+		return -ERANGE;
+	return 0;
+}
+
+/* False at compile time where the format does not know it: then Rust has no functions for it. */
+static __always_inline bool is_incoherent(struct pt_common *common)
+{
+	return pt_feature(common, PT_FEAT_DMA_INCOHERENT);
+}
+
+phys_addr_t EXPORTED(iova_to_phys)(struct iommu_domain *domain, dma_addr_t iova)
+{
+	struct pt_common *common =
+		common_from_iommu(container_of(domain, struct pt_iommu, domain));
+
+	if (check_range(common, iova, 1))
+		return 0;
+	return RUST(translate)(READ_ONCE(common->top_of_table), iova);
+}
+EXPORT_SYMBOL_NS_GPL(EXPORTED(iova_to_phys), "GENERIC_PT_IOMMU");
+
+static void record(void *to, u64 iova, u64 len)
+{
+	iommu_dirty_bitmap_record(to, iova, len);
+}
+
+int EXPORTED(read_and_clear_dirty)(struct iommu_domain *domain, unsigned long iova, size_t size,
+				   unsigned long flags, struct iommu_dirty_bitmap *dirty)
+{
+	struct pt_iommu *iommu = container_of(domain, struct pt_iommu, domain);
+	struct dmaspace_call call = call_of(iommu);
+	/* What is left dirty is in no unit's way. */
+	struct iommu_dirty_bitmap only = { .bitmap = dirty->bitmap };
+	bool clean = !(flags & IOMMU_DIRTY_NO_CLEAR);
+	int error = check_range(common_from_iommu(iommu), iova, size);
+
+	if (!IS_ENABLED(CONFIG_IOMMUFD_DRIVER))
+		return -EOPNOTSUPP;
+	if (error)
+		return error;
+	return RUST(dirty)(&call, iova, size, clean, record, clean ? dirty : &only);
+}
+EXPORT_SYMBOL_NS_GPL(EXPORTED(read_and_clear_dirty), "GENERIC_PT_IOMMU");
+
+static int __maybe_unused NS(set_dirty)(struct pt_iommu *iommu, dma_addr_t iova)
+{
+	struct dmaspace_call call = call_of(iommu);
+	int error = check_range(common_from_iommu(iommu), iova, 1);
+
+	return error ? error : RUST(set_dirty)(&call, iova);
+}
+
+/* An address is above all that a root at this level translates. */
+static __always_inline bool beyond(u8 level, u64 last)
+{
+	return level < PT_MAX_TOP_LEVEL && last >> (PT_GRANULE_LG2SZ + 9 * (level + 1));
+}
+
+/*
+ * Tables above the root, so that the table translates up to `last`. Everything that others map meanwhile stays: the new
+ * root leads to the old one. Who was quicker has made one that this one would leave out, so it is looked at again.
+ */
+static noinline int raise(struct pt_iommu *iommu, u64 last, gfp_t gfp)
+{
+	struct pt_common *common = common_from_iommu(iommu);
+	struct dmaspace_call call = call_of(iommu);
+	struct dmaspace_chain chain = {};
+	spinlock_t *lock;
+	unsigned long flags;
+	uintptr_t top;
+	u64 root;
+	u8 level;
+	int error;
+
+	for (level = call.top & PT_TOP_LEVEL_MASK; level < PT_MAX_TOP_LEVEL; level++)
+		if (!beyond(level, last))
+			break;
+	/* Another operation has raised it meanwhile. */
+	if (level == (call.top & PT_TOP_LEVEL_MASK))
+		return 0;
+	call.gfp = gfp;
+	error = RUST(raise)(&call, level + 1, &root, &chain);
+	if (error)
+		return error;
+	top = (uintptr_t)__va(root) | level;
+	lock = iommu->driver_ops->get_top_lock(iommu);
+	spin_lock_irqsave(lock, flags);
+	if (common->top_of_table != call.top) {
+		spin_unlock_irqrestore(lock, flags);
+		free_tables(iommu, &chain);
+		return -EAGAIN;
+	}
+	/* The unit has it before anything is mapped that only it leads to. */
+	iommu->driver_ops->change_top(iommu, root, level);
+	WRITE_ONCE(common->top_of_table, top);
+	spin_unlock_irqrestore(lock, flags);
+	return 0;
+}
+
+/* The largest page that can begin at an address, as Linux's core chose it before there were ranges. */
+static u64 one_page(const struct dmaspace_call *call, u64 address, u64 len)
+{
+	u64 sizes = call->sizes & GENMASK_U64(__fls(len), 0);
+
+	if (address)
+		sizes &= GENMASK_U64(__ffs(address), 0);
+	return sizes ? 1ULL << __fls(sizes) : len;
+}
+
+static __always_inline int map_run(struct pt_iommu *iommu, const struct dmaspace_call *call, u64 iova,
+				   u64 pa, u64 len)
+{
+	struct dmaspace_chain chain;
+	struct iommu_iotlb_gather gather;
+	int error;
+
+	chain.count = 0;
+	if (is_incoherent(common_from_iommu(iommu)))
+		error = CONCATENATE(RUST(map), _incoherent)(call, iova, pa, len, &chain);
+	else
+		error = RUST(map)(call, iova, pa, len, &chain);
+	if (unlikely(chain.count)) {
+		/* Empty tables gave way to larger leaves: no unit may still look into them. */
+		iommu_iotlb_gather_init(&gather);
+		add_tables(&gather.freelist, &chain);
+		iommu_iotlb_gather_add_range(&gather, iova, len);
+		if (pt_feature(common_from_iommu(iommu), PT_FEAT_DETAILED_GATHER))
+			gather.pt.table_levels_bitmap = GENMASK(PT_MAX_TOP_LEVEL, 1);
+		iommu_iotlb_sync(&iommu->domain, &gather);
+	}
+	return error;
+}
+
+static int NS(map_range)(struct pt_iommu *iommu, dma_addr_t iova, phys_addr_t pa, dma_addr_t len,
+			 unsigned int prot, gfp_t gfp, size_t *mapped)
+{
+	struct pt_common *common = common_from_iommu(iommu);
+	struct pt_write_attrs attributes;
+	struct dmaspace_call call;
+	u64 done, page, last;
+	int error;
+
+	if (WARN_ON(!(prot & (IOMMU_READ | IOMMU_WRITE))))
+		return -EINVAL;
+	error = check_range(common, iova, len);
+	if (unlikely(error))
+		return error;
+	if (unlikely((pa + (len - 1)) >> common->max_oasz_lg2))
+		return -ERANGE;
+	error = pt_iommu_set_prot(common, &attributes, prot);
+	if (unlikely(error))
+		return error;
+	call = call_of(iommu);
+	if (pt_feature(common, PT_FEAT_DYNAMIC_TOP)) {
+		/* One leaf for all that a root translates is in a table above it. */
+		last = iova + (len - 1) + (!iova && !(pa & (len - 1)) && call.sizes & len);
+		while (unlikely(beyond(call.top & PT_TOP_LEVEL_MASK, last))) {
+			error = raise(iommu, last, gfp);
+			if (error && error != -EAGAIN)
+				return error;
+			call = call_of(iommu);
+		}
+	}
+	call.bits = attributes.descriptor_bits;
+	call.gfp = gfp;
+	this_cpu_inc(dmaspace_maps);
+	if (unlikely(dmaspace_one)) {
+		for (done = 0; done < len && !error; done += error ? 0 : page) {
+			page = one_page(&call, (iova + done) | (pa + done), len - done);
+			error = map_run(iommu, &call, iova + done, pa + done, page);
+		}
+		*mapped += done;
+		return error;
+	}
+	error = map_run(iommu, &call, iova, pa, len);
+	if (likely(!error))
+		*mapped += len;
+	return error;
+}
+
+static __always_inline size_t unmap_run(struct pt_iommu *iommu, const struct dmaspace_call *call,
+					u64 iova, u64 len, struct iommu_iotlb_gather *gather)
+{
+	struct pt_common *common = common_from_iommu(iommu);
+	struct iommu_pages_list list = IOMMU_PAGES_LIST_INIT(list);
+	struct dmaspace_chain chain;
+	size_t unmapped;
+
+	chain.count = 0;
+	if (is_incoherent(common))
+		unmapped = CONCATENATE(RUST(unmap), _incoherent)(call, iova, len, &chain);
+	else
+		unmapped = RUST(unmap)(call, iova, len, &chain);
+	if (unlikely(!unmapped))
+		return 0;
+	if (unlikely(chain.count)) {
+		add_tables(&list, &chain);
+		if (is_incoherent(common))
+			iommu_pages_stop_incoherent_list(&list, iommu->iommu_device);
+	}
+	/* A queue of flushes is emptied by one flush of everything. */
+	if (!iommu_iotlb_gather_queued(gather)) {
+		/* What the gather has so far is flushed, and its tables freed, before these are put there. */
+		if (pt_feature(common, PT_FEAT_FLUSH_RANGE_NO_GAPS) &&
+		    iommu_iotlb_gather_is_disjoint(gather, iova, unmapped))
+			iommu_iotlb_sync(&iommu->domain, gather);
+		iommu_iotlb_gather_add_range(gather, iova, unmapped);
+	}
+	if (unlikely(chain.count))
+		iommu_pages_list_splice(&list, &gather->freelist);
+	if (pt_feature(common, PT_FEAT_DETAILED_GATHER)) {
+		gather->pt.leaf_levels_bitmap |= chain.leaf_levels;
+		if (chain.tables)
+			gather->pt.table_levels_bitmap |= GENMASK(PT_MAX_TOP_LEVEL, 1);
+	}
+	return unmapped;
+}
+
+static size_t NS(unmap_range)(struct pt_iommu *iommu, dma_addr_t iova, dma_addr_t len,
+			      struct iommu_iotlb_gather *gather)
+{
+	struct dmaspace_call call;
+	u64 done, page, unmapped;
+
+	if (unlikely(check_range(common_from_iommu(iommu), iova, len)))
+		return 0;
+	call = call_of(iommu);
+	if (unlikely(dmaspace_one)) {
+		for (done = 0; done < len; done += unmapped) {
+			page = one_page(&call, iova + done, len - done);
+			unmapped = unmap_run(iommu, &call, iova + done, page, gather);
+			if (!unmapped)
+				break;
+		}
+		return done;
+	}
+	return unmap_run(iommu, &call, iova, len, gather);
+}
+
+static void NS(get_info)(struct pt_iommu *iommu, struct pt_iommu_info *info)
+{
+	struct pt_common *common = common_from_iommu(iommu);
+	u8 levels = pt_feature(common, PT_FEAT_DYNAMIC_TOP) ?
+			    PT_MAX_TOP_LEVEL + 1 :
+			    (common->top_of_table & PT_TOP_LEVEL_MASK) + 1;
+	struct pt_range range = pt_top_range(common);
+	struct pt_state pts = pt_init_top(&range);
+	u64 sizes = 0;
+
+	/* Linux leaves out what units have errata for. */
+	for (pts.level = 0; pts.level < levels; pts.level++)
+		sizes |= pt_possible_sizes(&pts);
+	/* A leaf is smaller than what the table translates, and than memory. */
+	sizes &= GENMASK_U64(common->max_vasz_lg2 - 2, 0) &
+		 GENMASK_U64(common->max_oasz_lg2 - 1, 0);
+	info->pgsize_bitmap = sizes & RUST(sizes)(levels);
+}
+
+static void NS(deinit)(struct pt_iommu *iommu)
+{
+	struct dmaspace_call call = call_of(iommu);
+	struct dmaspace_chain chain = {};
+
+	/* The driver has seen to it that no unit has any of it. */
+	RUST(collect)(&call, &chain);
+	free_tables(iommu, &chain);
+}
+
+static const struct pt_iommu_ops NS(ops) = {
+	.map_range = NS(map_range),
+	.unmap_range = NS(unmap_range),
+#if IS_ENABLED(CONFIG_IOMMUFD_DRIVER) && IS_ENABLED(CONFIG_IOMMUFD_TEST)
+	.set_dirty = NS(set_dirty),
+#endif
+	.get_info = NS(get_info),
+	.deinit = NS(deinit),
+};
+
+/* The configuration is one of Linux's, and one that Rust has. */
+static int configure(struct pt_iommu_table *table, const struct CFG *cfg)
+{
+	struct pt_common *common = common_from_iommu(&table->iommu);
+	const struct pt_iommu_cfg *wanted = &cfg->common;
+	int error;
+
+	if (!wanted->hw_max_oasz_lg2 || !wanted->hw_max_vasz_lg2 ||
+	    wanted->hw_max_vasz_lg2 > PT_MAX_VA_ADDRESS_LG2)
+		return -EINVAL;
+	if (wanted->features & ~(unsigned int)PT_SUPPORTED_FEATURES)
+		return -EOPNOTSUPP;
+	/* Encrypted tables are not brought in here. */
+	if (__sme_set(0ULL))
+		return -EOPNOTSUPP;
+	common->features = wanted->features;
+	common->max_vasz_lg2 = wanted->hw_max_vasz_lg2;
+	common->max_oasz_lg2 = wanted->hw_max_oasz_lg2;
+	error = pt_iommu_fmt_init(table, cfg);
+	if (error)
+		return error;
+	if (wanted->hw_max_oasz_lg2 > pt_max_oa_lg2(common))
+		return -EINVAL;
+	if (common->max_vasz_lg2 == 64)
+		common->features |= BIT(PT_FEAT_FULL_VA);
+	if (!IS_ENABLED(CONFIG_DEBUG_GENERIC_PT) &&
+	    (common->features & PT_FORCE_ENABLED_FEATURES) != PT_FORCE_ENABLED_FEATURES)
+		return -EOPNOTSUPP;
+	if (pt_feature(common, PT_FEAT_SIGN_EXTEND) &&
+	    common->features & (BIT(PT_FEAT_FULL_VA) | BIT(PT_FEAT_DYNAMIC_TOP)))
+		return -EINVAL;
+	/* More addresses than the levels translate. */
+	if (!pt_feature(common, PT_FEAT_DYNAMIC_TOP) && common->max_vasz_lg2 <= 63 &&
+	    common->max_vasz_lg2 >
+		    PT_GRANULE_LG2SZ + 9 * ((common->top_of_table & PT_TOP_LEVEL_MASK) + 1))
+		return -EOPNOTSUPP;
+	return 0;
+}
+
+static void domain_init(struct pt_iommu *iommu)
+{
+	struct pt_common *common = common_from_iommu(iommu);
+	struct iommu_domain *domain = &iommu->domain;
+	struct pt_iommu_info info;
+	unsigned int bits = common->max_vasz_lg2;
+
+	NS(get_info)(iommu, &info);
+	domain->type = __IOMMU_DOMAIN_PAGING;
+	domain->pgsize_bitmap = info.pgsize_bitmap;
+	domain->is_iommupt = true;
+	/* Where addresses are sign-extended, the lower half. */
+	if (pt_feature(common, PT_FEAT_SIGN_EXTEND))
+		bits--;
+	domain->geometry.aperture_start = 0;
+	domain->geometry.aperture_end = GENMASK_U64(bits - 1, 0);
+	domain->geometry.force_aperture = true;
+}
+
+int EXPORTED(init)(struct pt_iommu_table *table, const struct CFG *cfg, gfp_t gfp)
+{
+	struct pt_iommu *iommu = &table->iommu;
+	const struct pt_iommu given = *iommu;
+	struct pt_common *common = common_from_iommu(iommu);
+	void *root;
+	int error;
+
+	static_assert(!offsetof(struct pt_iommu_table, iommu.domain));
+	memset_after(table, 0, iommu.domain);
+	iommu->iommu_device = given.iommu_device;
+	iommu->driver_ops = given.driver_ops;
+	iommu->nid = given.nid;
+	error = configure(table, cfg);
+	if (error)
+		return error;
+	if (pt_feature(common, PT_FEAT_DYNAMIC_TOP) &&
+	    WARN_ON(!iommu->driver_ops || !iommu->driver_ops->change_top ||
+		    !iommu->driver_ops->get_top_lock))
+		return -EINVAL;
+	if (pt_feature(common, PT_FEAT_DMA_INCOHERENT) && WARN_ON(!iommu->iommu_device))
+		return -EINVAL;
+	domain_init(iommu);
+	root = iommu_alloc_pages_node_sz(iommu->nid, gfp, PAGE_SIZE);
+	if (!root)
+		return -ENOMEM;
+	if (pt_feature(common, PT_FEAT_DMA_INCOHERENT)) {
+		error = iommu_pages_start_incoherent(root, iommu->iommu_device);
+		if (error) {
+			iommu_free_pages(root);
+			return error;
+		}
+	}
+	common->top_of_table |= (uintptr_t)root;
+	/* From here on it is taken down by deinit. */
+	iommu->ops = &NS(ops);
+	return 0;
+}
+EXPORT_SYMBOL_NS_GPL(EXPORTED(init), "GENERIC_PT_IOMMU");
+
+#ifdef pt_iommu_fmt_hw_info
+void EXPORTED(hw_info)(struct pt_iommu_table *table,
+		       struct CONCATENATE(pt_iommu_table, _hw_info) *info)
+{
+	struct pt_range top = pt_top_range(common_from_iommu(&table->iommu));
+
+	pt_iommu_fmt_hw_info(table, &top, info);
+}
+EXPORT_SYMBOL_NS_GPL(EXPORTED(hw_info), "GENERIC_PT_IOMMU");
+#endif
+
+MODULE_LICENSE("Dual MIT/GPL");
+MODULE_DESCRIPTION("IOMMU page tables by iopt: " __stringify(PTPFX_RAW));
+MODULE_IMPORT_NS("GENERIC_PT");
+MODULE_IMPORT_NS("IOMMUFD");
+
+#endif
