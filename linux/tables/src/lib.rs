@@ -74,29 +74,32 @@ const EOPNOTSUPP: c_int = 95;
 const PAGE: u64 = 64;
 const ELEMENT: u64 = 8;
 
-/// In entries that lead to tables: the link was flushed. One of the bits that units ignore (VT-d specification, revision
-/// 5.0, sections 9.7 and 9.8).
-const FLUSHED: u64 = 1 << 52;
+/// For units that read memory through the processor's caches.
+const COHERENT: u64 = 0;
+/// For others: the bit of a link that says that it was flushed. Units ignore it (VT-d specification, revision 5.0, sections
+/// 9.8 and 9.7), and so does Linux's driver when it shows tables: not so those from 52 on.
+const VTDSS_FLUSHED: u64 = 1 << 10;
+const X86_64_FLUSHED: u64 = 1 << 9;
 
 /// The levels in `struct dmaspace_call`.
 const LEVEL: u64 = 7;
 
 /// The memory of one operation: the kernel's pages.
 #[derive(Clone, Copy)]
-struct Pages<const INCOHERENT: bool> {
+struct Pages<const FLUSHED: u64> {
     direct: u64,
     pages: u64,
     iommu: *mut Opaque,
     gfp: c_uint,
 }
 
-impl<const INCOHERENT: bool> TableMemory for Pages<INCOHERENT> {
+impl<const FLUSHED: u64> TableMemory for Pages<FLUSHED> {
     type Cell = AtomicU64;
     type Link = AtomicU64;
     type Count = core::sync::atomic::AtomicU32;
 
     const TABLE_BYTES: u64 = 4096;
-    const FLUSHES: bool = INCOHERENT;
+    const FLUSHES: bool = FLUSHED != COHERENT;
 
     #[inline(always)]
     fn entries(&self, table: u64, count: usize) -> &[AtomicU64] {
@@ -158,7 +161,7 @@ impl<const INCOHERENT: bool> TableMemory for Pages<INCOHERENT> {
 
     #[inline(always)]
     fn written(&self, entries: &[AtomicU64]) {
-        if INCOHERENT {
+        if Self::FLUSHES {
             // SAFETY: the entries are in a page of the direct map.
             unsafe { dmaspace_flush(self.iommu, entries.as_ptr().cast(), size_of_val(entries)) };
         }
@@ -228,9 +231,9 @@ impl CChain {
 /// `call.top` is the root of a table of this format, made by `iommu_pt.h`, and the caller of this operation has what the
 /// head of this module says.
 #[inline(always)]
-unsafe fn table<F: Levels, const INCOHERENT: bool>(
+unsafe fn table<F: Levels, const FLUSHED: u64>(
     call: &Call,
-) -> Result<Table<F, Pages<INCOHERENT>>, BuildError> {
+) -> Result<Table<F, Pages<FLUSHED>>, BuildError> {
     let format = F::with_levels((call.top & LEVEL) as u8 + 1)?;
     // SAFETY: written once, before the first table is made.
     let (direct, pages) = unsafe { (dmaspace_direct, dmaspace_pages) };
@@ -261,14 +264,14 @@ fn not_mapped(error: &TableMapError) -> c_int {
 ///
 /// See [`table`].
 #[inline(always)]
-unsafe fn map<F: Levels, const INCOHERENT: bool>(
+unsafe fn map<F: Levels, const FLUSHED: u64>(
     call: &Call,
     iova: u64,
     run: Span<runs::Pa>,
     chain: &mut CChain,
 ) -> c_int {
     // SAFETY: as the caller promises.
-    let Ok(table) = (unsafe { table::<F, INCOHERENT>(call) }) else {
+    let Ok(table) = (unsafe { table::<F, FLUSHED>(call) }) else {
         return -EINVAL;
     };
     let inside = table.unguarded();
@@ -293,13 +296,13 @@ unsafe fn map<F: Levels, const INCOHERENT: bool>(
 ///
 /// See [`table`].
 #[inline(always)]
-unsafe fn unmap<F: Levels, const INCOHERENT: bool>(
+unsafe fn unmap<F: Levels, const FLUSHED: u64>(
     call: &Call,
     range: Span<Iova>,
     chain: &mut CChain,
 ) -> u64 {
     // SAFETY: as the caller promises.
-    let Ok(table) = (unsafe { table::<F, INCOHERENT>(call) }) else {
+    let Ok(table) = (unsafe { table::<F, FLUSHED>(call) }) else {
         return 0;
     };
     let mut gather = Gather::new();
@@ -315,8 +318,8 @@ unsafe fn unmap<F: Levels, const INCOHERENT: bool>(
 
 /// Linux unmaps what there is up to the first hole, and a leaf whole that the range ends in.
 #[cold]
-fn unmap_leaves<F: Format, const INCOHERENT: bool>(
-    table: &Table<F, Pages<INCOHERENT>>,
+fn unmap_leaves<F: Format, const FLUSHED: u64>(
+    table: &Table<F, Pages<FLUSHED>>,
     range: Span<Iova>,
     gather: &mut Gather,
 ) -> u64 {
@@ -351,7 +354,7 @@ unsafe fn translate<F: Levels>(top: u64, iova: u64) -> u64 {
         gfp: 0,
     };
     // SAFETY: as the caller promises. Nothing is stored, so that there is nothing to flush either.
-    let table = unsafe { table::<F, false>(&call) };
+    let table = unsafe { table::<F, COHERENT>(&call) };
     let found = table
         .ok()
         .and_then(|table| table.unguarded().translate(iova));
@@ -374,7 +377,7 @@ unsafe fn dirty<F: Levels>(
         ..*call
     };
     // SAFETY: as the caller promises. Units that keep dirty bits read through the caches.
-    let Ok(table) = (unsafe { table::<F, false>(&call) }) else {
+    let Ok(table) = (unsafe { table::<F, COHERENT>(&call) }) else {
         return -EINVAL;
     };
     let each = |leaves: Span<Iova>| {
@@ -403,7 +406,7 @@ unsafe fn set_dirty<F: Levels>(call: &Call, iova: u64) -> c_int {
         ..*call
     };
     // SAFETY: as the caller promises.
-    let Ok(table) = (unsafe { table::<F, false>(&call) }) else {
+    let Ok(table) = (unsafe { table::<F, COHERENT>(&call) }) else {
         return -EINVAL;
     };
     let page = 1u64 << F::shift(0);
@@ -421,7 +424,7 @@ unsafe fn set_dirty<F: Levels>(call: &Call, iova: u64) -> c_int {
 /// See [`table`].
 unsafe fn raise<F: Levels>(call: &Call, levels: u8, root: &mut u64, chain: &mut CChain) -> c_int {
     // SAFETY: as the caller promises.
-    let Ok(table) = (unsafe { table::<F, false>(call) }) else {
+    let Ok(table) = (unsafe { table::<F, COHERENT>(call) }) else {
         return -EINVAL;
     };
     match table.raised(levels) {
@@ -442,7 +445,7 @@ unsafe fn raise<F: Levels>(call: &Call, levels: u8, root: &mut u64, chain: &mut 
 /// See [`table`].
 unsafe fn collect<F: Levels>(call: &Call, chain: &mut CChain) {
     // SAFETY: as the caller promises.
-    if let Ok(table) = unsafe { table::<F, false>(call) } {
+    if let Ok(table) = unsafe { table::<F, COHERENT>(call) } {
         let (gather, memory) = table.tear_down();
         chain.set(gather.never_walked().into_tables(), &memory);
     }
@@ -451,7 +454,7 @@ unsafe fn collect<F: Levels>(call: &Call, chain: &mut CChain) {
 /// The functions of a format that store to linked tables, for units that read memory through the processor's caches or
 /// past them.
 macro_rules! mapping {
-    ($($format:ty, $incoherent:literal: $map:ident $unmap:ident)*) => {$(
+    ($($format:ty, $flushed:ident: $map:ident $unmap:ident)*) => {$(
         /// # Safety
         ///
         /// See [`table`].
@@ -464,7 +467,7 @@ macro_rules! mapping {
             chain: &mut CChain,
         ) -> c_int {
             // SAFETY: as the caller promises.
-            unsafe { map::<$format, $incoherent>(call, iova, Span::new(pa, len), chain) }
+            unsafe { map::<$format, $flushed>(call, iova, Span::new(pa, len), chain) }
         }
 
         /// # Safety
@@ -478,18 +481,18 @@ macro_rules! mapping {
             chain: &mut CChain,
         ) -> u64 {
             // SAFETY: as the caller promises.
-            unsafe { unmap::<$format, $incoherent>(call, Span::new(iova, len), chain) }
+            unsafe { unmap::<$format, $flushed>(call, Span::new(iova, len), chain) }
         }
     )*};
 }
 
 mapping! {
-    AmdV1, false: dmaspace_amdv1_map dmaspace_amdv1_unmap
-    Mock, false: dmaspace_amdv1_mock_map dmaspace_amdv1_mock_unmap
-    VtdSs, false: dmaspace_vtdss_map dmaspace_vtdss_unmap
-    VtdSs, true: dmaspace_vtdss_map_incoherent dmaspace_vtdss_unmap_incoherent
-    X86_64, false: dmaspace_x86_64_map dmaspace_x86_64_unmap
-    X86_64, true: dmaspace_x86_64_map_incoherent dmaspace_x86_64_unmap_incoherent
+    AmdV1, COHERENT: dmaspace_amdv1_map dmaspace_amdv1_unmap
+    Mock, COHERENT: dmaspace_amdv1_mock_map dmaspace_amdv1_mock_unmap
+    VtdSs, COHERENT: dmaspace_vtdss_map dmaspace_vtdss_unmap
+    VtdSs, VTDSS_FLUSHED: dmaspace_vtdss_map_incoherent dmaspace_vtdss_unmap_incoherent
+    X86_64, COHERENT: dmaspace_x86_64_map dmaspace_x86_64_unmap
+    X86_64, X86_64_FLUSHED: dmaspace_x86_64_map_incoherent dmaspace_x86_64_unmap_incoherent
 }
 
 /// All others.
