@@ -126,7 +126,7 @@ impl Tables {
     /// What the kernel is told on its command line.
     pub const fn word(self) -> &'static str {
         match self {
-            Self::Stock => "",
+            Self::Stock => "dmaspace.tables=stock",
             Self::Iopt => "dmaspace.tables=iopt",
             Self::One => "dmaspace.tables=iopt dmaspace_tables.one=1",
         }

@@ -35,8 +35,8 @@ const CLOSE: u64 = 1000;
 pub struct Measure<'a> {
     /// The kernel's image.
     pub kernel: &'a Path,
-    /// Whose I/O page tables it has.
-    pub tables: Tables,
+    /// Whose I/O page tables it has, if only its own DMA API is measured.
+    pub tables: Option<Tables>,
     /// The initramfs.
     pub initramfs: &'a Path,
     /// Where what the guest says is kept.
@@ -81,7 +81,7 @@ impl Measure<'_> {
                     found.spaces.push(sample);
                 }
                 Ok(Said::Failed(why)) => bail!("{why}; {}", at_log()),
-                Ok(Said::Done) if self.tables == Tables::Stock => return found.table(name),
+                Ok(Said::Done) if self.tables.is_none() => return found.table(name),
                 Ok(Said::Done) => return found.of_linux(name),
                 Err(RecvTimeoutError::Timeout) => bail!("it fell silent; {}", at_log()),
                 Err(RecvTimeoutError::Disconnected) => bail!("no end; {}", at_log()),
@@ -94,7 +94,7 @@ impl Measure<'_> {
         let words = format!(
             "console=ttyS0 no_timer_check panic=-1 tsc=reliable {KEPT} {} {} dmaspace.unit={name}",
             unit.kernel(),
-            self.tables.word()
+            self.tables.map_or("", Tables::word)
         );
         let mut command = Command::new(PROGRAM);
         command

@@ -66,9 +66,9 @@ enum Command {
         /// The processor, as QEMU calls it.
         #[arg(long, value_name = "MODEL", default_value = dma::PROCESSOR)]
         processor: String,
-        /// Whose I/O page tables the kernel has; if not Linux's, only its DMA API is measured.
-        #[arg(long, value_enum, default_value_t)]
-        tables: Tables,
+        /// Only Linux's DMA API, in a kernel with these I/O page tables.
+        #[arg(long, value_enum)]
+        tables: Option<Tables>,
     },
 }
 
@@ -207,13 +207,13 @@ fn measure(
     init: &Path,
     unit: Option<&str>,
     processor: &str,
-    tables: Tables,
+    tables: Option<Tables>,
 ) -> anyhow::Result<Done> {
     if DMA.kept(work).is_none() {
         let reason = "there is no kernel to measure: `cargo xtask linux --kernel dma`";
         return Ok(Done::NotThere(reason.into()));
     }
-    let kernel = DMA.image_with(tables, work);
+    let kernel = DMA.image_with(tables.unwrap_or_default(), work);
     let directory = directory(work);
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join("dma.initramfs");

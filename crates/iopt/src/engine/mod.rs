@@ -148,8 +148,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// The table whose root is at `root`, for the length of an operation: for kernels, which keep the root and the levels
-    /// in a form of their own, and say anew for each call where tables come from. Its leaves have the given sizes, as
-    /// far as the format has them.
+    /// in a form of their own, and say anew for each call where tables come from. Its leaves have the given sizes, which
+    /// are some of those of the format with these levels.
     ///
     /// Nothing is checked, and what a `Table` counts begins anew ([`tables`](Self::tables)). Dirty state is what the unit
     /// says it is.
@@ -159,7 +159,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             format,
             memory,
             top: Top::new(root, format.levels()),
-            sizes: F::page_sizes(format.levels()).and(sizes),
+            sizes,
             tables: M::Link::default(),
             dirty: M::Link::default(),
             keeps_empty: false,

@@ -133,8 +133,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(outcome.bytes)
     }
 
-    /// Removes `[at, at + todo)` if leaves of `table` map all of it as one run: one look, and stores that
-    /// need no other. False, with nothing stored, when that is not so.
+    /// Removes `[at, at + todo)` if leaves of `table` map all of it as one run, each by one entry, or if it is one leaf: one
+    /// look, and stores that need no other. False, with nothing stored, when that is not so.
     #[inline(always)]
     fn take_run<V: Level, S: RunSink>(
         &self,
@@ -158,8 +158,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return false;
         };
         let rest = (1u64 << log2) - 1;
-        // Leaves of a series have one size, where their entries go on by a constant step.
-        if log2 != shift || at & rest != 0 || last & rest != rest {
+        if at & rest != 0 || last & rest != rest {
             return false;
         }
         let series = |next, stride| Series {
@@ -167,8 +166,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             stride,
             ignored: F::HARDWARE_BITS,
         };
-        if M::Cell::match_series(cells, series(word, F::stride(shift))) != cells.len() {
-            return false;
+        // Leaves of a series have one size, where their entries go on by a constant step. One leaf is known by its first.
+        if rest != todo - 1 {
+            let run = series(word, F::stride(shift));
+            if log2 != shift || M::Cell::match_series(cells, run) != cells.len() {
+                return false;
+            }
         }
         M::Cell::set_series(cells, series(0, 0));
         self.memory.written(cells);

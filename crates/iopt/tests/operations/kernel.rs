@@ -7,12 +7,11 @@ use iopt::{
     BuildError, Cell, Chain, Format, Gather, HeapTables, Meta, NoRuns, NoTables, Prot, Reserve,
     Table, TableMapError, TableMemory,
 };
-use runs::{Iova, PageSizes, Span};
+use runs::{Iova, Span};
 
 const PAGE: u64 = 4096;
 const M2: u64 = 2 << 20;
 const PA: u64 = 9 << 30;
-const ALL: PageSizes = PageSizes::from_bits(u64::MAX);
 
 /// Gives zeroed tables, at most so many in all, and notes the links that maps have followed.
 struct Kernel {
@@ -32,7 +31,8 @@ impl Kernel {
 
     /// What an operation of a kernel begins with.
     fn table<F: Format>(&self, format: F, root: u64) -> Table<F, &Self> {
-        Table::at_root(format, self, root, ALL)
+        let sizes = F::page_sizes(format.levels());
+        Table::at_root(format, self, root, sizes)
     }
 
     fn give_back(&self, chain: Chain) {
