@@ -39,6 +39,9 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// or busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
+/// How often a machine is started at most.
+const STARTS: u32 = 3;
+
 /// What belongs to the guests, below the directory of the rigs.
 pub fn directory(work: &Path) -> PathBuf {
     work.join("guest")
@@ -68,7 +71,7 @@ impl Boot<'_> {
     ///
     /// A guest that falls silent is booted once more, and the second run counts: under load a guest was
     /// seen to halt in the kernel's wait for the reset of a device, with QEMU idle. What hangs by itself
-    /// hangs again. So it is with a QEMU that an assertion of its own has ended: 10.0.2 was seen to end in
+    /// hangs again. A QEMU that an assertion of its own has ended is started up to twice more: 10.0.2 was seen to end in
     /// `iotlb_to_section`, when a device was reset while a processor read its registers. The first run's log stays, as
     /// `NAME.silent.log`.
     ///
@@ -77,24 +80,30 @@ impl Boot<'_> {
     /// When QEMU cannot be started, or its files cannot be made. A guest that fails is no error but
     /// has [faults](Results::faults).
     pub fn run(&self, machine: &Machine) -> anyhow::Result<Results<'static>> {
-        let results = self.once(machine)?;
-        let [log, qemu_log] = self.logs(machine);
-        let said = fs::read(qemu_log)?;
-        let said = String::from_utf8_lossy(&said);
-        let asserted = said.lines().find(|line| line.contains(": Assertion `"));
-        let why = match asserted {
-            _ if results.silent() => format!("silent for {} s", PATIENCE.as_secs()),
-            Some(line) => format!("QEMU ended ({line})"),
-            None => return Ok(results),
-        };
-        let kept = log.with_extension("silent.log");
-        fs::rename(&log, &kept).with_context(|| kept.display().to_string())?;
-        println!(
-            "  {}: {why} in {}, started again; its log: {}",
-            machine.name,
-            results.running().unwrap_or("no test"),
-            kept.display()
-        );
+        for _ in 1..STARTS {
+            let results = self.once(machine)?;
+            let [log, qemu_log] = self.logs(machine);
+            let said = fs::read(qemu_log)?;
+            let said = String::from_utf8_lossy(&said);
+            let asserted = said.lines().find(|line| line.contains(": Assertion `"));
+            let silent = results.silent();
+            let why = match asserted {
+                _ if silent => format!("silent for {} s", PATIENCE.as_secs()),
+                Some(line) => format!("QEMU ended ({line})"),
+                None => return Ok(results),
+            };
+            let kept = log.with_extension("silent.log");
+            fs::rename(&log, &kept).with_context(|| kept.display().to_string())?;
+            println!(
+                "  {}: {why} in {}, started again; its log: {}",
+                machine.name,
+                results.running().unwrap_or("no test"),
+                kept.display()
+            );
+            if silent {
+                break;
+            }
+        }
         self.once(machine)
     }
 
