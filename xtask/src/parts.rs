@@ -117,7 +117,7 @@ pub(crate) const PARTS: &[Part] = &[
     ),
     part("libvirt", Group::Rig, 5, libvirt::NEEDS, libvirt::part),
     part("units", Group::Rig, 260, units::NEEDS, units::part),
-    part("linux", Group::Rig, 440, linux::NEEDS, linux::part),
+    part("linux", Group::Rig, 420, linux::NEEDS, linux::part),
     part("balloon", Group::Rig, 150, linux::NEEDS, balloon::part),
     part(
         "balloon-qemu",
