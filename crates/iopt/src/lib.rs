@@ -104,7 +104,7 @@ pub use any::{AnyAdopted, AnyCell, AnyMemory, AnyOwner, AnyPlanned, AnyTable, Er
 pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 #[cfg(feature = "alloc")]
 pub use arena::{HeapArena, HeapStorage, HeapTables};
-pub use cell::Cell;
+pub use cell::{Cell, Series};
 pub use engine::{
     Damage, DamageKind, Inside, Interruption, Leaf, Leaves, MapPages, NoRuns, Nodes, Planned,
     Progress, RunSink, SharedTable, Table, Wants, WithDirty,

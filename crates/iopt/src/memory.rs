@@ -142,7 +142,7 @@ pub trait TableMemory {
         self.written(core::slice::from_ref(cell));
     }
 
-    /// A pass went down from the root.
+    /// A pass went down from the root to where it works.
     #[inline(always)]
     fn descended(&self) {}
 

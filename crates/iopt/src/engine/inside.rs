@@ -69,9 +69,8 @@ impl<'t, F: Format, M: TableMemory, R: Reclaim> Inside<'t, F, M, R> {
         bits: u64,
         gather: &mut Gather,
     ) -> Result<(), TableMapError> {
-        let request = self.table.check_map(iova, runs, LeafBits(bits))?;
-        let access = Disjoint::new(request.at, request.len);
-        self.table.map_checked_anew(request, gather, access)
+        self.table
+            .map_anew_beside(iova, runs, LeafBits(bits), gather)
     }
 
     /// What the device has written to in `range`, as runs in order, which is clean afterwards: for kernels, which note it

@@ -59,12 +59,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         attributes: impl Attributes,
         access: P,
     ) -> Result<(), TableMapError> {
-        match self.map_pages_here::<P, true>(iova, runs, attributes, access) {
+        match self.map_page_here(iova, runs, attributes, access) {
             Some(()) => Ok(()),
-            None => self.map_runs(iova, runs, attributes, access),
+            None => self.map_runs(iova, runs, attributes, access, None),
         }
     }
 
+    /// With a gather, the empty tables that the request covers whole are given back first.
     #[inline(never)]
     fn map_runs<P: Access>(
         &self,
@@ -72,14 +73,20 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         runs: &[Span<Pa>],
         attributes: impl Attributes,
         access: P,
+        anew: Option<&mut Gather>,
     ) -> Result<(), TableMapError> {
-        if self
-            .map_pages_here::<P, false>(iova, runs, attributes, access)
-            .is_some()
-        {
+        if self.map_straight(iova, runs, attributes, access).is_some() {
             return Ok(());
         }
         let request = self.check_map(iova, runs, attributes)?;
+        if let Some(gather) = anew {
+            self.intact()?;
+            let (at, len) = (request.at, request.len);
+            let (table, level) = self.lowest::<P, true>(at, len, access);
+            if level > 0 && !are_empty::<F, _>(self.entries_in(table, level, at, len).cells) {
+                self.unlink_emptied(at, len, gather, access);
+            }
+        }
         self.map_checked(request, access)
     }
 
@@ -96,23 +103,22 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), TableMapError> {
-        let request = self.check_map(iova, runs, prot)?;
-        self.map_checked_anew(request, gather, Exclusive)
+        self.map_runs(iova, runs, prot, Exclusive, Some(gather))
     }
 
-    pub(super) fn map_checked_anew<P: Access>(
+    /// [`map_anew`](Self::map_anew) beside operations on other ranges.
+    pub(super) fn map_anew_beside(
         &self,
-        request: Request<'_>,
+        iova: u64,
+        runs: &[Span<Pa>],
+        attributes: impl Attributes,
         gather: &mut Gather,
-        access: P,
     ) -> Result<(), TableMapError> {
-        self.intact()?;
-        let (table, level) = self.lowest::<P, true>(request.at, request.len, access);
-        let (at, len) = (request.at, request.len);
-        if level > 0 && !are_empty::<F, _>(self.entries_in(table, level, at, len).cells) {
-            self.unlink_emptied(at, len, gather, access);
-        }
-        self.map_checked(request, access)
+        let len = runs
+            .iter()
+            .fold(0, |len: u64, run| len.saturating_add(run.len));
+        let access = self.owned(Span::new(iova, len), None);
+        self.map_runs(iova, runs, attributes, access, Some(gather))
     }
 
     #[inline(always)]

@@ -32,7 +32,8 @@
 //! # Where the time goes
 //!
 //! * The way down is gone once, to the lowest table that all of the request goes through
-//!   (`descend.rs`); pages of one table have a path of its own (`page.rs`).
+//!   (`descend.rs`); one page, and one leaf or one run of equal leaves, have paths of their own (`page.rs`,
+//!   `straight.rs`).
 //! * In a table, entries are handled in rows: [`Cell::set_series`] and its like. What decides about
 //!   an entry, decoding, decides about the first of a row only.
 //! * A table that will be linked is filled before it is reachable, and is zeroed only where it is not
@@ -61,6 +62,7 @@ mod resize;
 mod row;
 mod shared;
 mod sink;
+mod straight;
 pub(crate) mod top;
 pub(crate) mod trust;
 mod unmap;

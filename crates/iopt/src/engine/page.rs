@@ -1,8 +1,8 @@
-//! Pages of the smallest size in one table, as one run: a path of its own.
+//! One page: a path of its own.
 //!
-//! What any request needs costs more than one page, or a few. So the usual case, pages whose table is there, is gone
-//! straight through: a few checks, the way down, one store or a series of them. Whatever is not as usual
-//! ends here with nothing changed, and the general path does the work or finds the error.
+//! What any request needs costs more than one page. So the usual case, a page whose table is there, is gone
+//! straight through: a few checks, the way down, one store. Whatever is not as usual ends here with nothing changed,
+//! and other paths do the work or find the error: `straight.rs` next.
 
 use core::slice;
 
@@ -11,131 +11,107 @@ use runs::{Iova, Pa, Run, Span};
 use super::access::Access;
 use super::clear::has_neighbour;
 use super::request::Attributes;
-use super::row::{first_occupied, store_leaves};
 use super::sink::{RunSink, Wants};
-use super::{L, Level, Table, at_top};
-use crate::cell::{Cell, Series};
+use super::{Level, Table, at_top};
+use crate::cell::Cell;
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::TableMemory;
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Maps `runs` if that is one run of pages for which there is a table, with empty entries, and no larger leaf;
-    /// with `ONE`, if it is one page.
+    /// Maps `runs` if that is one page for which there is a table, with an empty entry, and no larger leaf.
     #[inline(always)]
-    pub(super) fn map_pages_here<P: Access, const ONE: bool>(
+    pub(super) fn map_page_here<P: Access>(
         &self,
         iova: u64,
         runs: &[Span<Pa>],
         attributes: impl Attributes,
         access: P,
     ) -> Option<()> {
-        let page = 1u64 << F::shift(0);
         let [Span { start: pa, len, .. }] = *runs else {
             return None;
         };
-        let fits = self.is_pages::<ONE>(Span::new(iova, len))
-            && pa & (page - 1) == 0
-            && (pa | pa.wrapping_add(len - 1)) >> self.format.output_bits() == 0;
+        let last = pa.wrapping_add(len.wrapping_sub(1));
+        let fits = self.is_page(iova | pa, len) && (pa | last) >> self.format.output_bits() == 0;
         if !fits {
             return None;
         }
         let bits = attributes.bits(&self.format)?;
         let (cells, index) = self.page_entry::<P, true>(iova, access)?;
-        let here = pages_from(cells, index, if ONE { page } else { len } >> F::shift(0))?;
+        let cell = cells.get(index).filter(|cell| F::is_empty(cell.get()))?;
         let word = F::leaf(0, pa, F::shift(0), bits);
-        if ONE {
-            let cell = here.first().filter(|cell| F::is_empty(cell.get()))?;
-            self.announce_run(Run { iova, pa, len }, word);
-            cell.set(word);
-        } else {
-            if first_occupied::<F, _>(here).is_some() {
-                return None;
-            }
-            self.announce_run(Run { iova, pa, len }, word);
-            store_leaves::<F, L<0>, _>(here, word, F::shift(0));
-        }
-        self.memory.written(here);
+        self.announce_run(Run { iova, pa, len }, word);
+        cell.set(word);
+        self.memory.written(slice::from_ref(cell));
         Some(())
     }
 
-    /// Whether a stretch is pages of one table, or with `ONE` a page, and too short for larger leaves.
+    /// Whether `len` bytes from there on are a page.
     #[inline(always)]
-    fn is_pages<const ONE: bool>(&self, Span { start, len, .. }: Span<Iova>) -> bool {
-        let (page, table) = (1u64 << F::shift(0), self.span_mask(0));
-        if ONE {
-            return (len, start & (page - 1)) == (page, 0) && self.sizes.bits() & page != 0;
-        }
-        let up_to_len = u64::MAX.checked_shr(len.leading_zeros());
-        (start | len) & (page - 1) == 0
-            && len.wrapping_sub(1) <= table - (start & table)
-            && up_to_len.is_some_and(|sizes| self.sizes.bits() & sizes == page)
+    fn is_page(&self, start: u64, len: u64) -> bool {
+        let page = 1u64 << F::shift(0);
+        (len, start & (page - 1)) == (page, 0) && self.sizes.bits() & page != 0
     }
 
     #[inline(always)]
-    fn announce_run(&self, run: Run, word: u64) {
+    pub(super) fn announce_run(&self, run: Run, word: u64) {
         if self.memory.watches_runs() {
             self.memory.mapped(run, self.format.prot(0, word));
         }
     }
 
-    /// Unmaps `range` if that is pages that are mapped as one run, and not the last ones in a table
-    /// that the operation owns; with `ONE`, if it is one page.
+    /// Unmaps `range` if that is one page, and not the last one in a table that the operation owns.
     #[inline(always)]
-    pub(super) fn unmap_pages_here<S: RunSink, P: Access, const ONE: bool>(
+    pub(super) fn unmap_page_here<S: RunSink, P: Access>(
         &self,
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut S,
         access: P,
     ) -> Option<()> {
-        let page = 1u64 << F::shift(0);
-        if !self.is_pages::<ONE>(range) || !ONE && sink.wants() == Wants::DirtyRuns {
+        if !self.is_page(range.start, range.len) {
             return None;
         }
         let (cells, index) = self.page_entry::<P, false>(range.start, access)?;
-        let len = if ONE { page } else { range.len };
-        let here = pages_from(cells, index, len >> F::shift(0))?;
-        let cell = here.first()?;
-        let word = cell.get();
-        let pa = match F::decode(0, word) {
+        let cell = cells.get(index)?;
+        let pa = match F::decode(0, cell.get()) {
             Entry::Leaf { pa, log2 } if log2 == F::shift(0) => pa,
             _ => return None,
         };
-        if self.frees_emptied(0, range.start, access)
-            && !has_neighbour::<F, _>(cells, index, here.len())
-        {
+        if self.frees_emptied(0, range.start, access) && !has_neighbour::<F, _>(cells, index, 1) {
             return None;
         }
         let mut dirty = false;
-        if !ONE {
-            let series = |next, stride| Series {
-                next,
-                stride,
-                ignored: F::HARDWARE_BITS,
-            };
-            let run = series(word, F::stride(F::shift(0)));
-            if M::Cell::match_series(here, run) != here.len() {
-                return None;
-            }
-            M::Cell::set_series(here, series(0, 0));
-        } else if sink.wants() == Wants::DirtyRuns {
+        if sink.wants() == Wants::DirtyRuns {
             dirty = F::is_dirty(cell.exchange(0));
         } else {
             cell.set(0);
         }
-        self.memory.written(here);
-        let run = Run::new(range.start, Span::new(pa, len));
+        self.memory.written(slice::from_ref(cell));
+        let run = Run::new(range.start, Span::new(pa, range.len));
+        self.tell(run, 0, dirty, gather, sink);
+        Some(())
+    }
+
+    /// Tells of leaves at `level`, which were one run, that they are unmapped.
+    #[inline(always)]
+    pub(super) fn tell<S: RunSink>(
+        &self,
+        run: Run,
+        level: usize,
+        dirty: bool,
+        gather: &mut Gather,
+        sink: &mut S,
+    ) {
         if self.memory.watches_runs() {
             self.memory.unmapped(run);
         }
-        gather.add(range, 1);
+        gather.add(Span::new(run.iova, run.len), 1 << level);
         match sink.wants() {
             Wants::Nothing => {}
             Wants::Runs => sink.run(run),
             Wants::DirtyRuns => sink.dirty_run(run, dirty),
         }
-        Some(())
     }
 
     /// The entries of the table at level 0 for the page at `iova`, and the index of its own. With
@@ -193,14 +169,5 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         access: P,
     ) -> Option<(&[M::Cell], usize)> {
         self.page_entry_below::<V, P, MAPS>(table, at, access)
-    }
-}
-
-/// The entries of `pages` pages, if all of them are in one table.
-#[inline(always)]
-fn pages_from<C>(cells: &[C], index: usize, pages: u64) -> Option<&[C]> {
-    match pages {
-        1 => cells.get(index).map(slice::from_ref),
-        _ => cells.get(index..)?.get(..pages as usize),
     }
 }

@@ -26,10 +26,6 @@ pub(super) trait RemovalCheck<F: Format, M: TableMemory> {
     /// True when it is known, or not asked for, how much of that is mapped: all counts as mapped.
     fn is_known(&self) -> bool;
 
-    /// True when nothing has to be looked at where leaves map all of the range, and none reaches over
-    /// its ends.
-    fn takes_any_leaf(&self) -> bool;
-
     /// Where it leads, if the look has found that all of it is one run.
     fn one_run(&self) -> Option<u64> {
         None
@@ -57,11 +53,6 @@ impl<F: Format, M: TableMemory, L: RemovalCheck<F, M>> RemovalCheck<F, M> for &m
     #[inline(always)]
     fn is_known(&self) -> bool {
         (**self).is_known()
-    }
-
-    #[inline(always)]
-    fn takes_any_leaf(&self) -> bool {
-        (**self).takes_any_leaf()
     }
 
     #[inline(always)]
@@ -168,11 +159,6 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
     }
 
     #[inline(always)]
-    fn takes_any_leaf(&self) -> bool {
-        true
-    }
-
-    #[inline(always)]
     fn one_run(&self) -> Option<u64> {
         let (start, _) = self.run.found.filter(|_| !self.run.ends)?;
         Some(start)
@@ -240,9 +226,5 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Pages {
 
     fn is_known(&self) -> bool {
         true
-    }
-
-    fn takes_any_leaf(&self) -> bool {
-        false
     }
 }

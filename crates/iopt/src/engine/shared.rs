@@ -195,12 +195,10 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), TableMapError> {
-        let request = self.table.check_map(iova, runs, prot)?;
-        let access = Disjoint::new(request.at, request.len);
         let none = |error: &TableMapError| matches!(error, TableMapError::NoTables(_));
         self.once_more(none, || {
             let _guard = self.guard();
-            self.table.map_checked_anew(request, gather, access)
+            self.table.map_anew_beside(iova, runs, prot, gather)
         })
     }
 

@@ -9,8 +9,8 @@ use super::clear::{row_of_leaves, same_run, take_dirty_run};
 use super::removal_check::{Amount, OneRun, Range, RemovalCheck};
 use super::removed::Removed;
 use super::sink::{NoRuns, RunSink, Wants};
-use super::{Level, Table, at_level, at_top, part};
-use crate::cell::{Cell, Series};
+use super::{Level, Table, at_level, at_top};
+use crate::cell::Cell;
 use crate::error::TableUnmapError;
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
@@ -60,7 +60,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         access: P,
     ) -> Result<u64, TableUnmapError> {
         self.check_sink(sink)?;
-        match self.unmap_pages_here::<S, P, true>(range, gather, sink, access) {
+        match self.unmap_page_here(range, gather, sink, access) {
             Some(()) => Ok(range.len),
             None => self.unmap_range(range, amount, gather, sink, access),
         }
@@ -75,8 +75,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         sink: &mut S,
         access: P,
     ) -> Result<u64, TableUnmapError> {
-        let pages = self.unmap_pages_here::<S, P, false>(range, gather, sink, access);
-        if pages.is_some() {
+        if self.unmap_straight(range, gather, sink, access).is_some() {
+            self.intact()?;
             return Ok(range.len);
         }
         let look = Range {
@@ -102,82 +102,43 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.intact()?;
         let (table, level) = self.lowest::<P, false>(at, range.len, access);
         let mut removed = Removed::new(self.aperture(), look.is_known(), gather, sink);
-        let mut len = range.len;
-        let taken = look.takes_any_leaf()
-            && at_level!(level, F, V => self.take_run::<V, S>(table, at, len, &mut removed));
-        if !taken {
-            let checked = at_level!(level, F, V => look.check::<V>(self, table, at, len));
-            self.intact()?;
-            len = checked?;
-            if len == 0 {
-                // Not one of the pages is there.
-                return Ok(0);
-            }
-            if removed.wants() == Wants::Runs {
-                removed.one = look.one_run();
-            }
-            removed.lowest = look.lowest();
-            at_level!(level, F, V => {
-                self.clear_below::<V, S, P>(table, at, len, &mut removed, access)
-            });
+        let checked = at_level!(level, F, V => look.check::<V>(self, table, at, range.len));
+        self.intact()?;
+        let len = checked?;
+        if len == 0 {
+            // Not one of the pages is there.
+            return Ok(0);
         }
+        if removed.wants() == Wants::Runs {
+            removed.one = look.one_run();
+        }
+        removed.lowest = look.lowest();
+        at_level!(level, F, V => {
+            self.clear_below::<V, S, P>(table, at, len, &mut removed, access)
+        });
         let outcome = removed.finish();
         self.count::<P>(0, outcome.tables);
-        if self.frees_emptied(level, at, access)
-            && level + 1 < usize::from(self.begin().levels)
-            && self.is_emptied((table, level), at, len)
-        {
-            self.unlink_emptied(at, range.len, gather, access);
-        }
+        self.free_emptied((table, level), (at, range.len), gather, access);
         self.intact()?;
         Ok(outcome.bytes)
     }
 
-    /// Removes `[at, at + todo)` if leaves of `table` map all of it as one run, each by one entry, or if it is one leaf: one
-    /// look, and stores that need no other. False, with nothing stored, when that is not so.
+    /// Unlinks the table, from which `[at, at + len)` was removed, if it and perhaps others above it have become empty, as
+    /// far as the operation owns what they span.
     #[inline(always)]
-    fn take_run<V: Level, S: RunSink>(
+    pub(super) fn free_emptied<P: Access>(
         &self,
-        table: u64,
-        at: u64,
-        todo: u64,
-        removed: &mut Removed<'_, S>,
-    ) -> bool {
-        let (shift, last) = (F::shift(V::N), at + (todo - 1));
-        let room = self.room(V::N, at, todo);
-        if removed.wants() == Wants::DirtyRuns
-            || room < todo
-            || (at | todo) & ((1 << shift) - 1) != 0
-        {
-            return false;
-        }
-        let cells = self.cells(table, V::N);
-        let cells = part(cells, self.index(V::N, at), (todo >> shift) as usize);
-        let word = cells.first().map_or(0, Cell::get);
-        let Entry::Leaf { pa, log2 } = F::decode(V::N, word) else {
-            return false;
-        };
-        let rest = (1u64 << log2) - 1;
-        if at & rest != 0 || last & rest != rest {
-            return false;
-        }
-        let series = |next, stride| Series {
-            next,
-            stride,
-            ignored: F::HARDWARE_BITS,
-        };
-        // Leaves of a series have one size, where their entries go on by a constant step. One leaf is known by its first.
-        if rest != todo - 1 {
-            let run = series(word, F::stride(shift));
-            if log2 != shift || M::Cell::match_series(cells, run) != cells.len() {
-                return false;
+        (table, level): (u64, usize),
+        (at, len): (u64, u64),
+        gather: &mut Gather,
+        access: P,
+    ) {
+        if self.frees_emptied(level, at, access) && level + 1 < usize::from(self.begin().levels) {
+            let at = self.aperture().strip(at);
+            if self.is_emptied((table, level), at, len) {
+                self.unlink_emptied(at, len, gather, access);
             }
         }
-        M::Cell::set_series(cells, series(0, 0));
-        self.memory.written(cells);
-        removed.leaves(V::N, at, pa, todo, false);
-        self.watch(at, pa, todo);
-        true
     }
 
     /// Unlinks the tables on the way to `[at, at + len)` that are empty, as far as the operation owns

@@ -1,9 +1,9 @@
 //! Failures that other implementations of I/O page tables have had, each by its name.
 
-use iopt::format::{AmdV1, VtdSs, X86_64};
+use iopt::format::{AmdV1, ArmStage1, K4Lpa2, K16Lpa2, K64Lpa, VtdSs, X86_64};
 use iopt::{
-    Format, Gather, HeapTables, Interruption, Prot, Table, TableMapError, TableMemory,
-    TableUnmapError,
+    Format, Gather, HeapArena, HeapTables, Interruption, Prot, Table, TableMapError, TableMemory,
+    TableUnmapError, WideCell,
 };
 use runs::{Pa, Run, Span};
 
@@ -442,4 +442,32 @@ fn each_leaf_of_a_row_counts_and_is_split() {
     assert_eq!(table.merge(range, refused, &mut gather, flush), Ok(()));
     assert_eq!(sizes(&table), [(M2, 5)]);
     assert_eq!(table.tables(), 3);
+}
+
+/// Where entries hold the uppermost bits of an address elsewhere, those of a row do not go on by a constant step.
+#[test]
+fn a_few_pages_whose_memory_goes_on_behind_the_moved_bits_lead_there() {
+    fn check<F: Format, const TABLE_LOG2: u32>(format: F, moved: u32) {
+        let page = 1u64 << TABLE_LOG2;
+        let memory = HeapArena::<WideCell, TABLE_LOG2>::with_tables(8).unwrap();
+        let mut table = Table::new(format, &memory).unwrap();
+        // Their table is there.
+        table.map(0, &[Span::new(page, page)], Prot::RW).unwrap();
+        let run = Span::new((1 << moved) - 2 * page, 4 * page);
+        table.map(4 * page, &[run], Prot::RW).unwrap();
+        for nth in 0..4 {
+            let found = table.translate((4 + nth) * page);
+            assert_eq!(found, Some(run.start + nth * page), "{nth}");
+        }
+        let (mut gather, range) = (Gather::new(), Span::new(4 * page, run.len));
+        let mut runs: Vec<Run> = Vec::new();
+        table
+            .unmap(range, &mut gather, &mut |run| runs.push(run))
+            .unwrap();
+        assert_eq!(runs, [Run::new(range.start, run)]);
+        table.reclaim(gather.never_walked());
+    }
+    check::<_, 16>(ArmStage1::<K64Lpa>::new(52, 52).unwrap(), 48);
+    check::<_, 12>(ArmStage1::<K4Lpa2>::new(52, 52).unwrap(), 50);
+    check::<_, 14>(ArmStage1::<K16Lpa2>::new(50, 52).unwrap(), 50);
 }
