@@ -14,6 +14,7 @@
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod entry;
 mod mock;
 
 use core::ffi::{c_int, c_uint, c_void};
@@ -28,6 +29,7 @@ use iopt::{
 };
 use runs::{Iova, PageSizes, Span};
 
+use entry::Entry;
 use mock::Mock;
 
 /// `struct pt_iommu`.
@@ -94,7 +96,7 @@ struct Pages<const FLUSHED: u64> {
 }
 
 impl<const FLUSHED: u64> TableMemory for Pages<FLUSHED> {
-    type Cell = AtomicU64;
+    type Cell = Entry;
     type Link = AtomicU64;
     type Count = core::sync::atomic::AtomicU32;
 
@@ -102,8 +104,8 @@ impl<const FLUSHED: u64> TableMemory for Pages<FLUSHED> {
     const FLUSHES: bool = FLUSHED != COHERENT;
 
     #[inline(always)]
-    fn entries(&self, table: u64, count: usize) -> &[AtomicU64] {
-        let entries = self.direct.wrapping_add(table) as *const AtomicU64;
+    fn entries(&self, table: u64, count: usize) -> &[Entry] {
+        let entries = self.direct.wrapping_add(table) as *const Entry;
         // SAFETY: the engine asks for the root that came with the call, and for addresses in entries of tables below it,
         // which it alone writes: pages that `reserve` gave out, in the direct map. They stay while the operation
         // that holds their range is under way (the contract of every function below).
@@ -160,7 +162,7 @@ impl<const FLUSHED: u64> TableMemory for Pages<FLUSHED> {
     }
 
     #[inline(always)]
-    fn written(&self, entries: &[AtomicU64]) {
+    fn written(&self, entries: &[Entry]) {
         if Self::FLUSHES {
             // SAFETY: the entries are in a page of the direct map.
             unsafe { dmaspace_flush(self.iommu, entries.as_ptr().cast(), size_of_val(entries)) };
@@ -168,7 +170,7 @@ impl<const FLUSHED: u64> TableMemory for Pages<FLUSHED> {
     }
 
     #[inline(always)]
-    fn followed(&self, cell: &AtomicU64) {
+    fn followed(&self, cell: &Entry) {
         let mut word = cell.get();
         if word & FLUSHED == 0 {
             self.written(slice::from_ref(cell));
