@@ -86,8 +86,40 @@ pub const DMA: Kernel = Kernel {
     options: include_str!("../guest/dma.config"),
 };
 
+/// That in which Linux's own tests run.
+pub const TESTS: Kernel = Kernel {
+    name: "tests",
+    arch: Arch::X86,
+    options: concat!(
+        include_str!("../guest/kernel.config"),
+        include_str!("../guest/tests.config")
+    ),
+};
+
+/// The same, looking for mistakes of memory, locks and context.
+pub const TESTS_DEBUG: Kernel = Kernel {
+    name: "tests-debug",
+    arch: Arch::X86,
+    options: concat!(
+        include_str!("../guest/kernel.config"),
+        include_str!("../guest/tests.config"),
+        include_str!("../guest/tests.debug.config")
+    ),
+};
+
+/// The same, looking for data races and, by objtool, at what was compiled.
+pub const TESTS_KCSAN: Kernel = Kernel {
+    name: "tests-kcsan",
+    arch: Arch::X86,
+    options: concat!(
+        include_str!("../guest/kernel.config"),
+        include_str!("../guest/tests.config"),
+        include_str!("../guest/tests.kcsan.config")
+    ),
+};
+
 /// All of them.
-pub const KERNELS: [Kernel; 4] = [UML, UML_DEBUG, GUEST, DMA];
+pub const KERNELS: [Kernel; 7] = [UML, UML_DEBUG, GUEST, DMA, TESTS, TESTS_DEBUG, TESTS_KCSAN];
 
 /// What stays whole of a tree: what a module is built with.
 const KEPT: [&str; 9] = [
@@ -109,6 +141,13 @@ const SOURCES: [&str; 8] = [".c", ".h", ".S", ".rst", ".txt", ".yaml", ".json", 
 const TABLES: &str = "drivers/iommu/generic_pt";
 const TABLES_MAKEFILE: &str =
     "\nobj-y += dmaspace_tables.o\ndmaspace_tables-y := tables.o iopt.o\n";
+
+/// What KUnit's suites of generic_pt include last, and what they count by then: differs in nothing but that it is exact.
+const INCLUDED_LAST: &str = "#include <linux/iommu.h>\n";
+const EXACT_COUNTS: &str = concat!(
+    "#include <linux/iommu.h>\n",
+    include_str!("../guest/exact_counts.h")
+);
 
 /// Whose I/O page tables a kernel has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -173,6 +212,9 @@ impl Kernel {
         }
         fs::create_dir_all(&tree)?;
         source::unpack(package, &tree, &[])?;
+        let suites = tree.join(TABLES).join("kunit_iommu_pt.h");
+        let text = fs::read_to_string(&suites)?;
+        fs::write(suites, text.replacen(INCLUDED_LAST, EXACT_COUNTS, 1))?;
         fs::write(tree.join("our.config"), self.options)?;
         self.make(&tree, &["allnoconfig", "KCONFIG_ALLCONFIG=our.config"])?;
         let lost = lost(self.options, &fs::read_to_string(tree.join(".config"))?);
@@ -359,7 +401,8 @@ impl Kernel {
         Ok(())
     }
 
-    fn tree(&self, work: &Path) -> PathBuf {
+    /// Where it was built.
+    pub fn tree(&self, work: &Path) -> PathBuf {
         self.directory(work).join("tree")
     }
 
@@ -391,11 +434,18 @@ fn jobs() -> String {
     )
 }
 
-/// The files that a tree was built from, as far as the records of its commands name them.
+/// The files that a tree was built from, as far as the records of its commands name them, and those that links lead to.
 fn inputs(tree: &Path) -> anyhow::Result<BTreeSet<PathBuf>> {
     let mut inputs = BTreeSet::new();
     for entry in WalkDir::new(tree) {
         let entry = entry?;
+        if entry.path_is_symlink() {
+            let directory = entry.path().parent().unwrap_or(tree);
+            let target = directory.join(fs::read_link(entry.path())?);
+            if let Ok(below) = target.strip_prefix(tree) {
+                inputs.insert(normal(&below.to_string_lossy()));
+            }
+        }
         if entry.path().extension().is_some_and(|end| end == "cmd") {
             let record = fs::read(entry.path())?;
             let record = String::from_utf8_lossy(&record);

@@ -56,15 +56,15 @@ enum Command {
 
 #[derive(Args)]
 struct Linux {
-    /// The kernel: um, um-debug, guest or dma.
+    /// The kernel, by its name.
     #[arg(long, value_name = "NAME")]
     kernel: String,
     /// The module's directory.
-    #[arg(long, value_name = "DIRECTORY")]
-    module: PathBuf,
+    #[arg(long, value_name = "DIRECTORY", requires = "module_object")]
+    module: Option<PathBuf>,
     /// An object that belongs to it, for which it needs no source.
     #[arg(long, value_name = "FILE")]
-    module_object: PathBuf,
+    module_object: Option<PathBuf>,
     /// The tables' directory.
     #[arg(long, value_name = "DIRECTORY")]
     tables: PathBuf,
@@ -108,8 +108,10 @@ fn linux(wanted: &Linux, work: &Path) -> anyhow::Result<()> {
         let took = start.elapsed().as_secs();
         println!("{} built in {took} s", built.display());
     }
-    if kernel.has_modules() {
-        kernel.build_module(&wanted.module, &wanted.module_object, work)?;
+    if let Some((module, object)) = wanted.module.as_ref().zip(wanted.module_object.as_ref())
+        && kernel.has_modules()
+    {
+        kernel.build_module(module, object, work)?;
         println!("modules in {}", kernel.modules(work).display());
     }
     if kernel.arch == Arch::X86 {

@@ -229,6 +229,7 @@ static int NS(map_range)(struct pt_iommu *iommu, dma_addr_t iova, phys_addr_t pa
 			error = raise(iommu, last, gfp);
 			if (error && error != -EAGAIN)
 				return error;
+			error = 0;
 			call = call_of(iommu);
 		}
 	}

@@ -8,6 +8,7 @@
 #include "../tables.h"
 
 /* As src/lib.rs has them. */
+static_assert(IS_ENABLED(CONFIG_X86_64));
 static_assert(sizeof(struct page) == 64);
 static_assert(offsetof(struct ioptdesc, iopt_freelist_elm) == 8);
 static_assert(sizeof(struct list_head) >= 12);

@@ -84,6 +84,19 @@ pub(crate) fn with_our_tables(repository: &Repository) -> anyhow::Result<Outcome
     Ok(Outcome::Passed)
 }
 
+/// Linux's own tests in the kernel of this name.
+pub(crate) fn linux_tests(
+    kernel: &str,
+    only: Option<&str>,
+    repository: &Repository,
+) -> anyhow::Result<bool> {
+    let mut command = host(repository)?;
+    command.args(["linux-tests", "--kernel", kernel]);
+    command.args(only.iter().flat_map(|only| ["--only", only]));
+    let status = command.status().context("the rig cannot be started")?;
+    Ok(status.success())
+}
+
 fn other_machine() -> Option<Outcome> {
     let right = cfg!(all(target_os = "linux", target_arch = "x86_64"));
     let reason = "the guests are built on and for x86-64 Linux";

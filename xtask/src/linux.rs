@@ -77,19 +77,50 @@ const FLAGS: [&str; 4] = [
     "-Dwarnings",
 ];
 
+/// The same checks of memory as in C: Linux, scripts/Makefile.kasan, with the offset of x86-64.
+const KASAN: [&str; 3] = [
+    "-Zsanitizer=kernel-address",
+    "-Zsanitizer-recover=kernel-address",
+    "-Cllvm-args=-asan-mapping-offset=0xdffffc0000000000 -asan-instrumentation-with-call-threshold=0 \
+     -asan-stack=0 -asan-globals=0 -asan-kernel-mem-intrinsic-prefix=1",
+];
+
+/// What objtool wants to find in a kernel with mitigations: Linux, arch/x86/Makefile.
+const HARDENED: [&str; 5] = [
+    "-Zfunction-return=thunk-extern",
+    "-Zretpoline-external-thunk",
+    "-Zcf-protection=branch",
+    "-Cjump-tables=no",
+    "-Cforce-frame-pointers=yes",
+];
+
 /// The kernel that most is tried with: a program.
 pub(crate) const UML: &str = "um";
 /// That of the guests in QEMU.
 pub(crate) const GUEST: &str = "guest";
 /// That in which Linux is measured.
 pub(crate) const DMA: &str = "dma";
+/// That in which Linux's own tests run, and those that look for mistakes.
+const TESTS: [&str; 3] = ["tests", TESTS_DEBUG, TESTS_KCSAN];
+const TESTS_DEBUG: &str = "tests-debug";
+const TESTS_KCSAN: &str = "tests-kcsan";
 
 /// The command `cargo xtask linux`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The kernel: um, um-debug, guest or dma.
-    #[arg(long, value_name = "NAME", default_value = UML)]
-    kernel: String,
+    /// The kernel: um, um-debug, guest, dma, tests, tests-debug or tests-kcsan [default: um].
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
+    /// Runs Linux's own tests of I/O page tables, of iommufd and of VFIO as well, and its drivers of a disk and a network
+    /// device, in the kernels whose names begin with tests, each with Linux's tables and with ours; an hour and more.
+    #[arg(long)]
+    full: bool,
+    /// Only the parts of these whose names contain this: kunit, selftests, drivers.
+    #[arg(long, value_name = "NAME", requires = "full")]
+    only: Option<String>,
+    /// With a fault in our tables, which the kernel that looks for mistakes has to find: the tests fail then.
+    #[arg(long, requires = "full")]
+    planted: bool,
 }
 
 /// The part `linux` of the test command: the kernels of all that follow, and that what is ours in them works.
@@ -105,7 +136,23 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
 
 /// The command.
 pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
-    build(&options.kernel, repository)
+    let named = options.kernel.as_deref();
+    if !options.full {
+        return build(named.unwrap_or(UML), repository);
+    }
+    let planted: &[&str] = match options.planted {
+        true => &["--cfg=planted"],
+        false => &[],
+    };
+    for kernel in TESTS {
+        if named.is_none_or(|named| named == kernel)
+            && (!build_with(kernel, planted, repository)?
+                || !guests::linux_tests(kernel, options.only.as_deref(), repository)?)
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// A part that wants the kernel of this name, and its modules.
@@ -126,13 +173,25 @@ pub(crate) fn with(
 
 /// Builds the kernel, unless it is there, and the module. False when Linux's source cannot be had.
 pub(crate) fn build(kernel: &str, repository: &Repository) -> anyhow::Result<bool> {
-    let (module, tables) = (BALLOON.object(repository)?, TABLES.object(repository)?);
+    build_with(kernel, &[], repository)
+}
+
+/// With further `flags` for the tables.
+fn build_with(kernel: &str, flags: &[&str], repository: &Repository) -> anyhow::Result<bool> {
+    let own: &[&str] = match kernel {
+        TESTS_DEBUG => &KASAN,
+        TESTS_KCSAN => &HARDENED,
+        _ => &[],
+    };
+    let tables = TABLES.object(&[own, flags].concat(), repository)?;
     let mut command = Programs::build(repository)?.command("dmaspace-conformance", repository);
     let work = repository.metadata.target_directory.join("conformance");
     command.arg("--work").arg(work);
     command.args(["linux", "--kernel", kernel]);
-    command.args(["--module", BALLOON.directory, "--module-object"]);
-    command.arg(module);
+    if !TESTS.contains(&kernel) {
+        command.args(["--module", BALLOON.directory, "--module-object"]);
+        command.arg(BALLOON.object(&[], repository)?);
+    }
     command.args(["--tables", TABLES.directory, "--tables-object"]);
     let status = command.arg(tables).status();
     let status = status.context("the rig cannot be started")?;
@@ -145,7 +204,7 @@ pub(crate) fn build(kernel: &str, repository: &Repository) -> anyhow::Result<boo
 
 impl Crate {
     /// Its Rust, as one object.
-    fn object(&self, repository: &Repository) -> anyhow::Result<PathBuf> {
+    fn object(&self, flags: &[&str], repository: &Repository) -> anyhow::Result<PathBuf> {
         let directory = repository.root.join(self.directory);
         // The same versions of foreign crates as in the workspace; Cargo drops those not needed.
         fs::copy(
@@ -158,7 +217,7 @@ impl Crate {
         let manifest = format!("{}/Cargo.toml", self.directory);
         let mut build = repository.cargo(&["build", "--release", "--manifest-path", &manifest]);
         build.args(["-Zbuild-std=core", "--target", TARGET]);
-        let flags = [&FLAGS[..], &[self.model]].concat();
+        let flags = [&FLAGS[..], &[self.model], flags].concat();
         build
             .env("CARGO_TARGET_DIR", &target)
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))

@@ -9,7 +9,8 @@
 //! compiled from: the guest runs them, and the host waits for each of them by name. What only the host
 //! needs stands behind the feature `host`, so that the guest's program is built quickly.
 //!
-//! Another kernel and another first process, `guest-dma`, measure Linux's DMA API beside `ioas::Dma` ([`dma`]).
+//! Another kernel and another first process, `guest-dma`, measure Linux's DMA API beside `ioas::Dma` ([`dma`]); others run
+//! Linux's own tests ([`linux_tests`]).
 
 #![forbid(unsafe_code)]
 
@@ -18,6 +19,8 @@ pub mod balloon;
 pub mod console;
 #[cfg(feature = "host")]
 pub mod dma;
+#[cfg(feature = "host")]
+pub mod linux_tests;
 pub mod machines;
 pub mod pci;
 #[cfg(feature = "host")]

@@ -40,8 +40,12 @@ pub const HUGE_PAGES: u64 = 64;
 /// The IOMMU of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// VT-d, second-stage tables of four levels.
+    /// VT-d, second-stage tables of four levels, in legacy mode.
     Intel,
+    /// The same in scalable mode. It takes a QEMU from version 11 on, and so does the next.
+    IntelSecond,
+    /// VT-d in scalable mode, where it walks first-stage tables only.
+    IntelFirst,
     /// AMD-Vi, without interrupt remapping.
     Amd,
     /// `dmaspace`'s own virtio-iommu on the host, by vhost-user, at [`VIRTIO_IOMMU`]. QEMU knows nothing
@@ -64,6 +68,14 @@ impl Unit {
     pub const fn qemu(self) -> &'static [&'static str] {
         match self {
             Self::Intel => &["-device", "intel-iommu,intremap=on,aw-bits=48"],
+            Self::IntelSecond => &[
+                "-device",
+                "intel-iommu,intremap=on,aw-bits=48,scalable-mode=on",
+            ],
+            Self::IntelFirst => &[
+                "-device",
+                "intel-iommu,intremap=on,aw-bits=48,scalable-mode=on,fsts=on",
+            ],
             // With `pt=on` it passes everything by without a look at the tables.
             Self::Amd => &["-device", "amd-iommu,intremap=off,pt=off"],
             // The host's side has more to say of it.
@@ -71,11 +83,17 @@ impl Unit {
         }
     }
 
+    /// Whether it takes a QEMU from version 11 on.
+    pub const fn newer_qemu(self) -> bool {
+        matches!(self, Self::IntelSecond | Self::IntelFirst | Self::Virtio)
+    }
+
     /// What the kernel must be told on its command line. VFIO wants interrupts remapped or to
     /// hear that nobody minds.
     pub const fn kernel(self) -> &'static str {
         match self {
             Self::Intel => "intel_iommu=on",
+            Self::IntelSecond | Self::IntelFirst => "intel_iommu=on,sm_on",
             Self::Amd | Self::Virtio => {
                 "vfio_iommu_type1.allow_unsafe_interrupts=1 iommufd.allow_unsafe_interrupts=1"
             }
@@ -85,7 +103,7 @@ impl Unit {
     /// What the names of its units in `/sys/class/iommu` begin with.
     pub const fn sysfs(self) -> &'static str {
         match self {
-            Self::Intel => "dmar",
+            Self::Intel | Self::IntelSecond | Self::IntelFirst => "dmar",
             Self::Amd => "ivhd",
             // Named after the PCI function.
             Self::Virtio => VIRTIO_IOMMU,
@@ -293,6 +311,20 @@ pub const MACHINES: &[Machine] = &[
         ],
     },
     Machine {
+        name: "second-stage",
+        unit: Unit::IntelSecond,
+        balloon: None,
+        nodes: None,
+        tests: SCALABLE,
+    },
+    Machine {
+        name: "first-stage",
+        unit: Unit::IntelFirst,
+        balloon: None,
+        nodes: None,
+        tests: SCALABLE,
+    },
+    Machine {
         name: "balloon",
         unit: Unit::Intel,
         balloon: Some(Balloon::Qemu),
@@ -370,6 +402,27 @@ pub const MACHINES: &[Machine] = &[
     },
 ];
 
+/// What is tried in scalable mode: that what is mapped is where devices find it, and what is not mapped is not.
+const SCALABLE: &[&str] = &[
+    "the_unit_is_there_and_has_the_devices",
+    "the_unit_walks_tables_of_one_stage",
+    "a_device_is_bound_to_vfio_pci",
+    "the_unit_reports_a_fault",
+    "type1_copies_in_4k_pages",
+    "type1_copies_in_transparent_huge_pages",
+    "type1_copies_in_2m_pages",
+    "type1_takes_what_it_unmaps",
+    "type1_keeps_read_only_memory",
+    "type1_reads_a_block_of_nvme",
+    "iommufd_copies_in_4k_pages",
+    "iommufd_copies_in_transparent_huge_pages",
+    "iommufd_copies_in_2m_pages",
+    "iommufd_takes_what_it_unmaps",
+    "iommufd_keeps_read_only_memory",
+    "iommufd_reads_a_block_of_nvme",
+    "kernel_tables_are_those_named",
+];
+
 /// Two devices on each of two nodes.
 const TWO_NODES: &str = r#"
 node = [
@@ -399,7 +452,7 @@ impl Machine {
 
     /// Whether it takes a QEMU from version 11 on.
     pub fn newer_qemu(&self) -> bool {
-        self.unit == Unit::Virtio || self.balloon == Some(Balloon::VhostUser)
+        self.unit.newer_qemu() || self.balloon == Some(Balloon::VhostUser)
     }
 }
 

@@ -11,11 +11,12 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use conformance::{
     initramfs::Initramfs,
-    kernel::{DMA, GUEST, Tables},
+    kernel::{DMA, GUEST, Kernel, Tables},
     newer_qemu::NewerQemu,
 };
 use guest::{
     dma::{self, Measure},
+    linux_tests,
     machines::{MACHINES, Machine, Unit},
     qemu::{Boot, directory},
 };
@@ -70,6 +71,18 @@ enum Command {
         #[arg(long, value_enum)]
         tables: Option<Tables>,
     },
+    /// Runs Linux's own tests of what maps, with its tables and with ours.
+    LinuxTests {
+        /// The kernel.
+        #[arg(long, value_name = "NAME")]
+        kernel: String,
+        /// Only the parts whose names contain this: kunit, selftests, drivers.
+        #[arg(long, value_name = "NAME")]
+        only: Option<String>,
+        /// Of KUnit's suites those that this pattern names.
+        #[arg(long, value_name = "GLOB", default_value = "*")]
+        suites: String,
+    },
 }
 
 /// Exit status when there is no kernel.
@@ -101,6 +114,14 @@ fn main() -> ExitCode {
             processor,
             tables,
         } => measure(&options.work, init, unit.as_deref(), processor, *tables),
+        Command::LinuxTests {
+            kernel,
+            only,
+            suites,
+        } => Kernel::find(kernel)
+            .with_context(|| format!("no kernel is called {kernel}"))
+            .and_then(|kernel| linux_tests::run(kernel, &options.work, only.as_deref(), suites))
+            .map(|()| Done::All),
     };
     match done {
         Ok(Done::All) => ExitCode::SUCCESS,

@@ -374,6 +374,7 @@ unsafe fn dirty<F: Levels>(
     clean: bool,
     mut each: impl FnMut(Span<Iova>),
 ) -> c_int {
+    // A harvest may begin and end at any address.
     let call = Call {
         sizes: u64::MAX,
         ..*call
@@ -448,8 +449,24 @@ unsafe fn raise<F: Levels>(call: &Call, levels: u8, root: &mut u64, chain: &mut 
 unsafe fn collect<F: Levels>(call: &Call, chain: &mut CChain) {
     // SAFETY: as the caller promises.
     if let Ok(table) = unsafe { table::<F, COHERENT>(call) } {
+        #[cfg(planted)]
+        read_what_was_freed(table.memory());
         let (gather, memory) = table.tear_down();
         chain.set(gather.never_walked().into_tables(), &memory);
+    }
+}
+
+/// A fault that a kernel with KASAN is to find: `cargo xtask linux --full --planted`.
+#[cfg(planted)]
+fn read_what_was_freed(memory: &impl TableMemory<Cell = Entry>) {
+    let Ok(mut reserve) = memory.reserve(1) else {
+        return;
+    };
+    if let Some((table, _)) = reserve.take(memory) {
+        let mut chain = Chain::empty();
+        chain.push(memory, table);
+        memory.reclaim(chain);
+        core::hint::black_box(memory.entries(table, 1).first().map(Entry::get));
     }
 }
 

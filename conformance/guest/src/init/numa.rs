@@ -102,7 +102,7 @@ pub(crate) fn topology(machine: &Machine) -> anyhow::Result<()> {
                 node(&path.join("device/numa_node"))?,
             )
         }
-        Unit::Virtio => bail!("not of this machine"),
+        _ => bail!("not of this machine"),
     };
     program::says(unit, "/at", &at)?;
     program::says(unit, "/node", &json!(node))

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, os::unix::fs::FileTypeExt as _, path::Path};
 
 use anyhow::{Context as _, ensure};
-use guest::machines::{EDU, IVSHMEM, Machine, NVME};
+use guest::machines::{EDU, IVSHMEM, Machine, NVME, Unit};
 
 use crate::pci::{self, Device};
 
@@ -52,6 +52,23 @@ pub(crate) fn unit(machine: &Machine) -> anyhow::Result<()> {
         let behind = device.link("iommu")?;
         ensure!(behind == *real[0], "{} is behind {behind}", device.0);
     }
+    Ok(())
+}
+
+/// In scalable mode the unit offers one stage: the kernel's tables can have no other format (VT-d specification, revision
+/// 5.0, section 11.4.3).
+pub(crate) fn stage(machine: &Machine) -> anyhow::Result<()> {
+    const SCALABLE: u64 = 1 << 43;
+    const SECOND: u64 = 1 << 46;
+    const FIRST: u64 = 1 << 47;
+    let capabilities = fs::read_to_string("/sys/class/iommu/dmar0/intel-iommu/ecap")?;
+    let capabilities = u64::from_str_radix(capabilities.trim(), 16)?;
+    let stage = match machine.unit {
+        Unit::IntelFirst => FIRST,
+        _ => SECOND,
+    };
+    let offered = capabilities & (SCALABLE | SECOND | FIRST);
+    ensure!(offered == SCALABLE | stage, "it offers {capabilities:#x}");
     Ok(())
 }
 

@@ -18,6 +18,7 @@ const TESTS: &[(&str, Test)] = &[
     ("kernel_tables_are_those_named", kernel_tables::named),
     ("vfio_and_iommufd_are_there", platform::device_files),
     ("the_unit_is_there_and_has_the_devices", platform::unit),
+    ("the_unit_walks_tables_of_one_stage", platform::stage),
     ("each_device_has_a_group_of_its_own", platform::groups),
     ("a_device_is_bound_to_vfio_pci", platform::bind),
     ("devices_says_how_to_bind_one", program::devices),
