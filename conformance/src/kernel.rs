@@ -142,12 +142,14 @@ const TABLES: &str = "drivers/iommu/generic_pt";
 const TABLES_MAKEFILE: &str =
     "\nobj-y += dmaspace_tables.o\ndmaspace_tables-y := tables.o iopt.o\n";
 
-/// What KUnit's suites of generic_pt include last, and what they count by then: differs in nothing but that it is exact.
+/// The option of a kernel that has KUnit's suites of generic_pt, of which we make the look for leaks exact, and add one.
+const SUITES: &str = "CONFIG_IOMMU_PT_KUNIT_TEST=y\n";
 const INCLUDED_LAST: &str = "#include <linux/iommu.h>\n";
 const EXACT_COUNTS: &str = concat!(
     "#include <linux/iommu.h>\n",
     include_str!("../guest/exact_counts.h")
 );
+const UNMAPS: &str = include_str!("../guest/unmaps.c");
 
 /// Whose I/O page tables a kernel has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -212,9 +214,9 @@ impl Kernel {
         }
         fs::create_dir_all(&tree)?;
         source::unpack(package, &tree, &[])?;
-        let suites = tree.join(TABLES).join("kunit_iommu_pt.h");
-        let text = fs::read_to_string(&suites)?;
-        fs::write(suites, text.replacen(INCLUDED_LAST, EXACT_COUNTS, 1))?;
+        if self.options.contains(SUITES) {
+            add_suites(&tree.join(TABLES))?;
+        }
         fs::write(tree.join("our.config"), self.options)?;
         self.make(&tree, &["allnoconfig", "KCONFIG_ALLCONFIG=our.config"])?;
         let lost = lost(self.options, &fs::read_to_string(tree.join(".config"))?);
@@ -422,6 +424,19 @@ impl Kernel {
     fn options_file(&self, work: &Path) -> PathBuf {
         self.directory(work).join("built-from.config")
     }
+}
+
+/// Adds to KUnit's suites in a tree's directory of tables.
+fn add_suites(tables: &Path) -> anyhow::Result<()> {
+    let leaks = tables.join("kunit_iommu_pt.h");
+    let text = fs::read_to_string(&leaks)?;
+    ensure!(text.contains(INCLUDED_LAST), "KUnit's suites are others");
+    fs::write(leaks, text.replacen(INCLUDED_LAST, EXACT_COUNTS, 1))?;
+    let formats = tables.join("fmt");
+    fs::write(formats.join("unmaps.c"), UNMAPS)?;
+    let rules = fs::read_to_string(formats.join("Makefile"))?;
+    fs::write(formats.join("Makefile"), rules + "\nobj-y += unmaps.o\n")?;
+    Ok(())
 }
 
 /// Functions of Linux's that fill and empty tables, which are in a kernel only with its own tables.

@@ -230,16 +230,16 @@ fn once(
     let name = format!("{}.{}.{tables:?}", kernel.name, part.name()).to_lowercase();
     let log = directory.join(format!("{name}.log"));
     remove(&log)?;
-    let (unit, processors, kunit, script) = match part {
+    let (unit, kunit, script) = match part {
         Part::Kunit => {
             let suites = format!("kunit.enable=1 kunit.autorun=1 kunit.filter_glob={suites}");
-            (Unit::Intel, "1", suites, "nothing")
+            (Unit::Intel, suites, "nothing")
         }
-        Part::Selftests => (Unit::Intel, "2", "kunit.enable=0".into(), "selftests"),
+        Part::Selftests => (Unit::Intel, "kunit.enable=0".into(), "selftests"),
         Part::Drivers(unit, flush) => {
             let strict = u8::from(matches!(flush, Flush::Strict));
             let words = format!("kunit.enable=0 iommu.strict={strict}");
-            (unit, "2", words, "drivers")
+            (unit, words, "drivers")
         }
     };
     let words = format!(
@@ -255,7 +255,7 @@ fn once(
     command
         .args(["-nodefaults", "-no-user-config", "-no-reboot"])
         .args(["-display", "none", "-machine", "q35", "-accel", "tcg"])
-        .args(["-cpu", "max", "-smp", processors, "-m", "2G"])
+        .args(["-cpu", "max", "-smp", "2", "-m", "2G"])
         .args(unit.qemu())
         .args(NETWORK)
         .arg("-drive")
