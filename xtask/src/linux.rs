@@ -77,8 +77,12 @@ const FLAGS: [&str; 4] = [
     "-Dwarnings",
 ];
 
+/// What finds the frames of a stack by their pointers.
+const FRAMES: &str = "-Cforce-frame-pointers=yes";
+
 /// The same checks of memory as in C: Linux, scripts/Makefile.kasan, with the offset of x86-64.
-const KASAN: [&str; 3] = [
+const KASAN: [&str; 4] = [
+    FRAMES,
     "-Zsanitizer=kernel-address",
     "-Zsanitizer-recover=kernel-address",
     "-Cllvm-args=-asan-mapping-offset=0xdffffc0000000000 -asan-instrumentation-with-call-threshold=0 \
@@ -91,7 +95,7 @@ const HARDENED: [&str; 5] = [
     "-Zretpoline-external-thunk",
     "-Zcf-protection=branch",
     "-Cjump-tables=no",
-    "-Cforce-frame-pointers=yes",
+    FRAMES,
 ];
 
 /// The kernel that most is tried with: a program.
@@ -181,7 +185,9 @@ fn build_with(kernel: &str, flags: &[&str], repository: &Repository) -> anyhow::
     let own: &[&str] = match kernel {
         TESTS_DEBUG => &KASAN,
         TESTS_KCSAN => &HARDENED,
-        _ => &[],
+        // It has another unwinder.
+        DMA => &[],
+        _ => &[FRAMES],
     };
     let tables = TABLES.object(&[own, flags].concat(), repository)?;
     let mut command = Programs::build(repository)?.command("dmaspace-conformance", repository);

@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -22,7 +22,7 @@ use conformance::{
 
 use crate::{
     machines::{NVME, Unit},
-    qemu::{PROGRAM, remove, slot},
+    qemu::{PROGRAM, STARTS, remove, slot},
 };
 
 /// How long all tests of a kernel may take: a safety net.
@@ -248,62 +248,73 @@ fn once(
     );
     let disk = directory.join(format!("{name}.disk"));
     fs::File::create(&disk)?.set_len(DISK)?;
-    let mut command = match unit.newer_qemu() {
-        true => NewerQemu::fetch(work)?.command(),
-        false => Command::new(PROGRAM),
+    let start = || -> anyhow::Result<Child> {
+        let mut command = match unit.newer_qemu() {
+            true => NewerQemu::fetch(work)?.command(),
+            false => Command::new(PROGRAM),
+        };
+        command
+            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+            .args(["-display", "none", "-machine", "q35", "-accel", "tcg"])
+            .args(["-cpu", "max", "-smp", "2", "-m", "2G"])
+            .args(unit.qemu())
+            .args(NETWORK)
+            .arg("-drive")
+            .arg(format!(
+                "if=none,id=disk,format=raw,file={}",
+                disk.display()
+            ))
+            .arg("-device")
+            .arg(format!(
+                "nvme,drive=disk,serial=1,bus=pcie.0,addr={}",
+                slot(NVME)
+            ))
+            .arg("-serial")
+            .arg(format!("file:{}", log.display()))
+            .arg("-kernel")
+            .arg(kernel.image_with(tables, work))
+            .arg("-initrd")
+            .arg(initramfs)
+            .args(["-append", &words])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command.spawn().context("QEMU cannot be started")
     };
-    command
-        .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-        .args(["-display", "none", "-machine", "q35", "-accel", "tcg"])
-        .args(["-cpu", "max", "-smp", "2", "-m", "2G"])
-        .args(unit.qemu())
-        .args(NETWORK)
-        .arg("-drive")
-        .arg(format!(
-            "if=none,id=disk,format=raw,file={}",
-            disk.display()
-        ))
-        .arg("-device")
-        .arg(format!(
-            "nvme,drive=disk,serial=1,bus=pcie.0,addr={}",
-            slot(NVME)
-        ))
-        .arg("-serial")
-        .arg(format!("file:{}", log.display()))
-        .arg("-kernel")
-        .arg(kernel.image_with(tables, work))
-        .arg("-initrd")
-        .arg(initramfs)
-        .args(["-append", &words])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let mut qemu = command.spawn().context("QEMU cannot be started")?;
-    let ended = wait(&mut qemu);
-    let _ = qemu.kill();
-    let _ = qemu.wait();
+    // A QEMU that an assertion of its own has ended is started again: see `Boot::run`.
+    let mut ended = None;
+    for _ in 0..STARTS {
+        let mut qemu = start()?;
+        ended = wait(&mut qemu)?;
+        let _ = qemu.kill();
+        let _ = qemu.wait();
+        if ended.is_none_or(|status| status.success()) {
+            break;
+        }
+    }
     let text = fs::read(&log).with_context(|| log.display().to_string())?;
     fs::remove_file(&disk)?;
     let mut said = Said::read(&String::from_utf8_lossy(&text));
     if tables == Tables::Iopt && said.maps.is_none_or(|maps| maps == 0) {
         said.broken.push("our tables mapped nothing".into());
     }
-    if !ended? {
-        said.broken.push(format!("no end; see {}", log.display()));
+    if !ended.is_some_and(|status| status.success()) {
+        said.broken
+            .push(format!("QEMU: {ended:?}; see {}", log.display()));
     }
     Ok(said)
 }
 
-/// True when it has ended by itself.
-fn wait(qemu: &mut Child) -> anyhow::Result<bool> {
+/// How it has ended by itself, if it has.
+fn wait(qemu: &mut Child) -> anyhow::Result<Option<ExitStatus>> {
     let start = Instant::now();
     while start.elapsed() < LIMIT {
-        if qemu.try_wait()?.is_some() {
-            return Ok(true);
+        if let Some(status) = qemu.try_wait()? {
+            return Ok(Some(status));
         }
         thread::sleep(Duration::from_millis(200));
     }
-    Ok(false)
+    Ok(None)
 }
 
 impl Said {

@@ -40,7 +40,7 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How often a machine is started at most.
-const STARTS: u32 = 3;
+pub(crate) const STARTS: u32 = 3;
 
 /// What belongs to the guests, below the directory of the rigs.
 pub fn directory(work: &Path) -> PathBuf {
