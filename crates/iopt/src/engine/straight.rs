@@ -10,7 +10,7 @@ use super::clear::same_run;
 use super::request::Attributes;
 use super::row::{first_occupied, store_leaves};
 use super::sink::{RunSink, Wants};
-use super::{Level, Table, at_level, at_top};
+use super::{L, Level, Table, at_level, at_top};
 use crate::cell::{Cell, Series};
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
@@ -44,6 +44,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let bits = attributes.bits(&self.format)?;
         let row = self.row_at::<P, true>(Span::new(iova, len), access)?;
         let run = Run { iova, pa, len };
+        if row.level == 0 {
+            return self.store_row::<L<0>>(row.cells, run, bits);
+        }
         at_level!(row.level, F, V => self.store_row::<V>(row.cells, run, bits))
     }
 
@@ -85,16 +88,30 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return None;
         }
         let row = self.row_at::<P, false>(range, access)?;
-        let pa = at_level!(row.level, F, V => self.take_row::<V>(row.cells, range))?;
-        let run = Run::new(range.start, Span::new(pa, range.len));
-        self.tell(run, row.level, false, gather, sink);
-        self.free_emptied(
-            (row.table, row.level),
-            (range.start, range.len),
-            gather,
-            access,
-        );
+        // Pages are what is unmapped most, and a level that is known costs less.
+        if row.level == 0 {
+            let pa = self.take_row::<L<0>>(row.cells, range)?;
+            self.took((row.table, 0), range, pa, gather, sink, access);
+        } else {
+            let pa = at_level!(row.level, F, V => self.take_row::<V>(row.cells, range))?;
+            self.took((row.table, row.level), range, pa, gather, sink, access);
+        }
         Some(())
+    }
+
+    #[inline(always)]
+    fn took<S: RunSink, P: Access>(
+        &self,
+        (table, level): (u64, usize),
+        range: Span<Iova>,
+        pa: u64,
+        gather: &mut Gather,
+        sink: &mut S,
+        access: P,
+    ) {
+        let run = Run::new(range.start, Span::new(pa, range.len));
+        self.tell(run, level, false, gather, sink);
+        self.free_emptied((table, level), (range.start, range.len), gather, access);
     }
 
     /// Empties the entries of `range`, and says where they led.
@@ -129,7 +146,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         range: Span<Iova>,
         access: P,
     ) -> Option<Row<'_, M::Cell>> {
-        if range.len == 0 || !self.aperture().covers(&range) {
+        // Of several leaves each has an entry, or this is not the way. Looked at before anything is read.
+        let sizes = self.sizes.bits() & u64::MAX.checked_shr(range.len.leading_zeros())?;
+        let largest = 1u64.checked_shl(63_u32.checked_sub(sizes.leading_zeros())?)?;
+        let entries = (0..F::MAX_LEVELS).fold(0, |all, level| all | 1 << F::shift(level.into()));
+        if largest != range.len && largest & entries == 0 || !self.aperture().covers(&range) {
             return None;
         }
         // An index has no bits from above the aperture.
