@@ -107,19 +107,8 @@ pub const TESTS_DEBUG: Kernel = Kernel {
     ),
 };
 
-/// The same, looking for data races and, by objtool, at what was compiled.
-pub const TESTS_KCSAN: Kernel = Kernel {
-    name: "tests-kcsan",
-    arch: Arch::X86,
-    options: concat!(
-        include_str!("../guest/kernel.config"),
-        include_str!("../guest/tests.config"),
-        include_str!("../guest/tests.kcsan.config")
-    ),
-};
-
 /// All of them.
-pub const KERNELS: [Kernel; 7] = [UML, UML_DEBUG, GUEST, DMA, TESTS, TESTS_DEBUG, TESTS_KCSAN];
+pub const KERNELS: [Kernel; 6] = [UML, UML_DEBUG, GUEST, DMA, TESTS, TESTS_DEBUG];
 
 /// What stays whole of a tree: what a module is built with.
 const KEPT: [&str; 9] = [

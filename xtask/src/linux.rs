@@ -89,30 +89,20 @@ const KASAN: [&str; 4] = [
      -asan-stack=0 -asan-globals=0 -asan-kernel-mem-intrinsic-prefix=1",
 ];
 
-/// What objtool wants to find in a kernel with mitigations: Linux, arch/x86/Makefile.
-const HARDENED: [&str; 5] = [
-    "-Zfunction-return=thunk-extern",
-    "-Zretpoline-external-thunk",
-    "-Zcf-protection=branch",
-    "-Cjump-tables=no",
-    FRAMES,
-];
-
 /// The kernel that most is tried with: a program.
 pub(crate) const UML: &str = "um";
 /// That of the guests in QEMU.
 pub(crate) const GUEST: &str = "guest";
 /// That in which Linux is measured.
 pub(crate) const DMA: &str = "dma";
-/// That in which Linux's own tests run, and those that look for mistakes.
-const TESTS: [&str; 3] = ["tests", TESTS_DEBUG, TESTS_KCSAN];
+/// That in which Linux's own tests run, and the same looking for mistakes.
+const TESTS: [&str; 2] = ["tests", TESTS_DEBUG];
 const TESTS_DEBUG: &str = "tests-debug";
-const TESTS_KCSAN: &str = "tests-kcsan";
 
 /// The command `cargo xtask linux`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The kernel: um, um-debug, guest, dma, tests, tests-debug or tests-kcsan [default: um].
+    /// The kernel: um, um-debug, guest, dma, tests or tests-debug [default: um].
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
     /// Runs Linux's own tests of I/O page tables, of iommufd and of VFIO as well, and its drivers of a disk and a network
@@ -184,7 +174,6 @@ pub(crate) fn build(kernel: &str, repository: &Repository) -> anyhow::Result<boo
 fn build_with(kernel: &str, flags: &[&str], repository: &Repository) -> anyhow::Result<bool> {
     let own: &[&str] = match kernel {
         TESTS_DEBUG => &KASAN,
-        TESTS_KCSAN => &HARDENED,
         // It has another unwinder.
         DMA => &[],
         _ => &[FRAMES],
