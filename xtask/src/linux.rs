@@ -138,10 +138,17 @@ pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Res
         true => &["--cfg=planted"],
         false => &[],
     };
-    for kernel in TESTS {
-        if named.is_none_or(|named| named == kernel)
-            && (!build_with(kernel, planted, repository)?
-                || !guests::linux_tests(kernel, options.only.as_deref(), repository)?)
+    let wanted = |kernel: &&str| {
+        named.is_none_or(|named| named == *kernel) && (!options.planted || *kernel == TESTS_DEBUG)
+    };
+    let kernels: Vec<&str> = TESTS.into_iter().filter(wanted).collect();
+    ensure!(
+        !kernels.is_empty(),
+        "Linux's own tests, or a planted fault, are not for this kernel"
+    );
+    for kernel in kernels {
+        if !build_with(kernel, planted, repository)?
+            || !guests::linux_tests(kernel, options.only.as_deref(), repository)?
         {
             return Ok(false);
         }
