@@ -97,7 +97,7 @@ struct Terminal {
     until_empty: bool,
     /// There was something in the balloon.
     used: bool,
-    /// There is nothing in it, and nothing is wanted.
+    /// There is nothing in it. What the device wants by now says nothing: it may be wanted full again.
     empty: bool,
     /// Standard output does not take what is told.
     unwritten: bool,
@@ -114,14 +114,9 @@ impl GuestOperator for Terminal {
     }
 
     fn tell(&mut self, event: &GuestEvent) {
-        if let GuestEvent::Balloon {
-            target_bytes,
-            actual_bytes,
-            ..
-        } = event
-        {
+        if let GuestEvent::Balloon { actual_bytes, .. } = event {
             self.used |= *actual_bytes > 0;
-            self.empty = *target_bytes == 0 && *actual_bytes == 0;
+            self.empty = *actual_bytes == 0;
         }
         let line = if self.json {
             json_line(event).ok()
@@ -168,6 +163,16 @@ mod tests {
 
     #[test]
     fn it_ends_when_the_balloon_was_used_and_is_empty() {
+        ends_when_empty_with(0);
+    }
+
+    /// Whoever sees that the balloon is empty may want it full at once, before this looks again.
+    #[test]
+    fn it_ends_when_the_balloon_is_wanted_full_as_soon_as_it_is_empty() {
+        ends_when_empty_with(4096);
+    }
+
+    fn ends_when_empty_with(target: u64) {
         let mut terminal = Terminal {
             stop: Stop::for_tests(false),
             json: true,
@@ -187,7 +192,7 @@ mod tests {
         assert!(at(0, 0), "not used yet");
         assert!(at(4096, 4096));
         assert!(at(0, 4096), "not empty yet");
-        assert!(!at(0, 0));
+        assert!(!at(target, 0));
     }
 
     #[test]
