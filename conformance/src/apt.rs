@@ -16,10 +16,12 @@ const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 #[derive(Debug)]
 pub struct Apt {
     directory: PathBuf,
+    /// Whose packages these are, if it is not the machine's own.
+    architecture: Option<&'static str>,
 }
 
 impl Apt {
-    /// Does `work` with an apt of these `suites` below `directory`, from the first of the machine's
+    /// Does `work` with an apt of these `suites`, and of this architecture if it is not the machine's, below `directory`, from the first of the machine's
     /// mirrors with which it succeeds.
     ///
     /// # Errors
@@ -28,13 +30,14 @@ impl Apt {
     pub fn with<T>(
         directory: &Path,
         suites: &[&str],
+        architecture: Option<&'static str>,
         mut work: impl FnMut(&Self) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
         let mirrors = mirrors(&sources_of(Path::new("/etc/apt"))?);
         ensure!(!mirrors.is_empty(), "apt's sources name no Debian mirror");
         let mut done = Err(anyhow::anyhow!("no mirror"));
         for mirror in &mirrors {
-            done = Self::new(directory, mirror, suites).and_then(|apt| work(&apt));
+            done = Self::new(directory, mirror, suites, architecture).and_then(|apt| work(&apt));
             if done.is_ok() {
                 break;
             }
@@ -42,7 +45,12 @@ impl Apt {
         done
     }
 
-    fn new(directory: &Path, mirror: &str, suites: &[&str]) -> anyhow::Result<Self> {
+    fn new(
+        directory: &Path,
+        mirror: &str,
+        suites: &[&str],
+        architecture: Option<&'static str>,
+    ) -> anyhow::Result<Self> {
         for part in ["lists/partial", "cache/archives/partial", "parts"] {
             fs::create_dir_all(directory.join(part))?;
         }
@@ -52,6 +60,7 @@ impl Apt {
         fs::write(directory.join("sources.list"), list)?;
         let apt = Self {
             directory: directory.to_owned(),
+            architecture,
         };
         apt.get(&["update"])?;
         Ok(apt)
@@ -102,6 +111,10 @@ impl Apt {
         ] {
             let path = self.directory.join(path);
             command.arg("-o").arg(format!("{name}={}", path.display()));
+        }
+        for name in ["APT::Architecture", "APT::Architectures"] {
+            let other = self.architecture.map(|other| format!("-o{name}={other}"));
+            command.args(other);
         }
         command.args([
             // As long as a slow mirror may think about it.

@@ -23,6 +23,10 @@ use walkdir::WalkDir;
 pub enum Arch {
     /// x86-64: QEMU boots it.
     X86,
+    /// Arm, 64 bits: QEMU boots it, and a compiler for it builds it.
+    Arm,
+    /// RISC-V, 64 bits, in the same way.
+    RiscV,
     /// User-Mode Linux: a program.
     Um,
 }
@@ -31,14 +35,32 @@ impl Arch {
     const fn name(self) -> &'static str {
         match self {
             Self::X86 => "x86",
+            Self::Arm => "arm64",
+            Self::RiscV => "riscv",
             Self::Um => "um",
         }
+    }
+
+    /// What the names of the compiler's programs begin with.
+    const fn compiler(self) -> &'static str {
+        match self {
+            Self::X86 | Self::Um => "",
+            Self::Arm => "aarch64-linux-gnu-",
+            Self::RiscV => "riscv64-linux-gnu-",
+        }
+    }
+
+    /// Whether it has IOMMUs, so that a kernel is linked again with our tables.
+    pub const fn has_tables(self) -> bool {
+        !matches!(self, Self::Um)
     }
 
     /// What is built, and where it is then.
     const fn image(self) -> (&'static str, &'static str) {
         match self {
             Self::X86 => ("bzImage", "arch/x86/boot/bzImage"),
+            Self::Arm => ("Image", "arch/arm64/boot/Image"),
+            Self::RiscV => ("Image", "arch/riscv/boot/Image"),
             Self::Um => ("linux", "linux"),
         }
     }
@@ -107,8 +129,22 @@ pub const TESTS_DEBUG: Kernel = Kernel {
     ),
 };
 
+/// That in which Linux's own tests run on Arm.
+pub const ARM: Kernel = Kernel {
+    name: "arm",
+    arch: Arch::Arm,
+    options: include_str!("../guest/arm.config"),
+};
+
+/// The same on RISC-V.
+pub const RISCV: Kernel = Kernel {
+    name: "riscv",
+    arch: Arch::RiscV,
+    options: include_str!("../guest/riscv.config"),
+};
+
 /// All of them.
-pub const KERNELS: [Kernel; 6] = [UML, UML_DEBUG, GUEST, DMA, TESTS, TESTS_DEBUG];
+pub const KERNELS: [Kernel; 8] = [UML, UML_DEBUG, GUEST, DMA, TESTS, TESTS_DEBUG, ARM, RISCV];
 
 /// What stays whole of a tree: what a module is built with.
 const KEPT: [&str; 9] = [
@@ -126,10 +162,13 @@ const KEPT: [&str; 9] = [
 /// What goes elsewhere, unless an object was made of it.
 const SOURCES: [&str; 8] = [".c", ".h", ".S", ".rst", ".txt", ".yaml", ".json", ".rs"];
 
-/// Linux's own tables in a tree, and what links ours in their place.
-const TABLES: &str = "drivers/iommu/generic_pt";
+/// Where a tree has its IOMMUs, and what links our tables with them.
+const IOMMU: &str = "drivers/iommu";
 const TABLES_MAKEFILE: &str =
     "\nobj-y += dmaspace_tables.o\ndmaspace_tables-y := tables.o iopt.o\n";
+
+/// Linux's generic page tables.
+const GENERIC: &str = "generic_pt";
 
 /// The option of a kernel that has KUnit's suites of generic_pt, of which we make the look for leaks exact, and add one.
 const SUITES: &str = "CONFIG_IOMMU_PT_KUNIT_TEST=y\n";
@@ -204,7 +243,7 @@ impl Kernel {
         fs::create_dir_all(&tree)?;
         source::unpack(package, &tree, &[])?;
         if self.options.contains(SUITES) {
-            add_suites(&tree.join(TABLES))?;
+            add_suites(&tree.join(IOMMU).join(GENERIC))?;
         }
         fs::write(tree.join("our.config"), self.options)?;
         self.make(&tree, &["allnoconfig", "KCONFIG_ALLCONFIG=our.config"])?;
@@ -231,8 +270,8 @@ impl Kernel {
     /// Removes what no further build of this tree needs.
     fn prune(&self, tree: &Path) -> anyhow::Result<()> {
         let inputs = match self.arch {
-            Arch::X86 => inputs(tree)?,
             Arch::Um => BTreeSet::new(),
+            Arch::X86 | Arch::Arm | Arch::RiscV => inputs(tree)?,
         };
         for entry in WalkDir::new(tree).contents_first(true).min_depth(1) {
             let entry = entry?;
@@ -252,10 +291,10 @@ impl Kernel {
     fn is_needed(&self, path: &Path, inputs: &BTreeSet<PathBuf>) -> bool {
         let top = path.iter().next().unwrap_or_default().to_string_lossy();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let other = |arch: &OsStr| ![OsStr::new("x86"), OsStr::new("um")].contains(&arch);
+        let other = |arch: &OsStr| arch != self.arch.name() && arch != "um" && arch != "x86";
         let of_other =
             top == "arch" && path.iter().count() > 2 && path.iter().nth(1).is_some_and(other);
-        let linked_again = self.arch == Arch::X86;
+        let linked_again = self.arch.has_tables();
         if inputs.contains(path) || linked_again && name.starts_with("Kconfig") {
             return true;
         }
@@ -279,17 +318,21 @@ impl Kernel {
         work: &Path,
     ) -> anyhow::Result<PathBuf> {
         let tree = self.tree(work);
-        let (above, formats) = (tree.join(TABLES), tree.join(TABLES).join("fmt"));
-        let makefile = formats.join("Makefile");
+        let iommu = tree.join(IOMMU);
+        let makefile = iommu.join("Makefile");
         let rules = fs::read_to_string(&makefile)?;
         if !rules.ends_with(TABLES_MAKEFILE) {
             fs::write(&makefile, rules + TABLES_MAKEFILE)?;
         }
+        let (replaced, place) = match self.arch {
+            Arch::Arm => ("io-pgtable-arm.c", iommu.clone()),
+            Arch::X86 | Arch::RiscV | Arch::Um => ("iommu_pt.h", iommu.join(GENERIC)),
+        };
         for (from, to) in [
-            (sources.join("iommu_pt.h"), above.join("iommu_pt.h")),
-            (sources.join("tables.h"), above.join("tables.h")),
-            (sources.join("tables.c"), formats.join("tables.c")),
-            (object.to_owned(), formats.join("iopt.o")),
+            (sources.join(replaced), place.join(replaced)),
+            (sources.join("tables.h"), iommu.join("tables.h")),
+            (sources.join("tables.c"), iommu.join("tables.c")),
+            (object.to_owned(), iommu.join("iopt.o")),
         ] {
             // What has not changed is not built again.
             let new = fs::read(&from).with_context(|| from.display().to_string())?;
@@ -298,7 +341,7 @@ impl Kernel {
             }
             fs::write(&to, new)?;
         }
-        fs::write(formats.join(".iopt.o.cmd"), "")?;
+        fs::write(iommu.join(".iopt.o.cmd"), "")?;
         let (target, image) = self.arch.image();
         self.make(&tree, &[&jobs(), target])?;
         let symbols = Command::new("nm").arg(tree.join("vmlinux")).output()?;
@@ -312,7 +355,7 @@ impl Kernel {
             ensure!(!has(name), "the kernel still has Linux's {name}");
         }
         ensure!(
-            has("dmaspace_vtdss_map"),
+            has("dmaspace_allocate") && OURS.iter().any(|name| has(name)),
             "the kernel has no tables of ours"
         );
         let linked = self.image_with(Tables::Iopt, work);
@@ -377,6 +420,7 @@ impl Kernel {
     fn make(&self, tree: &Path, arguments: &[&str]) -> anyhow::Result<()> {
         let status = Command::new("make")
             .args(["--silent", &format!("ARCH={}", self.arch.name())])
+            .arg(format!("CROSS_COMPILE={}", self.arch.compiler()))
             .args(arguments)
             .current_dir(tree)
             // Of a make that this one is no part of.
@@ -406,7 +450,10 @@ impl Kernel {
     pub fn image_with(&self, tables: Tables, work: &Path) -> PathBuf {
         match tables {
             Tables::Stock => self.image(work),
-            Tables::Iopt | Tables::One => self.directory(work).join("bzImage-iopt"),
+            Tables::Iopt | Tables::One => {
+                let name = format!("{}-iopt", self.arch.image().0);
+                self.directory(work).join(name)
+            }
         }
     }
 
@@ -429,7 +476,19 @@ fn add_suites(tables: &Path) -> anyhow::Result<()> {
 }
 
 /// Functions of Linux's that fill and empty tables, which are in a kernel only with its own tables.
-const OF_LINUX: [&str; 3] = ["__map_range_leaf", "__unmap_range", "__collect_tables"];
+const OF_LINUX: [&str; 4] = [
+    "__map_range_leaf",
+    "__unmap_range",
+    "__collect_tables",
+    "arm_lpae_map_pages",
+];
+
+/// Of ours one, by the architecture.
+const OURS: [&str; 3] = [
+    "dmaspace_vtdss_map",
+    "dmaspace_arm",
+    "dmaspace_riscv_64_map",
+];
 
 fn jobs() -> String {
     format!(

@@ -16,7 +16,7 @@ use conformance::{
     build::{self, Purpose},
     differences::Seen,
     drive::{Amount, Outcome},
-    kernel::{Arch, Kernel},
+    kernel::Kernel,
     server::Server,
     setup::{self, Setup},
     source, timing,
@@ -114,7 +114,7 @@ fn linux(wanted: &Linux, work: &Path) -> anyhow::Result<()> {
         kernel.build_module(module, object, work)?;
         println!("modules in {}", kernel.modules(work).display());
     }
-    if kernel.arch == Arch::X86 {
+    if kernel.arch.has_tables() {
         let linked = kernel.link_tables(&wanted.tables, &wanted.tables_object, work)?;
         println!("{} with our tables", linked.display());
     }

@@ -59,7 +59,7 @@ impl NewerQemu {
         }
         fs::create_dir_all(&root)?;
         let apt = root.join("apt");
-        let packages = Apt::with(&apt, &[SUITE, RELEASE], |apt| {
+        let packages = Apt::with(&apt, &[SUITE, RELEASE], None, |apt| {
             apt.download_with_needs(PACKAGE, SUITE)
         })?;
         apt::unpack(&packages, &root)?;

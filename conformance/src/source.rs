@@ -52,7 +52,7 @@ pub fn package(directory: &Path) -> anyhow::Result<PathBuf> {
         return Ok(package);
     }
     let apt = directory.join("apt");
-    let fetched = Apt::with(&apt, &[SUITE], |apt| apt.download(PACKAGE));
+    let fetched = Apt::with(&apt, &[SUITE], None, |apt| apt.download(PACKAGE));
     // Whole, or not there.
     fs::rename(fetched?, &package).context("the package cannot be put in its place")?;
     Ok(package)

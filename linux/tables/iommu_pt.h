@@ -18,43 +18,32 @@
 #include <linux/iommu.h>
 #include <linux/mem_encrypt.h>
 #include <linux/module.h>
-#include "../iommu-pages.h"
-#include "tables.h"
+#include "../tables.h"
 
 #define RUST(op) CONCATENATE(CONCATENATE(dmaspace_, PTPFX), op)
 #define EXPORTED(op) CONCATENATE(CONCATENATE(pt_iommu_, PTPFX), op)
 #define CFG CONCATENATE(pt_iommu_table, _cfg)
+
+/* False at compile time where the format does not know it: then Rust has no functions for it. */
+static __always_inline bool is_incoherent(struct pt_common *common)
+{
+	return pt_feature(common, PT_FEAT_DMA_INCOHERENT);
+}
+
+/* The unit, if it reads memory past the processor's caches. */
+static __always_inline struct device *incoherent(struct pt_iommu *iommu)
+{
+	return is_incoherent(common_from_iommu(iommu)) ? iommu->iommu_device : NULL;
+}
 
 static __always_inline struct dmaspace_call call_of(struct pt_iommu *iommu)
 {
 	return (struct dmaspace_call){
 		.top = READ_ONCE(common_from_iommu(iommu)->top_of_table),
 		.sizes = iommu->domain.pgsize_bitmap,
-		.iommu = iommu,
+		.device = incoherent(iommu),
+		.node = iommu->nid,
 	};
-}
-
-/* The tables of a chain at the end of a list. */
-static void add_tables(struct iommu_pages_list *list, const struct dmaspace_chain *chain)
-{
-	u64 table = chain->head, left;
-
-	for (left = chain->count; left; left--) {
-		void *virt = __va(table);
-
-		table = *(u64 *)&virt_to_ioptdesc(virt)->iopt_freelist_elm;
-		iommu_pages_list_add(list, virt);
-	}
-}
-
-static void free_tables(struct pt_iommu *iommu, const struct dmaspace_chain *chain)
-{
-	struct iommu_pages_list list = IOMMU_PAGES_LIST_INIT(list);
-
-	add_tables(&list, chain);
-	if (pt_feature(common_from_iommu(iommu), PT_FEAT_DMA_INCOHERENT))
-		iommu_pages_stop_incoherent_list(&list, iommu->iommu_device);
-	iommu_put_pages_list(&list);
 }
 
 /* The range is one that the table can have. */
@@ -73,12 +62,6 @@ static __always_inline int check_range(struct pt_common *common, u64 iova, u64 l
 	return 0;
 }
 
-/* False at compile time where the format does not know it: then Rust has no functions for it. */
-static __always_inline bool is_incoherent(struct pt_common *common)
-{
-	return pt_feature(common, PT_FEAT_DMA_INCOHERENT);
-}
-
 phys_addr_t EXPORTED(iova_to_phys)(struct iommu_domain *domain, dma_addr_t iova)
 {
 	struct pt_common *common =
@@ -89,11 +72,6 @@ phys_addr_t EXPORTED(iova_to_phys)(struct iommu_domain *domain, dma_addr_t iova)
 	return RUST(translate)(READ_ONCE(common->top_of_table), iova);
 }
 EXPORT_SYMBOL_NS_GPL(EXPORTED(iova_to_phys), "GENERIC_PT_IOMMU");
-
-static void record(void *to, u64 iova, u64 len)
-{
-	iommu_dirty_bitmap_record(to, iova, len);
-}
 
 int EXPORTED(read_and_clear_dirty)(struct iommu_domain *domain, unsigned long iova, size_t size,
 				   unsigned long flags, struct iommu_dirty_bitmap *dirty)
@@ -109,7 +87,7 @@ int EXPORTED(read_and_clear_dirty)(struct iommu_domain *domain, unsigned long io
 		return -EOPNOTSUPP;
 	if (error)
 		return error;
-	return RUST(dirty)(&call, iova, size, clean, record, clean ? dirty : &only);
+	return RUST(dirty)(&call, iova, size, clean, dmaspace_record, clean ? dirty : &only);
 }
 EXPORT_SYMBOL_NS_GPL(EXPORTED(read_and_clear_dirty), "GENERIC_PT_IOMMU");
 
@@ -158,7 +136,7 @@ static noinline int raise(struct pt_iommu *iommu, u64 last, gfp_t gfp)
 	spin_lock_irqsave(lock, flags);
 	if (common->top_of_table != call.top) {
 		spin_unlock_irqrestore(lock, flags);
-		free_tables(iommu, &chain);
+		dmaspace_free_tables(incoherent(iommu), &chain);
 		return -EAGAIN;
 	}
 	/* The unit has it before anything is mapped that only it leads to. */
@@ -193,7 +171,7 @@ static __always_inline int map_run(struct pt_iommu *iommu, const struct dmaspace
 	if (unlikely(chain.count)) {
 		/* Empty tables gave way to larger leaves: no unit may still look into them. */
 		iommu_iotlb_gather_init(&gather);
-		add_tables(&gather.freelist, &chain);
+		dmaspace_add_tables(&gather.freelist, &chain);
 		iommu_iotlb_gather_add_range(&gather, iova, len);
 		if (pt_feature(common_from_iommu(iommu), PT_FEAT_DETAILED_GATHER))
 			gather.pt.table_levels_bitmap = GENMASK(PT_MAX_TOP_LEVEL, 1);
@@ -266,7 +244,7 @@ static __always_inline size_t unmap_run(struct pt_iommu *iommu, const struct dma
 	if (unlikely(!unmapped))
 		return 0;
 	if (unlikely(chain.count)) {
-		add_tables(&list, &chain);
+		dmaspace_add_tables(&list, &chain);
 		if (is_incoherent(common))
 			iommu_pages_stop_incoherent_list(&list, iommu->iommu_device);
 	}
@@ -335,7 +313,7 @@ static void NS(deinit)(struct pt_iommu *iommu)
 
 	/* The driver has seen to it that no unit has any of it. */
 	RUST(collect)(&call, &chain);
-	free_tables(iommu, &chain);
+	dmaspace_free_tables(incoherent(iommu), &chain);
 }
 
 static const struct pt_iommu_ops NS(ops) = {

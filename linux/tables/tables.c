@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* What all formats have in common of the kernel's side of src/lib.rs. */
-#include <linux/generic_pt/iommu.h>
+#include <linux/memblock.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 
-#include "../../iommu-pages.h"
-#include "../tables.h"
+#include "tables.h"
 
 /* As src/lib.rs has them. */
-static_assert(IS_ENABLED(CONFIG_X86_64));
+static_assert(PAGE_SHIFT == 12);
 static_assert(sizeof(struct page) == 64);
 static_assert(offsetof(struct ioptdesc, iopt_freelist_elm) == 8);
 static_assert(sizeof(struct list_head) >= 12);
@@ -38,27 +37,41 @@ MODULE_PARM_DESC(maps, "Ranges that were mapped by iopt");
 /* Before any unit has a table. */
 static int __init places(void)
 {
-	dmaspace_direct = (unsigned long)__va(0);
+	phys_addr_t first = memblock_start_of_DRAM();
+
+	/* Both are linear from the first byte of memory on. */
+	dmaspace_direct = (unsigned long)__va(first) - first;
 	dmaspace_pages = (unsigned long)pfn_to_page(0);
 	return 0;
 }
 early_initcall(places);
 
-u64 dmaspace_allocate(struct pt_iommu *iommu, gfp_t gfp)
+u64 dmaspace_allocate(const struct dmaspace_call *call, u64 bytes)
 {
-	void *table = iommu_alloc_pages_node_sz(iommu->nid, gfp, PAGE_SIZE);
+	void *table = iommu_alloc_pages_node_sz(call->node, call->gfp, bytes);
 
-	return table ? virt_to_phys(table) : 0;
+	if (!table)
+		return 0;
+	/* On x86-64 nothing has to be begun: what is written is flushed. */
+	if (IOMMU_PAGES_USE_DMA_API && call->device &&
+	    iommu_pages_start_incoherent(table, call->device)) {
+		iommu_free_pages(table);
+		return 0;
+	}
+	return virt_to_phys(table);
 }
 
-void dmaspace_free(struct pt_iommu *iommu, u64 table)
+void dmaspace_free(const struct dmaspace_call *call, u64 table)
 {
-	iommu_free_pages(__va(table));
+	if (call->device)
+		iommu_pages_free_incoherent(__va(table), call->device);
+	else
+		iommu_free_pages(__va(table));
 }
 
-void dmaspace_flush(struct pt_iommu *iommu, void *entries, size_t bytes)
+void dmaspace_flush(const struct dmaspace_call *call, void *entries, size_t bytes)
 {
-	iommu_pages_flush_incoherent(iommu->iommu_device, entries, 0, bytes);
+	iommu_pages_flush_incoherent(call->device, entries, 0, bytes);
 }
 
 void __noreturn dmaspace_panic(void)

@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Between iommu_pt.h, which is C, and src/lib.rs. Addresses and lengths are bytes. */
+/* Between iommu_pt.h and io-pgtable-arm.c, which are C, and src/lib.rs. Addresses and lengths are bytes. */
 #ifndef DMASPACE_TABLES_H
 #define DMASPACE_TABLES_H
 
+#include <linux/iommu.h>
 #include <linux/percpu.h>
 #include <linux/types.h>
 
-struct pt_iommu;
+#include "iommu-pages.h"
 
 /* What an operation needs to know of its table. */
 struct dmaspace_call {
-	/* The root's virtual address, and in its lowest three bits the number of levels less one. */
+	/* The root's virtual address, and in its lowest bits: the number of levels less one (3
+	 * bits); on Arm (7 bits) the bits of an input address, and whether they are those of the upper half. */
 	u64 top;
 	/* The sizes that leaves may have. */
 	u64 sizes;
 	/* Of the leaves of a map, beside address and size. */
 	u64 bits;
-	/* Whose allocations are made with these flags. */
-	struct pt_iommu *iommu;
+	/* The unit, if it reads memory past the processor's caches. */
+	struct device *device;
+	/* Where tables are allocated, and how. */
+	int node;
 	gfp_t gfp;
 };
 
@@ -31,6 +35,7 @@ struct dmaspace_chain {
 	u32 tables;
 };
 
+#ifndef CONFIG_ARM64
 /*
  * The functions of a format. The caller holds the range: no other operation on an address of it is under way. 0 or an
  * error's number; unmap: bytes; translate: a physical address, or 0. Where units of the format may read memory past the
@@ -57,8 +62,30 @@ struct dmaspace_chain {
 
 DMASPACE_FORMAT(amdv1);
 DMASPACE_FORMAT(amdv1_mock);
+DMASPACE_FORMAT(riscv_64);
 DMASPACE_FORMAT(vtdss);
 DMASPACE_FORMAT(x86_64);
+#else
+/* The functions of a format of Arm's, under the same contract. */
+struct dmaspace_arm {
+	int (*map)(const struct dmaspace_call *call, u64 iova, u64 pa, u64 len);
+	u64 (*unmap)(const struct dmaspace_call *call, u64 iova, u64 len,
+		     struct dmaspace_chain *chain);
+	/* Unlinks the empty tables that the range covers whole. */
+	void (*give_back)(const struct dmaspace_call *call, u64 iova, u64 len,
+			  struct dmaspace_chain *chain);
+	/* Unlinks all tables but the root. */
+	void (*clear)(const struct dmaspace_call *call, struct dmaspace_chain *chain);
+	u64 (*translate)(u64 top, u64 iova);
+	int (*dirty)(const struct dmaspace_call *call, u64 iova, u64 len, bool clean,
+		     void (*each)(void *to, u64 iova, u64 len), void *to);
+	/* Bytes of the root of a table whose root's address has these lowest bits; 0: there is no such table. */
+	u64 (*root)(u64 bits, u64 *levels);
+};
+
+/* By stage, granule (4K, 16K, 64K), and whether the unit reads memory past the processor's caches. */
+extern const struct dmaspace_arm dmaspace_arm[2 * 3 * 2];
+#endif
 
 /* Where the direct map and the array of struct page have physical address 0. */
 extern unsigned long dmaspace_direct, dmaspace_pages;
@@ -70,11 +97,41 @@ DECLARE_PER_CPU(unsigned long, dmaspace_maps);
 extern bool dmaspace_one;
 
 /* A table of zeroes, by its physical address; 0: there is none. */
-u64 dmaspace_allocate(struct pt_iommu *iommu, gfp_t gfp);
+u64 dmaspace_allocate(const struct dmaspace_call *call, u64 bytes);
 /* One that was not linked. */
-void dmaspace_free(struct pt_iommu *iommu, u64 table);
+void dmaspace_free(const struct dmaspace_call *call, u64 table);
 /* Units that read past the caches find these entries. */
-void dmaspace_flush(struct pt_iommu *iommu, void *entries, size_t bytes);
+void dmaspace_flush(const struct dmaspace_call *call, void *entries, size_t bytes);
 void __noreturn dmaspace_panic(void);
+
+/* The tables of a chain at the end of a list. */
+static inline void dmaspace_add_tables(struct iommu_pages_list *list,
+				       const struct dmaspace_chain *chain)
+{
+	u64 table = chain->head, left;
+
+	for (left = chain->count; left; left--) {
+		void *virt = __va(table);
+
+		table = *(u64 *)&virt_to_ioptdesc(virt)->iopt_freelist_elm;
+		iommu_pages_list_add(list, virt);
+	}
+}
+
+static inline void dmaspace_free_tables(struct device *incoherent, const struct dmaspace_chain *chain)
+{
+	struct iommu_pages_list list = IOMMU_PAGES_LIST_INIT(list);
+
+	dmaspace_add_tables(&list, chain);
+	if (incoherent)
+		iommu_pages_stop_incoherent_list(&list, incoherent);
+	iommu_put_pages_list(&list);
+}
+
+/* What is dirty, in an iommu_dirty_bitmap. */
+static inline void dmaspace_record(void *to, u64 iova, u64 len)
+{
+	iommu_dirty_bitmap_record(to, iova, len);
+}
 
 #endif

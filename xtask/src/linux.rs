@@ -44,22 +44,41 @@ struct Crate {
     /// Below the root.
     directory: &'static str,
     library: &'static str,
-    /// From where to where code may call.
-    model: &'static str,
+    /// As the compiler calls it.
+    target: &'static str,
+    /// What it wants beside [`FLAGS`]: from where to where code may call, for one.
+    flags: &'static [&'static str],
 }
 
 /// A module. User-Mode Linux lies anywhere in the memory of a process, and so do its modules.
 const BALLOON: Crate = Crate {
     directory: "linux/balloon",
     library: "dmaspace_balloon",
-    model: "-Ccode-model=large",
+    target: X86,
+    flags: &["-Ccode-model=large"],
 };
 
 /// In the image of a kernel for x86-64.
 const TABLES: Crate = Crate {
     directory: "linux/tables",
     library: "dmaspace_tables",
-    model: "-Ccode-model=kernel",
+    target: X86,
+    flags: &["-Ccode-model=kernel"],
+};
+
+/// The same in one for Arm, whose formats these are then. Where the processor looks at it, functions are called where they
+/// begin, and return addresses are signed.
+const ARM_TABLES: Crate = Crate {
+    target: "aarch64-unknown-none-softfloat",
+    flags: &["-Zbranch-protection=bti,pac-ret"],
+    ..TABLES
+};
+
+/// And for RISC-V, whose kernels have no floating point either.
+const RISCV_TABLES: Crate = Crate {
+    target: "riscv64imac-unknown-none-elf",
+    flags: &["-Ccode-model=medium"],
+    ..TABLES
 };
 
 /// Where these crates are.
@@ -67,13 +86,16 @@ pub(crate) const CRATES: [&str; 2] = [BALLOON.directory, TABLES.directory];
 
 /// The distribution's compiler: one whose source of `core` is a package too.
 const RUSTC: &str = "/usr/bin/rustc";
-const TARGET: &str = "x86_64-unknown-none";
+const X86: &str = "x86_64-unknown-none";
 
-const FLAGS: [&str; 4] = [
+const FLAGS: [&str; 6] = [
     "-Crelocation-model=static",
     "-Cforce-unwind-tables=no",
     // One section, as from a C compiler.
     "-Zfunction-sections=no",
+    // Linux has no room for longer names.
+    "-Zunstable-options",
+    "-Csymbol-mangling-version=legacy",
     "-Dwarnings",
 ];
 
@@ -95,18 +117,20 @@ pub(crate) const UML: &str = "um";
 pub(crate) const GUEST: &str = "guest";
 /// That in which Linux is measured.
 pub(crate) const DMA: &str = "dma";
-/// That in which Linux's own tests run, and the same looking for mistakes.
-const TESTS: [&str; 2] = ["tests", TESTS_DEBUG];
+/// That in which Linux's own tests run, the same looking for mistakes, and those for Arm and RISC-V.
+const TESTS: [&str; 4] = ["tests", TESTS_DEBUG, ARM, RISCV];
 const TESTS_DEBUG: &str = "tests-debug";
+const ARM: &str = "arm";
+const RISCV: &str = "riscv";
 
 /// The command `cargo xtask linux`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The kernel: um, um-debug, guest, dma, tests or tests-debug [default: um].
+    /// The kernel: um, um-debug, guest, dma, tests, tests-debug, arm or riscv [default: um].
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
     /// Runs Linux's own tests of I/O page tables, of iommufd and of VFIO as well, and its drivers of a disk and a network
-    /// device, in the kernels whose names begin with tests, each with Linux's tables and with ours; an hour and more.
+    /// device, in the last four kernels, each with Linux's tables and with ours; an hour and more.
     #[arg(long)]
     full: bool,
     /// Only the parts of these whose names contain this: kunit, selftests, drivers.
@@ -185,7 +209,12 @@ fn build_with(kernel: &str, flags: &[&str], repository: &Repository) -> anyhow::
         DMA => &[],
         _ => &[FRAMES],
     };
-    let tables = TABLES.object(&[own, flags].concat(), repository)?;
+    let tables = match kernel {
+        ARM => ARM_TABLES,
+        RISCV => RISCV_TABLES,
+        _ => TABLES,
+    };
+    let tables = tables.object(&[own, flags].concat(), repository)?;
     let mut command = Programs::build(repository)?.command("dmaspace-conformance", repository);
     let work = repository.metadata.target_directory.join("conformance");
     command.arg("--work").arg(work);
@@ -218,8 +247,8 @@ impl Crate {
         let target = target.join(self.library);
         let manifest = format!("{}/Cargo.toml", self.directory);
         let mut build = repository.cargo(&["build", "--release", "--manifest-path", &manifest]);
-        build.args(["-Zbuild-std=core", "--target", TARGET]);
-        let flags = [&FLAGS[..], &[self.model], flags].concat();
+        build.args(["-Zbuild-std=core", "--target", self.target]);
+        let flags = [&FLAGS[..], self.flags, flags].concat();
         build
             .env("CARGO_TARGET_DIR", &target)
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
@@ -229,7 +258,7 @@ impl Crate {
             // The distribution's compiler is a stable one, and this is what it allows only so.
             .env("RUSTC_BOOTSTRAP", "1");
         cargo::run(&mut build)?;
-        let built = target.join(TARGET).join("release");
+        let built = target.join(self.target).join("release");
         let library = built.join(format!("lib{}.a", self.library));
         let members = output(Command::new("ar").arg("t").arg(&library))?;
         let member = members.lines().find(|name| name.starts_with(self.library));

@@ -116,7 +116,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
     let checks = match kernel.arch {
         Arch::Um => UML,
-        Arch::X86 => QEMU,
+        Arch::X86 | Arch::Arm | Arch::RiscV => QEMU,
     };
     let chosen: Vec<_> = checks.iter().filter(|(name, _)| wanted(name)).collect();
     ensure!(!chosen.is_empty(), "no check has that in its name");

@@ -1,13 +1,16 @@
 //! Linux's own tests of what maps, in a kernel with its own tables and in the same with ours: KUnit's of generic_pt,
 //! the selftests of iommufd and VFIO, and its drivers of a disk and of a network device, which move data for a minute.
 //!
+//! On Arm there are KUnit's tests and the drivers, behind an SMMU. On RISC-V there are KUnit's only: Linux 7.2 has no DMA API
+//! behind its IOMMU (`IOMMU_DMA`).
+//!
 //! Both kernels run side by side, and each test has to end in the same way in both. So has what a kernel says about itself
 //! where it looks for mistakes: nothing that begins with `BUG` or `WARNING` may be said with our tables alone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
@@ -15,8 +18,9 @@ use std::{
 
 use anyhow::{Context as _, anyhow, ensure};
 use conformance::{
+    apt::{self, Apt},
     initramfs::Initramfs,
-    kernel::{Kernel, Tables},
+    kernel::{Arch, Kernel, Tables},
     newer_qemu::NewerQemu,
 };
 
@@ -53,6 +57,8 @@ const LIBRARY_SOURCES: [&str; 8] = [
 
 /// What the guest's first process is: busybox's shell.
 const BUSYBOX: &str = "/bin/busybox";
+/// The suite whose are those of other architectures.
+const SUITE: &str = "trixie";
 
 /// What stands before a program's lines and behind them.
 const BEGINS: &str = "=== begins ";
@@ -82,6 +88,8 @@ enum Part {
     /// Data to a disk and back, and over a wire from one network device to another, behind this unit; unmaps are flushed
     /// at once, or later.
     Drivers(Unit, Flush),
+    /// The same behind an SMMUv3 that has this stage only.
+    Smmu(u8, Flush),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,11 +104,12 @@ impl Part {
             Self::Kunit => "kunit".into(),
             Self::Selftests => "selftests".into(),
             Self::Drivers(unit, flush) => format!("drivers-{unit:?}-{flush:?}").to_lowercase(),
+            Self::Smmu(stage, flush) => format!("drivers-smmu{stage}-{flush:?}").to_lowercase(),
         }
     }
 }
 
-/// All of them.
+/// All of them, by architecture.
 const PARTS: [Part; 6] = [
     Part::Kunit,
     Part::Selftests,
@@ -109,6 +118,12 @@ const PARTS: [Part; 6] = [
     Part::Drivers(Unit::IntelFirst, Flush::Strict),
     Part::Drivers(Unit::Amd, Flush::Lazy),
 ];
+const ARM_PARTS: [Part; 3] = [
+    Part::Kunit,
+    Part::Smmu(1, Flush::Strict),
+    Part::Smmu(2, Flush::Lazy),
+];
+const RISCV_PARTS: [Part; 1] = [Part::Kunit];
 
 /// Seconds for which data is moved.
 const SECONDS: u32 = 60;
@@ -146,7 +161,12 @@ struct Said {
 /// When a program cannot be built, a guest does not come to its end, or a test ends in another way with our tables.
 pub fn run(kernel: Kernel, work: &Path, only: Option<&str>, suites: &str) -> anyhow::Result<()> {
     let wanted = |part: &Part| only.is_none_or(|only| part.name().contains(only));
-    let parts: Vec<Part> = PARTS.into_iter().filter(wanted).collect();
+    let parts: &[Part] = match kernel.arch {
+        Arch::Arm => &ARM_PARTS,
+        Arch::RiscV => &RISCV_PARTS,
+        Arch::X86 | Arch::Um => &PARTS,
+    };
+    let parts: Vec<Part> = parts.iter().copied().filter(wanted).collect();
     ensure!(!parts.is_empty(), "no part has this name");
     let directory = crate::qemu::directory(work);
     fs::create_dir_all(&directory)?;
@@ -230,34 +250,25 @@ fn once(
     let name = format!("{}.{}.{tables:?}", kernel.name, part.name()).to_lowercase();
     let log = directory.join(format!("{name}.log"));
     remove(&log)?;
-    let (unit, kunit, script) = match part {
+    let (kunit, script) = match part {
         Part::Kunit => {
             let suites = format!("kunit.enable=1 kunit.autorun=1 kunit.filter_glob={suites}");
-            (Unit::Intel, suites, "nothing")
+            (suites, "nothing")
         }
-        Part::Selftests => (Unit::Intel, "kunit.enable=0".into(), "selftests"),
-        Part::Drivers(unit, flush) => {
+        Part::Selftests => ("kunit.enable=0".into(), "selftests"),
+        Part::Drivers(_, flush) | Part::Smmu(_, flush) => {
             let strict = u8::from(matches!(flush, Flush::Strict));
-            let words = format!("kunit.enable=0 iommu.strict={strict}");
-            (unit, words, "drivers")
+            (format!("kunit.enable=0 iommu.strict={strict}"), "drivers")
         }
     };
-    let words = format!(
-        "console=ttyS0 no_timer_check panic=-1 hugepages=64 {} {kunit} run={script}",
-        unit.kernel()
-    );
     let disk = directory.join(format!("{name}.disk"));
     fs::File::create(&disk)?.set_len(DISK)?;
     let start = || -> anyhow::Result<Child> {
-        let mut command = match unit.newer_qemu() {
-            true => NewerQemu::fetch(work)?.command(),
-            false => Command::new(PROGRAM),
-        };
+        let (mut command, words) = machine(kernel, part, work)?;
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-            .args(["-display", "none", "-machine", "q35", "-accel", "tcg"])
+            .args(["-display", "none", "-accel", "tcg"])
             .args(["-cpu", "max", "-smp", "2", "-m", "2G"])
-            .args(unit.qemu())
             .args(NETWORK)
             .arg("-drive")
             .arg(format!(
@@ -265,17 +276,15 @@ fn once(
                 disk.display()
             ))
             .arg("-device")
-            .arg(format!(
-                "nvme,drive=disk,serial=1,bus=pcie.0,addr={}",
-                slot(NVME)
-            ))
+            .arg(format!("nvme,drive=disk,serial=1,addr={}", slot(NVME)))
             .arg("-serial")
             .arg(format!("file:{}", log.display()))
             .arg("-kernel")
             .arg(kernel.image_with(tables, work))
             .arg("-initrd")
             .arg(initramfs)
-            .args(["-append", &words])
+            .arg("-append")
+            .arg(format!("panic=-1 {words} {kunit} run={script}"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
@@ -303,6 +312,42 @@ fn once(
             .push(format!("QEMU: {ended:?}; see {}", log.display()));
     }
     Ok(said)
+}
+
+/// QEMU with the machine of a part, and what its kernel wants to hear of it.
+fn machine(kernel: Kernel, part: Part, work: &Path) -> anyhow::Result<(Command, String)> {
+    let mut command;
+    let unit = match (kernel.arch, part) {
+        (Arch::Arm, _) => {
+            let stage = match part {
+                Part::Smmu(stage, _) => stage,
+                _ => 1,
+            };
+            command = Command::new("qemu-system-aarch64");
+            command
+                .args(["-machine", "virt,iommu=smmuv3,gic-version=3", "-global"])
+                .arg(format!("arm-smmuv3.stage={stage}"));
+            return Ok((command, "console=ttyAMA0".into()));
+        }
+        (Arch::RiscV, _) => {
+            command = Command::new("qemu-system-riscv64");
+            command.args(["-machine", "virt,aia=aplic-imsic", "-device"]);
+            command.arg("riscv-iommu-pci");
+            return Ok((command, "console=ttyS0".into()));
+        }
+        (_, Part::Drivers(unit, _)) => unit,
+        _ => Unit::Intel,
+    };
+    command = match unit.newer_qemu() {
+        true => NewerQemu::fetch(work)?.command(),
+        false => Command::new(PROGRAM),
+    };
+    command.args(["-machine", "q35"]).args(unit.qemu());
+    let words = format!(
+        "console=ttyS0 no_timer_check hugepages=64 {}",
+        unit.kernel()
+    );
+    Ok((command, words))
 }
 
 /// How it has ended by itself, if it has.
@@ -406,15 +451,24 @@ fn without_numbers(line: &str) -> String {
 
 /// The initramfs: the programs, built from the kernel's tree, and what runs them.
 fn programs(kernel: Kernel, work: &Path) -> anyhow::Result<Vec<u8>> {
+    let mut archive = Initramfs::new()?;
+    archive.program("init", script().as_bytes())?;
+    let foreign = match kernel.arch {
+        Arch::Arm => Some("arm64"),
+        Arch::RiscV => Some("riscv64"),
+        Arch::X86 | Arch::Um => None,
+    };
+    if let Some(architecture) = foreign {
+        archive.program("bin/busybox", &fs::read(busybox(architecture, work)?)?)?;
+        return Ok(archive.finish()?);
+    }
+    archive.program("bin/busybox", &fs::read(BUSYBOX).context(BUSYBOX)?)?;
     let tree = kernel.tree(work).canonicalize()?;
     let mut headers = Command::new("make");
     headers.args(["--silent", "ARCH=x86", "headers"]);
     call(headers.current_dir(&tree).env_remove("MAKEFLAGS"))?;
     let selftests = tree.join(SELFTESTS);
     let library = selftests.join(LIBRARY);
-    let mut archive = Initramfs::new()?;
-    archive.program("init", script().as_bytes())?;
-    archive.program("bin/busybox", &fs::read(BUSYBOX).context(BUSYBOX)?)?;
     for source in IOMMUFD.into_iter().chain(VFIO) {
         let built = tree.join(name(source));
         let of_vfio = VFIO.contains(&source);
@@ -439,6 +493,20 @@ fn programs(kernel: Kernel, work: &Path) -> anyhow::Result<Vec<u8>> {
         archive.program(&format!("bin/{}", name(source)), &fs::read(built)?)?;
     }
     Ok(archive.finish()?)
+}
+
+/// That of another architecture, from Debian's package, below `work`.
+fn busybox(architecture: &'static str, work: &Path) -> anyhow::Result<PathBuf> {
+    let directory = work.join(format!("busybox-{architecture}"));
+    let busybox = directory.join("usr/bin/busybox");
+    if !busybox.exists() {
+        let apt = directory.join("apt");
+        let package = Apt::with(&apt, &[SUITE], Some(architecture), |apt| {
+            apt.download("busybox-static")
+        })?;
+        apt::unpack(&[package], &directory)?;
+    }
+    Ok(busybox)
 }
 
 fn call(command: &mut Command) -> anyhow::Result<()> {

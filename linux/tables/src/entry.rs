@@ -1,4 +1,4 @@
-//! An entry of a table: an atomic integer, of which many equal ones are stored by one instruction.
+//! An entry of a table: an atomic integer. On x86-64 many equal ones are stored by one instruction.
 
 use core::arch::asm;
 use core::slice;
@@ -7,7 +7,25 @@ use core::sync::atomic::AtomicU64;
 use iopt::{Cell, Series};
 
 /// From so many on `rep stosq` is faster than stores of their own, which it takes some dozens of cycles to begin with.
+#[cfg(target_arch = "x86_64")]
 const MANY: usize = 64;
+
+/// Units that read through the caches see the entries that were stored before those that are stored from here on. On Arm
+/// they are in the outer shareable domain (DDI 0487, section B2.3, "DMB"), further out than the ordering of atomics
+/// reaches; on RISC-V they observe main memory as harts do (unprivileged specification, "FENCE"); on x86-64 they see all stores in order.
+#[inline(always)]
+pub(crate) fn order_for_units() {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier changes nothing.
+    unsafe {
+        asm!("dmb oshst", options(nostack, preserves_flags));
+    }
+    #[cfg(target_arch = "riscv64")]
+    // SAFETY: a barrier changes nothing.
+    unsafe {
+        asm!("fence w, w", options(nostack, preserves_flags));
+    }
+}
 
 #[repr(transparent)]
 pub(crate) struct Entry(AtomicU64);
@@ -50,6 +68,7 @@ impl Cell for Entry {
     /// 7.3.2).
     #[inline(always)]
     fn set_series(cells: &[Self], series: Series) {
+        #[cfg(target_arch = "x86_64")]
         if series.stride == 0 && cells.len() >= MANY {
             // SAFETY: the cells may be written through a shared reference, and this writes them all and no more. The
             // direction flag is clear on entry.
@@ -62,10 +81,10 @@ impl Cell for Entry {
                     options(nostack, preserves_flags),
                 );
             }
-        } else {
-            // SAFETY: an entry is an `AtomicU64` and nothing else.
-            let cells = unsafe { slice::from_raw_parts(cells.as_ptr().cast(), cells.len()) };
-            AtomicU64::set_series(cells, series);
+            return;
         }
+        // SAFETY: an entry is an `AtomicU64` and nothing else.
+        let cells = unsafe { slice::from_raw_parts(cells.as_ptr().cast(), cells.len()) };
+        AtomicU64::set_series(cells, series);
     }
 }

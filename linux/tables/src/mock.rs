@@ -7,16 +7,12 @@ use iopt::format::{AmdV1, Entry};
 use iopt::{Aperture, BuildError, Format, FormatId, Prot};
 use runs::PageSizes;
 
-use crate::Levels;
-
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mock(AmdV1);
 
-impl Levels for Mock {
-    const PRESENT: u64 = 1;
-
+impl Mock {
     #[inline(always)]
-    fn with_levels(levels: u8) -> Result<Self, BuildError> {
+    pub(crate) fn new(levels: u8) -> Result<Self, BuildError> {
         AmdV1::new(levels.min(Self::MAX_LEVELS)).map(Self)
     }
 }

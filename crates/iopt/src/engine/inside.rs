@@ -84,6 +84,20 @@ impl<'t, F: Format, M: TableMemory, R: Reclaim> Inside<'t, F, M, R> {
         self.table.take_dirty(range, each)
     }
 
+    /// See [`Table::give_back_empty_tables`](crate::Table::give_back_empty_tables): those are unlinked that the range covers
+    /// whole.
+    pub fn give_back_empty_tables(
+        &self,
+        range: Span<Iova>,
+        gather: &mut Gather,
+    ) -> Result<(), TableUnmapError> {
+        let at = self.table.check_range(range)?;
+        self.table.intact()?;
+        let access = Disjoint::new(at, range.len);
+        self.table.unlink_emptied(at, range.len, gather, access);
+        Ok(self.table.intact()?)
+    }
+
     /// See [`Table::unmap`](crate::Table::unmap).
     #[inline(always)]
     pub fn unmap(

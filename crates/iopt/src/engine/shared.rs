@@ -39,7 +39,6 @@
 
 use runs::{Iova, Pa, Span};
 
-use super::access::Disjoint;
 use super::inside::Inside;
 use super::sink::RunSink;
 use super::{Leaf, Table};
@@ -208,12 +207,7 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         range: Span<Iova>,
         gather: &mut Gather,
     ) -> Result<(), TableUnmapError> {
-        let at = self.table.check_range(range)?;
-        let _guard = self.guard();
-        self.table.intact()?;
-        let access = Disjoint::new(at, range.len);
-        self.table.unlink_emptied(at, range.len, gather, access);
-        Ok(self.table.intact()?)
+        self.enter().give_back_empty_tables(range, gather)
     }
 
     /// See [`Table::unmap`].

@@ -1,0 +1,303 @@
+//! The functions of each format that Linux's generic page tables have on this architecture, as `tables.h` declares them.
+
+use core::ffi::{c_int, c_void};
+
+#[cfg(target_arch = "riscv64")]
+use iopt::format::RiscV;
+#[cfg(target_arch = "x86_64")]
+use iopt::format::{AmdV1, VtdSs, X86_64};
+use iopt::{BuildError, Format, Gather};
+#[cfg(planted)]
+use iopt::{Cell as _, Chain, TableMemory};
+use runs::{Iova, Pa, Span};
+
+#[cfg(planted)]
+use crate::entry::Entry;
+#[cfg(target_arch = "x86_64")]
+use crate::mock::Mock;
+use crate::{
+    CChain, COHERENT, Call, Coded, EINVAL, ENOMEM, ERANGE, dirty, not_mapped, table, translate,
+    unmap,
+};
+
+const EAGAIN: c_int = 11;
+
+/// The bit of a link that says that it was flushed. Units ignore it (VT-d specification, revision 5.0, sections 9.8 and
+/// 9.7), and so does Linux's driver when it shows tables: not so those from 52 on.
+#[cfg(target_arch = "x86_64")]
+const VTDSS_FLUSHED: u64 = 1 << 10;
+#[cfg(target_arch = "x86_64")]
+const X86_64_FLUSHED: u64 = 1 << 9;
+
+macro_rules! by_level {
+    ($($format:ty, present $present:literal;)*) => {$(
+        impl Coded for $format {
+            /// The root's level.
+            const CODE: u64 = 7;
+            const PRESENT: u64 = $present;
+
+            #[inline(always)]
+            fn of(code: u64) -> Result<Self, BuildError> {
+                Self::new(code as u8 + 1)
+            }
+        }
+    )*};
+}
+
+#[cfg(target_arch = "x86_64")]
+by_level! {
+    VtdSs, present 0;
+    AmdV1, present 1;
+    Mock, present 1;
+    X86_64, present 1;
+}
+
+#[cfg(target_arch = "riscv64")]
+by_level! {
+    RiscV, present 1;
+}
+
+/// See `tables.h`.
+///
+/// # Safety
+///
+/// See [`table`].
+#[inline(always)]
+unsafe fn map<F: Coded, const FLUSHED: u64>(
+    call: &Call,
+    iova: u64,
+    run: Span<Pa>,
+    chain: &mut CChain,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    let Ok(table) = (unsafe { table::<F, FLUSHED>(call) }) else {
+        return -EINVAL;
+    };
+    let inside = table.unguarded();
+    // Where a large leaf fits, an empty table may be in its place.
+    let mapped = if run.len >> F::shift(1) == 0 {
+        inside.map_leaves(iova, &[run], call.bits | F::PRESENT)
+    } else {
+        let mut gather = Gather::new();
+        let mapped = inside.map_leaves_anew(iova, &[run], call.bits | F::PRESENT, &mut gather);
+        chain.set(gather.never_walked().into_tables(), table.memory());
+        mapped
+    };
+    match mapped {
+        Ok(()) => 0,
+        Err(error) => not_mapped(&error),
+    }
+}
+
+/// See `tables.h`.
+///
+/// # Safety
+///
+/// See [`table`].
+unsafe fn set_dirty<F: Coded>(call: &Call, iova: u64) -> c_int {
+    let call = Call {
+        sizes: u64::MAX,
+        ..*call
+    };
+    // SAFETY: as the caller promises.
+    let Ok(table) = (unsafe { table::<F, COHERENT>(&call) }) else {
+        return -EINVAL;
+    };
+    let page = 1u64 << F::shift(0);
+    match table.set_dirty(Span::new(iova & !(page - 1), page)) {
+        Ok(bytes) if bytes > 0 => 0,
+        Ok(_) => -EAGAIN,
+        Err(_) => -EINVAL,
+    }
+}
+
+/// See `tables.h`.
+///
+/// # Safety
+///
+/// See [`table`].
+unsafe fn raise<F: Coded>(call: &Call, levels: u8, root: &mut u64, chain: &mut CChain) -> c_int {
+    // SAFETY: as the caller promises.
+    let Ok(table) = (unsafe { table::<F, COHERENT>(call) }) else {
+        return -EINVAL;
+    };
+    match table.raised(levels) {
+        Ok((new, added)) => {
+            *root = new;
+            chain.set(added, table.memory());
+            0
+        }
+        Err(BuildError::NoTables(_)) => -ENOMEM,
+        Err(_) => -ERANGE,
+    }
+}
+
+/// See `tables.h`.
+///
+/// # Safety
+///
+/// See [`table`].
+unsafe fn collect<F: Coded>(call: &Call, chain: &mut CChain) {
+    // SAFETY: as the caller promises.
+    if let Ok(table) = unsafe { table::<F, COHERENT>(call) } {
+        #[cfg(planted)]
+        read_what_was_freed(table.memory());
+        let (gather, memory) = table.tear_down();
+        chain.set(gather.never_walked().into_tables(), &memory);
+    }
+}
+
+/// A fault that a kernel with KASAN is to find: `cargo xtask linux --full --planted`.
+#[cfg(planted)]
+fn read_what_was_freed(memory: &impl TableMemory<Cell = Entry>) {
+    let Ok(mut reserve) = memory.reserve(1) else {
+        return;
+    };
+    if let Some((table, _)) = reserve.take(memory) {
+        let mut chain = Chain::empty();
+        chain.push(memory, table);
+        memory.reclaim(chain);
+        core::hint::black_box(memory.entries(table, 1).first().map(Entry::get));
+    }
+}
+
+/// The functions of a format that store to linked tables, for units that read memory through the processor's caches or
+/// past them.
+macro_rules! mapping {
+    ($($format:ty, $flushed:ident: $map:ident $unmap:ident)*) => {$(
+        /// # Safety
+        ///
+        /// See [`table`].
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $map(
+            call: &Call,
+            iova: u64,
+            pa: u64,
+            len: u64,
+            chain: &mut CChain,
+        ) -> c_int {
+            // SAFETY: as the caller promises.
+            unsafe { map::<$format, $flushed>(call, iova, Span::new(pa, len), chain) }
+        }
+
+        /// # Safety
+        ///
+        /// See [`table`].
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $unmap(
+            call: &Call,
+            iova: u64,
+            len: u64,
+            chain: &mut CChain,
+        ) -> u64 {
+            // SAFETY: as the caller promises.
+            unsafe { unmap::<$format, $flushed>(call, Span::new(iova, len), chain) }
+        }
+    )*};
+}
+
+#[cfg(target_arch = "x86_64")]
+mapping! {
+    AmdV1, COHERENT: dmaspace_amdv1_map dmaspace_amdv1_unmap
+    Mock, COHERENT: dmaspace_amdv1_mock_map dmaspace_amdv1_mock_unmap
+    VtdSs, COHERENT: dmaspace_vtdss_map dmaspace_vtdss_unmap
+    VtdSs, VTDSS_FLUSHED: dmaspace_vtdss_map_incoherent dmaspace_vtdss_unmap_incoherent
+    X86_64, COHERENT: dmaspace_x86_64_map dmaspace_x86_64_unmap
+    X86_64, X86_64_FLUSHED: dmaspace_x86_64_map_incoherent dmaspace_x86_64_unmap_incoherent
+}
+
+/// All others.
+macro_rules! functions {
+    ($(
+        $format:ty: $translate:ident $dirty:ident $set_dirty:ident $raise:ident $collect:ident $sizes:ident
+    )*) => {$(
+        /// # Safety
+        ///
+        /// See [`table`].
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $translate(top: u64, iova: u64) -> u64 {
+            // SAFETY: as the caller promises.
+            unsafe { translate::<$format>(top, iova) }
+        }
+
+        /// # Safety
+        ///
+        /// See [`table`]; `each` may be called with `to`.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $dirty(
+            call: &Call,
+            iova: u64,
+            len: u64,
+            clean: bool,
+            each: unsafe extern "C" fn(*mut c_void, u64, u64),
+            to: *mut c_void,
+        ) -> c_int {
+            let range = Span::new(iova, len);
+            // SAFETY: as the caller promises.
+            let each = |leaves: Span<Iova>| unsafe { each(to, leaves.start, leaves.len) };
+            // SAFETY: as the caller promises.
+            unsafe { dirty::<$format>(call, range, clean, each) }
+        }
+
+        /// # Safety
+        ///
+        /// See [`table`].
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $set_dirty(call: &Call, iova: u64) -> c_int {
+            // SAFETY: as the caller promises.
+            unsafe { set_dirty::<$format>(call, iova) }
+        }
+
+        /// # Safety
+        ///
+        /// See [`table`].
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $raise(
+            call: &Call,
+            levels: u8,
+            root: &mut u64,
+            chain: &mut CChain,
+        ) -> c_int {
+            // SAFETY: as the caller promises.
+            unsafe { raise::<$format>(call, levels, root, chain) }
+        }
+
+        /// # Safety
+        ///
+        /// See [`table`]; nothing uses the table any more.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $collect(call: &Call, chain: &mut CChain) {
+            // SAFETY: as the caller promises.
+            unsafe { collect::<$format>(call, chain) }
+        }
+
+        /// The sizes of leaves of a table with so many levels.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $sizes(levels: u8) -> u64 {
+            <$format>::page_sizes(levels.min(<$format>::MAX_LEVELS)).bits()
+        }
+    )*};
+}
+
+#[cfg(target_arch = "x86_64")]
+functions! {
+    AmdV1: dmaspace_amdv1_translate dmaspace_amdv1_dirty dmaspace_amdv1_set_dirty dmaspace_amdv1_raise
+        dmaspace_amdv1_collect dmaspace_amdv1_sizes
+    Mock: dmaspace_amdv1_mock_translate dmaspace_amdv1_mock_dirty dmaspace_amdv1_mock_set_dirty
+        dmaspace_amdv1_mock_raise dmaspace_amdv1_mock_collect dmaspace_amdv1_mock_sizes
+    VtdSs: dmaspace_vtdss_translate dmaspace_vtdss_dirty dmaspace_vtdss_set_dirty dmaspace_vtdss_raise
+        dmaspace_vtdss_collect dmaspace_vtdss_sizes
+    X86_64: dmaspace_x86_64_translate dmaspace_x86_64_dirty dmaspace_x86_64_set_dirty dmaspace_x86_64_raise
+        dmaspace_x86_64_collect dmaspace_x86_64_sizes
+}
+
+#[cfg(target_arch = "riscv64")]
+mapping! {
+    RiscV, COHERENT: dmaspace_riscv_64_map dmaspace_riscv_64_unmap
+}
+
+#[cfg(target_arch = "riscv64")]
+functions! {
+    RiscV: dmaspace_riscv_64_translate dmaspace_riscv_64_dirty dmaspace_riscv_64_set_dirty dmaspace_riscv_64_raise
+        dmaspace_riscv_64_collect dmaspace_riscv_64_sizes
+}
