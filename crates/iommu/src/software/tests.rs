@@ -13,6 +13,7 @@ use iopt::walk::{BadAddress, WalkMemory};
 use iopt::{FormatId, Root};
 
 use super::*;
+use crate::target::TargetMemory;
 use crate::fault::FaultReason;
 use crate::run_map::RunMap;
 
