@@ -40,6 +40,7 @@ const IOAS: &str = "dmaspace-ioas";
 const VIRTUAL_IOMMU: &str = "dmaspace-virtio-iommu";
 const LIBRARY: &str = "dmaspace";
 const VHOST: &str = "dmaspace-vhost";
+const VFIO_USER: &str = "dmaspace-vfio-user";
 const PROGRAM: &str = "dmaspace-cli";
 const LAB: &str = "dmaspace-lab";
 const SCENARIO: &str = "dmaspace-scenario";
@@ -75,6 +76,11 @@ const HOUSE: &[Rule] = &[
         VHOST,
         Place::Floor(6),
         &[RUNS, HOSTMEM, BALLOON, VIRTUAL_IOMMU],
+    ),
+    rule(
+        VFIO_USER,
+        Place::Floor(6),
+        &[RUNS, IOPT, HOSTMEM, IOMMU, IOAS],
     ),
     // What it needs of the crates below, the library re-exports.
     rule("dmaspace-capi", Place::Floor(6), &[LIBRARY]),
