@@ -107,8 +107,15 @@ pub const TESTS_DEBUG: Kernel = Kernel {
     ),
 };
 
+/// That of guests whose disk is a device in a process of its own.
+pub const DEVICES: Kernel = Kernel {
+    name: "vfio-user",
+    arch: Arch::X86,
+    options: include_str!("../vfio-user/kernel.config"),
+};
+
 /// All of them.
-pub const KERNELS: [Kernel; 6] = [UML, UML_DEBUG, GUEST, DMA, TESTS, TESTS_DEBUG];
+pub const KERNELS: [Kernel; 7] = [UML, UML_DEBUG, GUEST, DMA, TESTS, TESTS_DEBUG, DEVICES];
 
 /// What stays whole of a tree: what a module is built with.
 const KEPT: [&str; 9] = [
