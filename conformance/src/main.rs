@@ -66,11 +66,11 @@ struct Linux {
     #[arg(long, value_name = "FILE")]
     module_object: Option<PathBuf>,
     /// The tables' directory.
-    #[arg(long, value_name = "DIRECTORY")]
-    tables: PathBuf,
+    #[arg(long, value_name = "DIRECTORY", requires = "tables_object")]
+    tables: Option<PathBuf>,
     /// An object that belongs to them.
     #[arg(long, value_name = "FILE")]
-    tables_object: PathBuf,
+    tables_object: Option<PathBuf>,
 }
 
 /// Exit status when Linux's source cannot be had.
@@ -114,8 +114,10 @@ fn linux(wanted: &Linux, work: &Path) -> anyhow::Result<()> {
         kernel.build_module(module, object, work)?;
         println!("modules in {}", kernel.modules(work).display());
     }
-    if kernel.arch == Arch::X86 {
-        let linked = kernel.link_tables(&wanted.tables, &wanted.tables_object, work)?;
+    if let Some((tables, object)) = wanted.tables.as_ref().zip(wanted.tables_object.as_ref())
+        && kernel.arch == Arch::X86
+    {
+        let linked = kernel.link_tables(tables, object, work)?;
         println!("{} with our tables", linked.display());
     }
     Ok(())

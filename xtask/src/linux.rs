@@ -93,6 +93,9 @@ const KASAN: [&str; 4] = [
 pub(crate) const UML: &str = "um";
 /// That of the guests in QEMU.
 pub(crate) const GUEST: &str = "guest";
+
+/// The kernel of guests whose disk is a device in a process of its own.
+pub(crate) const DEVICES: &str = "vfio-user";
 /// That in which Linux is measured.
 pub(crate) const DMA: &str = "dma";
 /// That in which Linux's own tests run, and the same looking for mistakes.
@@ -102,7 +105,7 @@ const TESTS_DEBUG: &str = "tests-debug";
 /// The command `cargo xtask linux`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The kernel: um, um-debug, guest, dma, tests or tests-debug [default: um].
+    /// The kernel: um, um-debug, guest, dma, tests, tests-debug or vfio-user [default: um].
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
     /// Runs Linux's own tests of I/O page tables, of iommufd and of VFIO as well, and its drivers of a disk and a network
@@ -185,17 +188,20 @@ fn build_with(kernel: &str, flags: &[&str], repository: &Repository) -> anyhow::
         DMA => &[],
         _ => &[FRAMES],
     };
-    let tables = TABLES.object(&[own, flags].concat(), repository)?;
     let mut command = Programs::build(repository)?.command("dmaspace-conformance", repository);
     let work = repository.metadata.target_directory.join("conformance");
     command.arg("--work").arg(work);
     command.args(["linux", "--kernel", kernel]);
-    if !TESTS.contains(&kernel) {
-        command.args(["--module", BALLOON.directory, "--module-object"]);
-        command.arg(BALLOON.object(&[], repository)?);
+    // That of a guest with a device has nothing of ours in it.
+    if kernel != DEVICES {
+        if !TESTS.contains(&kernel) {
+            command.args(["--module", BALLOON.directory, "--module-object"]);
+            command.arg(BALLOON.object(&[], repository)?);
+        }
+        command.args(["--tables", TABLES.directory, "--tables-object"]);
+        command.arg(TABLES.object(&[own, flags].concat(), repository)?);
     }
-    command.args(["--tables", TABLES.directory, "--tables-object"]);
-    let status = command.arg(tables).status();
+    let status = command.status();
     let status = status.context("the rig cannot be started")?;
     if status.code() == Some(NO_SOURCE) {
         return Ok(false);

@@ -81,19 +81,12 @@ fn run(options: &Options, kernel: &Path) -> anyhow::Result<()> {
         device: &options.device,
     };
     let mut failed = Vec::new();
-    for pair in machines.chunks(2) {
-        thread::scope(|scope| {
-            let boot = &boot;
-            let run = |machine: &'static Machine| (machine, scope.spawn(move || boot.run(machine)));
-            let running: Vec<_> = pair.iter().map(|machine| run(machine)).collect();
-            for (machine, run) in running {
-                let run = run.join().unwrap_or_else(|_| bail!("panicked"));
-                if let Err(error) = run {
-                    println!("{}: FAILED {error:#}", machine.name);
-                    failed.push(machine.name);
-                }
-            }
-        });
+    // One after the other: QEMU's processors share their threads' time with the devices.
+    for machine in machines {
+        if let Err(error) = boot.run(machine) {
+            println!("{}: FAILED {error:#}", machine.name);
+            failed.push(machine.name);
+        }
     }
     ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
@@ -251,6 +244,9 @@ impl Boot<'_> {
             .arg(Self::device(&sockets[0], "disk", "pcie.0").to_string())
             .arg("-device")
             .arg(Self::device(&sockets[1], "engine", "root5").to_string())
+            // Each map and unmap that QEMU sends, to be compared with those that arrive.
+            .args(["-trace", "vfio_user_dma_*", "-D"])
+            .arg(self.path(machine, "trace"))
             .arg("-qmp")
             .arg(format!("unix:{},server=on,wait=off", monitor.display()))
             .arg("-serial")
@@ -336,7 +332,16 @@ impl Boot<'_> {
             ensure!(left.maps < 100, "{} maps", left.maps);
         }
         // Before and after the replug.
-        let (_, faults) = said_of(engine, 2)?;
+        let (clients, faults) = said_of(engine, 2)?;
+        let arrived =
+            |count: fn(&Left) -> u64| count(&left) + clients.iter().map(count).sum::<u64>();
+        let trace = fs::read_to_string(self.path(machine, "trace"))?;
+        let sent = |name: &str| trace.lines().filter(|line| line.contains(name)).count() as u64;
+        let (maps, unmaps) = (sent("vfio_user_dma_map"), sent("vfio_user_dma_unmap"));
+        ensure!(
+            (maps, unmaps) == (arrived(|left| left.maps), arrived(|left| left.unmaps)),
+            "QEMU has sent {maps} maps and {unmaps} unmaps"
+        );
         faults
             .iter()
             .for_each(|fault| println!("{}: {fault}", machine.name));
@@ -357,7 +362,8 @@ impl Boot<'_> {
             Command::new("e2fsck")
                 .args(["-f", "-n"])
                 .arg(disk)
-                .stdout(Stdio::null()),
+                .stdout(Stdio::null())
+                .stderr(Stdio::null()),
         )?;
         let mut right = vec![0; FILE_BYTES];
         for number in 0..FILES {

@@ -347,7 +347,7 @@ fn a_full_set_gives_up_its_oldest_entry() {
 fn a_translation_yields_the_runs_at_any_address_and_the_fault_behind_them() {
     let (unit, words, _data) = unit();
     words.set(0x3000, DATA | RW);
-    words.set(0x3008, DATA + 0x8000 | RW);
+    words.set(0x3008, (DATA + 0x8000) | RW);
     let mut port = unit.port(NIC);
     let mut runs = Vec::new();
     port.translate(0xffd, 0x103, Access::Write, &mut |run| runs.push(run))
