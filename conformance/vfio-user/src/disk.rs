@@ -1,19 +1,21 @@
 //! virtio's block device over PCI, without the legacy interface: several queues over a file.
 //!
 //! BAR 0 holds the structures of VIRTIO 1.3, 4.1.4, a page each: common configuration, ISR status, device
-//! configuration, notifications. BAR 1 holds the MSI-X table, which QEMU keeps by itself. There is no other interrupt than
-//! MSI-X, and no `VIRTIO_PCI_CAP_PCI_CFG`, which is for drivers that cannot reach a BAR.
+//! configuration, notifications. BAR 1 holds the MSI-X table, which QEMU keeps by itself. A disk has either MSI-X or INTx
+//! ([`Interrupts`]), and no `VIRTIO_PCI_CAP_PCI_CFG`, which is for drivers that cannot reach a BAR.
 //!
 //! Source: VIRTIO 1.3, 4.1 (PCI), 5.2 (block device).
 
 use std::fs::OpenOptions;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use dmaspace_vfio_user::{CONFIG_REGION, ClientMemory, Description, Device, Irqs, MSIX, Refusal};
+use dmaspace_vfio_user::{
+    CONFIG_REGION, ClientMemory, Description, Device, INTX, Irqs, MSIX, Refusal,
+};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_SEG_MAX,
 };
@@ -25,7 +27,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use virtio_queue::QueueT as _;
 
 use crate::pci::{BYTES, ConfigSpace, Identity};
-use crate::queue::{NO_VECTOR, SECTOR, SIZE, Shared, Slot};
+use crate::queue::{ISR_CONFIG, NO_VECTOR, SECTOR, SIZE, Shared, Slot};
 
 /// BAR 0: a page for each structure, then notifications, 4 bytes for each queue.
 const COMMON: u64 = 0;
@@ -89,15 +91,27 @@ impl Registers {
     };
 }
 
+/// How the disk interrupts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupts {
+    /// A message for each queue, and one for changes.
+    Msix,
+    /// One line for all, and the ISR status that says why (VIRTIO 1.3, 4.1.4.5).
+    Intx,
+}
+
 /// What a disk with `queues` queues has.
-pub fn description(queues: u16) -> Description {
+pub fn description(queues: u16, interrupts: Interrupts) -> Description {
     let mut description = Description::default();
     description.regions[0] = BAR;
     description.regions[1] = MSIX_BAR;
     description.regions[CONFIG_REGION] = BYTES as u64;
     // QEMU asks for one for errors (`VFIO_PCI_ERR_IRQ_INDEX`), and warns where there is none. None occur.
     description.irqs[3] = 1;
-    description.irqs[MSIX] = u32::from(queues) + 1;
+    match interrupts {
+        Interrupts::Msix => description.irqs[MSIX] = u32::from(queues) + 1,
+        Interrupts::Intx => description.irqs[INTX] = 1,
+    }
     description
 }
 
@@ -114,6 +128,7 @@ impl Disk {
     pub fn new(
         path: &Path,
         queues: u16,
+        interrupts: Interrupts,
         memory: Arc<ClientMemory>,
         irqs: Arc<Irqs>,
     ) -> io::Result<Self> {
@@ -122,6 +137,8 @@ impl Disk {
         let shared = Arc::new(Shared {
             memory,
             irqs,
+            interrupts,
+            isr: AtomicU8::new(0),
             sectors: open()?.metadata()?.len() / SECTOR,
             requests: AtomicU64::new(0),
             gathered: AtomicU64::new(0),
@@ -133,7 +150,10 @@ impl Disk {
             class: 0x01_8000,
             subsystem: (0x1af4, 0x1100),
         });
-        config.msix(queues + 1, 1, PENDING);
+        match interrupts {
+            Interrupts::Msix => config.msix(queues + 1, 1, PENDING),
+            Interrupts::Intx => config.interrupt_pin(),
+        }
         for (kind, offset, length) in CAPABILITIES {
             // Length of the capability, kind, BAR, identifier, padding, offset, length.
             let bytes = if kind == 2 { 20 } else { 16 };
@@ -157,7 +177,7 @@ impl Disk {
                     println!("a queue is broken: {error}");
                     let registers = &mut *lock(&registers);
                     registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET as u8;
-                    shared.irqs.trigger(MSIX, registers.vector.into());
+                    shared.interrupt(registers.vector, ISR_CONFIG);
                 })
             });
             slots.push(slot);
@@ -300,6 +320,7 @@ impl Disk {
             state.vector = NO_VECTOR;
             state.broken = false;
         }
+        self.shared.read_isr();
         *registers = Registers::NEW;
     }
 }
@@ -315,7 +336,7 @@ impl Device for Disk {
             (CONFIG_REGION, _) => lock(&self.config).read(offset, out),
             (0, COMMON..ISR) => copy(&self.common(), offset - COMMON, out),
             (0, DEVICE..NOTIFY) => copy(&self.configuration(), offset - DEVICE, out),
-            // No interrupt but by MSI-X.
+            (0, ISR..DEVICE) => copy(&[self.shared.read_isr()], offset - ISR, out),
             _ => out.fill(0),
         }
         Ok(())

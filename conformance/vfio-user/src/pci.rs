@@ -92,6 +92,11 @@ impl ConfigSpace {
         self.allow(at + 3, &[0xc0]);
     }
 
+    /// INTA.
+    pub fn interrupt_pin(&mut self) {
+        self.set(0x3d, &[1]);
+    }
+
     /// Reads from `offset` on.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         let from = self.bytes.iter().skip(offset as usize);

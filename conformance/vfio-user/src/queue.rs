@@ -10,10 +10,11 @@
 
 use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use dmaspace_vfio_user::{ClientMemory, Irqs, MSIX, View};
+use crate::disk::Interrupts;
+use dmaspace_vfio_user::{ClientMemory, INTX, Irqs, MSIX, View};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH,
     VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
@@ -29,6 +30,9 @@ pub(crate) const SIZE: u16 = 256;
 const PIECE: u32 = 1 << 20;
 /// A vector that is none (VIRTIO 1.3, 4.1.5.1.2.1).
 pub(crate) const NO_VECTOR: u16 = 0xffff;
+/// Bits of the ISR status.
+pub(crate) const ISR_QUEUE: u8 = 1;
+pub(crate) const ISR_CONFIG: u8 = 2;
 /// What a driver reads as the disk's name.
 const ID: &[u8; 20] = b"dmaspace-vfio-user\0\0";
 
@@ -36,11 +40,37 @@ const ID: &[u8; 20] = b"dmaspace-vfio-user\0\0";
 pub(crate) struct Shared {
     pub(crate) memory: Arc<ClientMemory>,
     pub(crate) irqs: Arc<Irqs>,
+    pub(crate) interrupts: Interrupts,
+    /// Why the line is raised.
+    pub(crate) isr: AtomicU8,
     pub(crate) sectors: u64,
     /// Requests that were served.
     pub(crate) requests: AtomicU64,
     /// Of these, with more than one piece of data.
     pub(crate) gathered: AtomicU64,
+}
+
+impl Shared {
+    /// Interrupts the driver: by the message `vector`, or by the line, for the reason `isr`.
+    pub(crate) fn interrupt(&self, vector: u16, isr: u8) {
+        match self.interrupts {
+            Interrupts::Msix if vector == NO_VECTOR => {}
+            Interrupts::Msix => {
+                self.irqs.trigger(MSIX, vector.into());
+            }
+            Interrupts::Intx => {
+                self.isr.fetch_or(isr, Ordering::SeqCst);
+                self.irqs.trigger(INTX, 0);
+            }
+        }
+    }
+
+    /// Reading lowers the line.
+    pub(crate) fn read_isr(&self) -> u8 {
+        // Before the reason is taken: one that comes now is raised again.
+        self.irqs.lower(INTX, 0);
+        self.isr.swap(0, Ordering::SeqCst)
+    }
 }
 
 /// A queue, and its thread's bell.
@@ -140,8 +170,8 @@ impl State {
                 self.queue.add_used(&*view, head, written)?;
                 shared.requests.fetch_add(1, Ordering::Relaxed);
             }
-            if waiting > 0 && self.queue.needs_notification(&*view)? && self.vector != NO_VECTOR {
-                shared.irqs.trigger(MSIX, self.vector.into());
+            if waiting > 0 && self.queue.needs_notification(&*view)? {
+                shared.interrupt(self.vector, ISR_QUEUE);
             }
             if !self.queue.enable_notification(&*view)? {
                 return Ok(());

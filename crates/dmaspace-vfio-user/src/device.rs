@@ -10,6 +10,8 @@ pub const REGIONS: usize = 9;
 pub const CONFIG_REGION: usize = 7;
 /// Kinds of interrupts of a PCI device (`VFIO_PCI_NUM_IRQS`): INTx, MSI, MSI-X, error, request.
 pub const IRQS: usize = 5;
+/// INTx among them (`VFIO_PCI_INTX_IRQ_INDEX`): the one that can be masked, and masks itself when it is raised.
+pub const INTX: usize = 0;
 /// MSI-X among them (`VFIO_PCI_MSIX_IRQ_INDEX`).
 pub const MSIX: usize = 2;
 

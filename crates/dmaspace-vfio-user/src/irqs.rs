@@ -5,6 +5,9 @@
 //! interrupt that finds the counter full is one that the client has not seen yet anyway. That flag belongs to the open
 //! file, which the client shares; eventfds for interrupts are non-blocking at either end.
 //!
+//! INTx is a level: raised once, it is masked until the client unmasks it, and raised again then if the device still
+//! wants it. The others are messages, and are not masked.
+//!
 //! Source: vfio-user protocol specification, `VFIO_USER_DEVICE_SET_IRQS`; Linux, `<linux/vfio.h>`,
 //! `struct vfio_irq_set`.
 
@@ -13,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, readlink};
 
-use crate::device::IRQS;
+use crate::device::{INTX, IRQS};
 use crate::error::Refusal;
 
 const DATA_NONE: u32 = 1;
@@ -27,31 +30,72 @@ const ACTION_TRIGGER: u32 = 1 << 5;
 #[derive(Debug)]
 pub struct Irqs {
     /// One place for each interrupt.
-    indices: Mutex<[Vec<Option<OwnedFd>>; IRQS]>,
+    indices: Mutex<Indices>,
+}
+
+type Indices = [Vec<Place>; IRQS];
+
+/// An interrupt.
+#[derive(Debug, Default)]
+struct Place {
+    fd: Option<OwnedFd>,
+    masked: bool,
+    /// To be raised when it is unmasked.
+    pending: bool,
+}
+
+impl Place {
+    fn raise(&mut self, index: usize) -> bool {
+        if self.masked {
+            self.pending = true;
+            return true;
+        }
+        self.masked = index == INTX;
+        raise(self.fd.as_ref())
+    }
+
+    fn mask(&mut self, masked: bool) {
+        self.masked = masked;
+        if !masked && std::mem::take(&mut self.pending) {
+            self.raise(INTX);
+        }
+    }
 }
 
 impl Irqs {
     pub(crate) fn new(counts: [u32; IRQS]) -> Self {
-        let places = counts.map(|count| (0..count).map(|_| None).collect());
+        let places = counts.map(|count| (0..count).map(|_| Place::default()).collect());
         Self {
             indices: Mutex::new(places),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, [Vec<Option<OwnedFd>>; IRQS]> {
+    fn lock(&self) -> MutexGuard<'_, Indices> {
         self.indices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Raises interrupt `number` of `index`. Returns false if the client has not asked for it.
     pub fn trigger(&self, index: usize, number: u32) -> bool {
-        let indices = self.lock();
-        let place = indices.get(index).and_then(|of| of.get(number as usize));
-        place.is_some_and(|place| raise(place.as_ref()))
+        let mut indices = self.lock();
+        let places = indices.get_mut(index);
+        let place = places.and_then(|of| of.get_mut(number as usize));
+        place.is_some_and(|place| place.raise(index))
+    }
+
+    /// The device does not want the interrupt any more: one that waits to be unmasked is not raised.
+    pub fn lower(&self, index: usize, number: u32) {
+        let mut indices = self.lock();
+        let places = indices.get_mut(index);
+        if let Some(place) = places.and_then(|of| of.get_mut(number as usize)) {
+            place.pending = false;
+        }
     }
 
     /// Interrupts for which the client has sent an eventfd.
     pub fn configured(&self) -> usize {
-        self.lock().iter().flatten().flatten().count()
+        let indices = self.lock();
+        let places = indices.iter().flatten();
+        places.filter(|place| place.fd.is_some()).count()
     }
 
     pub(crate) fn count(&self, index: usize) -> u32 {
@@ -60,7 +104,7 @@ impl Irqs {
 
     pub(crate) fn clear(&self) {
         for place in self.lock().iter_mut().flatten() {
-            *place = None;
+            *place = Place::default();
         }
     }
 
@@ -110,13 +154,20 @@ impl Irqs {
             flags & (ACTION_MASK | ACTION_UNMASK | ACTION_TRIGGER),
             flags & !(ACTION_MASK | ACTION_UNMASK | ACTION_TRIGGER),
         ) {
+            (ACTION_MASK | ACTION_UNMASK, DATA_NONE | DATA_BOOL)
+                if index as usize == INTX && count > 0 =>
+            {
+                let masked = flags & ACTION_MASK != 0;
+                chosen(places, flags, bools).for_each(|place| place.mask(masked));
+                Ok(())
+            }
             (ACTION_MASK | ACTION_UNMASK, DATA_NONE | DATA_BOOL | DATA_EVENTFD) => {
                 Err(Refusal::NotMaskable { index })
             }
             // "a count (and start) of 0 [...] disables all interrupts of the index"
             (ACTION_TRIGGER, DATA_NONE) if count == 0 && start == 0 => {
                 if let Some(all) = indices.get_mut(index as usize) {
-                    all.iter_mut().for_each(|place| *place = None);
+                    all.iter_mut().for_each(|place| *place = Place::default());
                 }
                 Ok(())
             }
@@ -126,16 +177,9 @@ impl Irqs {
                 count,
                 there,
             }),
-            (ACTION_TRIGGER, DATA_NONE) => {
-                places.iter().for_each(|place| {
-                    raise(place.as_ref());
-                });
-                Ok(())
-            }
-            (ACTION_TRIGGER, DATA_BOOL) => {
-                let chosen = places.iter().zip(bools).filter(|(_, bool)| **bool != 0);
-                chosen.for_each(|(place, _)| {
-                    raise(place.as_ref());
+            (ACTION_TRIGGER, DATA_NONE | DATA_BOOL) => {
+                chosen(places, flags, bools).for_each(|place| {
+                    place.raise(index as usize);
                 });
                 Ok(())
             }
@@ -144,12 +188,31 @@ impl Irqs {
                     check(vector, fd)?;
                 }
                 let mut fds = fds.into_iter();
-                places.iter_mut().for_each(|place| *place = fds.next());
+                places.iter_mut().for_each(|place| {
+                    *place = Place {
+                        fd: fds.next(),
+                        ..Place::default()
+                    }
+                });
                 Ok(())
             }
             _ => Err(Refusal::Flags { flags }),
         }
     }
+}
+
+/// Those of `places` that a request means.
+fn chosen<'a>(
+    places: &'a mut [Place],
+    flags: u32,
+    bools: &'a [u8],
+) -> impl Iterator<Item = &'a mut Place> {
+    let all = flags & DATA_NONE != 0;
+    let means = move |nth: usize| all || bools.get(nth).is_some_and(|bool| *bool != 0);
+    let places = places.iter_mut().enumerate();
+    places
+        .filter(move |(nth, _)| means(*nth))
+        .map(|(_, place)| place)
 }
 
 /// Refuses what is no eventfd, and keeps writes to one from blocking.

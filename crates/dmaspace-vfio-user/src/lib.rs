@@ -73,7 +73,9 @@ mod socket;
 mod translation;
 mod wire;
 
-pub use device::{CONFIG_REGION, Description, Device, IRQS, MOST_STATE, MSIX, Migration, REGIONS};
+pub use device::{
+    CONFIG_REGION, Description, Device, INTX, IRQS, MOST_STATE, MSIX, Migration, REGIONS,
+};
 pub use error::{DirtyRefusal, MapRefusal, Refusal, ServeError, UnmapRefusal};
 pub use irqs::Irqs;
 pub use memory::{ClientMemory, Counts, Limits, SetupError, View};

@@ -16,7 +16,7 @@ use iopt::Prot;
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 
-use crate::device::{Description, Device, IRQS, Migration, REGIONS};
+use crate::device::{Description, Device, INTX, IRQS, Migration, REGIONS};
 use crate::error::{DirtyRefusal, MapRefusal, Refusal, ServeError, UnmapRefusal};
 use crate::irqs::Irqs;
 use crate::memory::{ClientMemory, Limits, SetupError};
@@ -30,6 +30,8 @@ const DEVICE_FLAGS: u32 = 0b11;
 const REGION_FLAGS: u32 = 0b11;
 /// `VFIO_IRQ_INFO_EVENTFD`, `VFIO_IRQ_INFO_NORESIZE`.
 const IRQ_FLAGS: u32 = 0b1001;
+/// `VFIO_IRQ_INFO_EVENTFD`, `VFIO_IRQ_INFO_MASKABLE`, `VFIO_IRQ_INFO_AUTOMASKED`.
+const INTX_FLAGS: u32 = 0b0111;
 /// `VFIO_DMA_UNMAP_FLAG_ALL`.
 const UNMAP_ALL: u32 = 1 << 1;
 /// `VFIO_DEVICE_FEATURE_GET`, `_SET` and `_PROBE`.
@@ -353,7 +355,11 @@ impl Session<'_> {
                     });
                 }
                 let count = irqs.count(index as usize);
-                let flags = if count == 0 { 0 } else { IRQ_FLAGS };
+                let flags = match count {
+                    0 => 0,
+                    _ if index as usize == INTX => INTX_FLAGS,
+                    _ => IRQ_FLAGS,
+                };
                 reply.u32(16).u32(flags).u32(index).u32(count);
             }
             Command::SetIrqs => {

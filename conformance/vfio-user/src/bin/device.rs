@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use device_rig::disk::{self, Disk};
+use device_rig::disk::{self, Disk, Interrupts};
 use device_rig::engine::{self, Engine};
 use dmaspace_vfio_user::{Description, Device, Limits, Server};
 
@@ -33,6 +33,9 @@ enum Kind {
         /// How many queues it has.
         #[arg(long, value_name = "NUMBER", default_value_t = 2)]
         queues: u16,
+        /// Interrupts by a line instead of messages.
+        #[arg(long)]
+        intx: bool,
     },
     /// An engine that reads and writes a word of memory.
     Engine,
@@ -50,10 +53,15 @@ fn main() -> anyhow::Result<()> {
     let listener = listener.with_context(|| options.socket.display().to_string())?;
     let server = |description: Description| Server::new(listener, description, Limits::default());
     match options.device {
-        Kind::Disk { file, queues } => {
-            let server = server(disk::description(queues))?;
+        Kind::Disk { file, queues, intx } => {
+            let interrupts = if intx {
+                Interrupts::Intx
+            } else {
+                Interrupts::Msix
+            };
+            let server = server(disk::description(queues, interrupts))?;
             let (memory, irqs) = (server.memory().clone(), server.irqs().clone());
-            let disk = Disk::new(&file, queues, memory, irqs);
+            let disk = Disk::new(&file, queues, interrupts, memory, irqs);
             let disk = disk.with_context(|| file.display().to_string())?;
             serve(&server, &disk, || {
                 let (requests, gathered) = disk.counts();

@@ -31,7 +31,7 @@ struct Options {
     #[arg(long, value_name = "NUMBER", default_value_t = 16)]
     most: u64,
     /// Pages that are mapped at a time.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 10_000)]
     pages: u64,
 }
 

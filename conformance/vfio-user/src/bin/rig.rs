@@ -1,5 +1,6 @@
 //! Boots Linux in QEMU with the devices, and looks at what they and the disk say afterwards.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -199,6 +200,7 @@ impl Boot<'_> {
             .arg(&sockets[0])
             .args(["disk", "--file"]);
         device.arg(&disk).args(["--queues", &QUEUES.to_string()]);
+        device.args(machine.line.then_some("--intx"));
         let disk_device = Process::start(&mut device)?;
         let mut device = Command::new(self.device);
         device.arg("--socket").arg(&sockets[1]).arg("engine");
@@ -227,6 +229,11 @@ impl Boot<'_> {
     fn guest(&self, machine: &Machine, sockets: &[PathBuf; 2]) -> anyhow::Result<()> {
         let [log, qemu_log, monitor] =
             ["log", "qemu.log", "qmp"].map(|kind| self.path(machine, kind));
+        // What comes and goes is behind a port.
+        let (disk_bus, engine_bus, moves) = match machine.line {
+            true => ("root5", "pcie.0", ("disk", &sockets[0])),
+            false => ("pcie.0", "root5", ("engine", &sockets[1])),
+        };
         let mut command = self.qemu.command();
         command
             .args(MACHINE)
@@ -241,11 +248,11 @@ impl Boot<'_> {
                 "pcie-root-port,id=root5,chassis=1,bus=pcie.0,addr=5",
             ])
             .arg("-device")
-            .arg(Self::device(&sockets[0], "disk", "pcie.0").to_string())
+            .arg(Self::device(&sockets[0], "disk", disk_bus).to_string())
             .arg("-device")
-            .arg(Self::device(&sockets[1], "engine", "root5").to_string())
+            .arg(Self::device(&sockets[1], "engine", engine_bus).to_string())
             // Each map and unmap that QEMU sends, to be compared with those that arrive.
-            .args(["-trace", "vfio_user_dma_*", "-D"])
+            .args(["-msg", "timestamp=on", "-trace", "vfio_user_dma_*", "-D"])
             .arg(self.path(machine, "trace"))
             .arg("-qmp")
             .arg(format!("unix:{},server=on,wait=off", monitor.display()))
@@ -275,11 +282,11 @@ impl Boot<'_> {
                     passed.extend(test.split(' ').next().map(str::to_owned));
                 }
                 Some(("ask", "unplug")) => {
-                    qmp.command("device_del", json!({"id": "engine"}))?;
+                    qmp.command("device_del", json!({"id": moves.0}))?;
                     guest.answer()?;
                 }
                 Some(("ask", "plug")) => {
-                    let device = Self::device(&sockets[1], "engine", "root5");
+                    let device = Self::device(moves.1, moves.0, "root5");
                     // QEMU removes a device some time after the guest has let it go.
                     let begun = Instant::now();
                     while let Err(error) = qmp.command("device_add", device.clone()) {
@@ -313,9 +320,11 @@ impl Boot<'_> {
         disk: &Process,
         engine: &Process,
     ) -> anyhow::Result<()> {
-        let (clients, faults) = said_of(disk, 1)?;
-        let [left] = *clients else {
-            bail!("{clients:?}");
+        // One client before the replug, and one after it.
+        let times = |moves: bool| if moves { 2 } else { 1 };
+        let (disks, faults) = said_of(disk, times(machine.line))?;
+        let [left, ..] = *disks else {
+            bail!("{disks:?}");
         };
         println!("{}: disk {left:?}", machine.name);
         ensure!(faults.is_empty(), "faults of the disk: {faults:?}");
@@ -331,10 +340,9 @@ impl Boot<'_> {
         } else {
             ensure!(left.maps < 100, "{} maps", left.maps);
         }
-        // Before and after the replug.
-        let (clients, faults) = said_of(engine, 2)?;
-        let arrived =
-            |count: fn(&Left) -> u64| count(&left) + clients.iter().map(count).sum::<u64>();
+        let (clients, faults) = said_of(engine, times(!machine.line))?;
+        let all = || disks.iter().chain(&clients);
+        let arrived = |count: fn(&Left) -> u64| all().map(count).sum::<u64>();
         let trace = fs::read_to_string(self.path(machine, "trace"))?;
         let sent = |name: &str| trace.lines().filter(|line| line.contains(name)).count() as u64;
         let (maps, unmaps) = (sent("vfio_user_dma_map"), sent("vfio_user_dma_unmap"));
@@ -342,6 +350,15 @@ impl Boot<'_> {
             (maps, unmaps) == (arrived(|left| left.maps), arrived(|left| left.unmaps)),
             "QEMU has sent {maps} maps and {unmaps} unmaps"
         );
+        if machine.iommu {
+            let [maps, unmaps] = ["vfio_user_dma_map", "vfio_user_dma_unmap"];
+            println!(
+                "{}: in the busiest second {} maps and {} unmaps",
+                machine.name,
+                busiest(&trace, maps),
+                busiest(&trace, unmaps)
+            );
+        }
         faults
             .iter()
             .for_each(|fault| println!("{}: {fault}", machine.name));
@@ -384,6 +401,17 @@ impl Boot<'_> {
         );
         Ok(())
     }
+}
+
+/// How many lines of `trace` with this word belong to one second, at most: `DATETHH:MM:SS.FRACTIONZ WORD ...`.
+fn busiest(trace: &str, word: &str) -> usize {
+    let lines = trace.lines().filter(|line| line.contains(word));
+    let seconds = lines.filter_map(|line| line.split_once('.'));
+    let mut counts = BTreeMap::new();
+    for (second, _) in seconds {
+        *counts.entry(second).or_insert(0) += 1;
+    }
+    counts.into_values().max().unwrap_or(0)
 }
 
 /// What a device says of its first `clients` clients, of which nothing is left, and its faults.

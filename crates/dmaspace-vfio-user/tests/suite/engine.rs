@@ -14,7 +14,7 @@ pub(crate) const STORE: u64 = 2;
 
 pub(crate) const DESCRIPTION: Description = Description {
     regions: [32, 0, BUFFER as u64, 0, 0, 0, 0, 256, 0],
-    irqs: [0, 0, 4, 0, 0],
+    irqs: [1, 0, 4, 0, 0],
     migration: true,
 };
 

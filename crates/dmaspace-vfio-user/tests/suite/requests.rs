@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use dmaspace_vfio_user::Limits;
+use dmaspace_vfio_user::{INTX, Limits};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::client::*;
@@ -199,6 +199,39 @@ fn an_interrupt_that_would_block_does_not() {
     rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     assert_eq!(client.ask(SET_IRQS, &fields, &[event.as_fd()]).0, 0);
     assert!(client.dma(STORE, 0, 8), "the device goes on");
+    drop(client);
+    bench.end();
+}
+
+#[test]
+fn intx_is_masked_when_it_is_raised_until_the_client_unmasks_it() {
+    let bench = Bench::new(1, Limits::default());
+    let mut client = bench.client();
+    let (_, irqs) = client.ask(GET_IRQ_INFO, &words(&[16, 0, 0, 0]), &[]);
+    assert_eq!(irqs, words(&[16, 7, 0, 1]));
+    let event = event(0);
+    let mut set = |flags| {
+        let fds = [event.as_fd()];
+        let fds = if flags & EVENTFD == 0 { &[][..] } else { &fds };
+        client.ask(SET_IRQS, &words(&[20, flags, 0, 0, 1]), fds).0
+    };
+    assert_eq!(set(EVENTFD | TRIGGER), 0);
+    for _ in 0..3 {
+        assert!(bench.irqs.trigger(INTX, 0));
+    }
+    assert_eq!(value(&event), 1, "once");
+    assert_eq!(set(NONE | UNMASK), 0);
+    assert_eq!(value(&event), 1, "it was wanted again");
+    bench.irqs.trigger(INTX, 0);
+    bench.irqs.lower(INTX, 0);
+    assert_eq!(set(NONE | UNMASK), 0);
+    assert_eq!(value(&event), 0, "it is not wanted any more");
+    assert_eq!(set(NONE | MASK), 0);
+    bench.irqs.trigger(INTX, 0);
+    assert_eq!(value(&event), 0);
+    assert_eq!(set(NONE | UNMASK), 0);
+    assert_eq!(value(&event), 1);
+    assert_eq!(set(EVENTFD | UNMASK), EINVAL);
     drop(client);
     bench.end();
 }

@@ -266,7 +266,6 @@ impl<T: WalkMemory, D: TargetMemory> Path<'_, T, D> {
         }
         Ok(())
     }
-
 }
 
 impl<T: WalkMemory, D> Path<'_, T, D> {

@@ -13,9 +13,9 @@ use iopt::walk::{BadAddress, WalkMemory};
 use iopt::{FormatId, Root};
 
 use super::*;
-use crate::target::TargetMemory;
 use crate::fault::FaultReason;
 use crate::run_map::RunMap;
+use crate::target::TargetMemory;
 
 /// Table memory: words from address 0 on.
 #[derive(Clone)]

@@ -368,8 +368,5 @@ fn a_translation_yields_the_runs_at_any_address_and_the_fault_behind_them() {
         .unwrap();
     unit.detach(NIC).unwrap();
     let gone = port.translate(0, 1, Access::Read, &mut |_| ());
-    assert_eq!(
-        gone.unwrap_err().fault.reason,
-        FaultReason::NotAttached
-    );
+    assert_eq!(gone.unwrap_err().fault.reason, FaultReason::NotAttached);
 }
