@@ -212,10 +212,10 @@ pub enum MapRefusal {
         /// The magic number of its file system, as `fstatfs` has it; 0 if that was not asked for.
         magic: u64,
     },
-    /// The client could make the file shorter, and the program has not asked for
+    /// The client could make the file shorter, or it is of huge pages of which none may be left, and the program has not asked for
     /// [`ShrinkWatch`](hostmem::ShrinkWatch).
     #[error(
-        "the memory file is not sealed against becoming shorter, and no access to lost pages would be survived"
+        "pages of the memory file may go missing, and the program does not watch for that (ShrinkWatch::install)"
     )]
     CanShrink,
     /// The map reaches over the end of its file.

@@ -126,7 +126,7 @@ type FileKey = (u64, u64, u64);
 struct MemoryFile {
     region: Arc<GuestRegionMmap>,
     memory: Arc<Memory>,
-    /// `None` for a file that cannot become shorter.
+    /// `None` for a file that cannot become shorter, and has a page for each access.
     watch: Option<ShrinkWatch>,
     maps: usize,
 }
@@ -254,7 +254,7 @@ impl ClientMemory {
                     return Err(MapRefusal::BeyondFile { size, offset, file });
                 }
                 if !maps.files.contains_key(&key) {
-                    let opened = self.open(maps, file, len)?;
+                    let opened = self.open(maps, file, len, page)?;
                     maps.files.insert(key, opened);
                 }
                 Some(key)
@@ -278,7 +278,13 @@ impl ClientMemory {
     }
 
     /// Maps a file into this process, as a whole.
-    fn open(&self, maps: &Maps, file: OwnedFd, len: u64) -> Result<MemoryFile, MapRefusal> {
+    fn open(
+        &self,
+        maps: &Maps,
+        file: OwnedFd,
+        len: u64,
+        page: u64,
+    ) -> Result<MemoryFile, MapRefusal> {
         let there = || maps.files.values().chain(&maps.leaving);
         let most = self.limits.files;
         if there().count() >= most {
@@ -293,13 +299,14 @@ impl ClientMemory {
         let taken = there().map(|file| Span::new(file.region.start_addr().0, file.region.len()));
         let window = window(taken, len).ok_or(MapRefusal::NoWindow { len })?;
         let failed = |step| move |source| MapRefusal::File { step, source };
-        // A file that has no seals has not got this one.
-        let sealed = fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
+        // A file that has no seals has not got this one. A page of a pool may be missing at any time, whatever the seals.
+        let seals = fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
+        let keeps = seals.contains(SealFlags::SHRINK) && page == PAGE;
         let place = FileOffset::new(File::from(file), 0);
         let region = GuestRegionMmap::from_range(GuestAddress(window), len as usize, Some(place));
         let region = region.map_err(io::Error::other);
         let region = Arc::new(region.map_err(failed("mapped"))?);
-        let watch = match sealed.contains(SealFlags::SHRINK) {
+        let watch = match keeps {
             true => None,
             false => {
                 let mapping = Mapping::of_guest_region(&*region).map_err(io::Error::other);
@@ -394,10 +401,10 @@ impl ClientMemory {
         self.release(maps)
     }
 
-    /// Unmaps files without a map from this process, unless a flush is still to succeed.
+    /// Unmaps files without a map from this process, after a flush that has failed before.
     fn release(&self, maps: &mut Maps) -> Result<(), UnmapRefusal> {
         if self.space.retired() > 0 {
-            return Ok(());
+            self.space.flush()?;
         }
         let gone: Vec<FileKey> = maps
             .files

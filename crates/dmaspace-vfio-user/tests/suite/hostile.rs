@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use dmaspace_vfio_user::{Limits, ServeError};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::client::*;
 use crate::engine::{FETCH, STORE};
@@ -309,6 +310,38 @@ fn a_file_that_shrinks_ends_the_connection_and_not_the_program() {
     );
     assert!(served[1].end.is_ok());
 }
+
+#[test]
+fn a_huge_page_that_is_not_there_does_not_end_the_program() {
+    let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let Ok(file) = memfd_create("huge", flags) else {
+        return eprintln!("left out: the kernel has no huge pages");
+    };
+    // More than any pool has, and sealed.
+    let len = 1 << 40;
+    rustix::fs::ftruncate(&file, len).unwrap();
+    fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    let bench = Bench::new(2, Limits::default());
+    let mut client = bench.client();
+    assert_eq!(client.map(&file, 0, 0, len), 0);
+    for (at, value) in [(0, 5 << 30), (8, 8)] {
+        assert_eq!(client.write(0, at, &u64::to_le_bytes(value)), 0);
+    }
+    let mut command = access(0, 16, 8);
+    command.extend_from_slice(&STORE.to_le_bytes());
+    let message = client.message(REGION_WRITE, 0, &command);
+    client.send(&message, &[]);
+    // A machine that has a page left serves it.
+    let lost = client.is_closed();
+    drop(client);
+    drop(bench.client());
+    let end = bench.end().remove(0).end;
+    let is_lost = matches!(end, Err(ServeError::MemoryLost { offset: OFFSET }));
+    assert_eq!(lost, is_lost, "{end:?}");
+}
+
+/// Of the huge page that is not there.
+const OFFSET: u64 = 5 << 30;
 
 #[test]
 fn regions_by_the_thousand_come_to_the_limit_and_all_go() {

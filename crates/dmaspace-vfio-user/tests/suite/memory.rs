@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use dmaspace_vfio_user::Limits;
+use dmaspace_vfio_user::{Limits, MOST_ACCESS};
+use vm_memory::{Bytes as _, GuestAddress};
 
 use crate::client::*;
 use crate::engine::{FETCH, STORE};
@@ -38,6 +39,28 @@ fn dma_reaches_what_is_mapped_at_any_address_and_nothing_else() {
     let served = bench.end();
     assert_eq!((served[0].maps, served[0].refused), (2, 0));
     assert!(served[0].end.is_ok());
+}
+
+#[test]
+fn an_access_of_no_bytes_is_none_and_one_that_is_too_long_is_refused() {
+    let bench = Bench::new(1, Limits::default());
+    let mut client = bench.client();
+    let file = memory_file(64 << 20);
+    assert_eq!(client.map(&file, 0, 0, 64 << 20), 0);
+    let view = bench.memory.view();
+    // Also where nothing is mapped.
+    for at in [0, 1 << 40, u64::MAX] {
+        view.write_slice(&[], GuestAddress(at)).unwrap();
+        view.read_slice(&mut [], GuestAddress(at)).unwrap();
+    }
+    let mut bytes = vec![1; MOST_ACCESS + 1];
+    let refused = view.read_slice(&mut bytes, GuestAddress(0)).unwrap_err();
+    assert!(refused.to_string().contains("are allowed"), "{refused}");
+    view.read_slice(&mut bytes[1..], GuestAddress(0)).unwrap();
+    assert_eq!(bytes[MOST_ACCESS], 0);
+    drop(view);
+    drop(client);
+    bench.end();
 }
 
 #[test]
