@@ -131,7 +131,7 @@ struct MemoryFile {
     maps: usize,
 }
 
-/// A field of the result of [`ClientMemory::counts`].
+/// How much there is: see [`ClientMemory::counts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Maps, with those of memory that is not shared.
@@ -209,7 +209,11 @@ impl ClientMemory {
         let maps = self.lock();
         Counts {
             maps: maps.maps.len(),
-            bytes: maps.maps.values().map(|map| map.len).sum(),
+            // Memory that is not shared may fill all of the addresses.
+            bytes: maps
+                .maps
+                .values()
+                .fold(0, |bytes, map| bytes.saturating_add(map.len)),
             files: maps.files.len() + maps.leaving.len(),
             tables: self.tables.in_use(),
         }

@@ -177,6 +177,16 @@ fn memory_that_is_not_shared_is_a_map_and_a_fault() {
     assert_eq!(client.unmap(0x20_0000, PAGE), EINVAL);
     assert_eq!(client.unmap(0x20_0000, 16 * PAGE), 0);
     assert_eq!(client.map(&file, 0, 0x20_1000, PAGE), 0);
+    assert_eq!(client.unmap(0x20_1000, PAGE), 0);
+    // All addresses that there are.
+    for half in [0, 1 << 63] {
+        let payload = map(3, 0, half, 1 << 63);
+        assert_eq!(client.ask(DMA_MAP, &payload, &[]).0, 0);
+    }
+    assert_eq!(bench.memory.counts().bytes, u64::MAX);
+    assert!(!client.dma(FETCH, u64::MAX - 8, 8));
+    bench.engine.fault();
+    assert_eq!(client.map(&file, 0, 0, PAGE), EEXIST);
     drop(client);
     bench.end();
 }
