@@ -3,6 +3,8 @@
 pub mod allocated;
 #[path = "../../crates/dmaspace-cli/tests/fuzz_bodies/mod.rs"]
 pub mod dmaspace_cli;
+#[path = "../../crates/dmaspace-vfio-user/tests/fuzz_bodies/mod.rs"]
+pub mod dmaspace_vfio_user;
 #[path = "../../crates/dmaspace-vhost/tests/fuzz_bodies/mod.rs"]
 pub mod dmaspace_vhost;
 #[path = "../../crates/ioas/tests/fuzz_bodies/mod.rs"]

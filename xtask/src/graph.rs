@@ -40,11 +40,13 @@ const IOAS: &str = "dmaspace-ioas";
 const VIRTUAL_IOMMU: &str = "dmaspace-virtio-iommu";
 const LIBRARY: &str = "dmaspace";
 const VHOST: &str = "dmaspace-vhost";
+const VFIO_USER: &str = "dmaspace-vfio-user";
 const PROGRAM: &str = "dmaspace-cli";
 const LAB: &str = "dmaspace-lab";
 const SCENARIO: &str = "dmaspace-scenario";
 const QTEST: &str = "dmaspace-qtest";
 const CONFORMANCE: &str = "dmaspace-conformance";
+const GUEST: &str = "dmaspace-guest";
 
 const fn rule(name: &'static str, place: Place, may_use: &'static [&'static str]) -> Rule {
     Rule {
@@ -76,6 +78,11 @@ const HOUSE: &[Rule] = &[
         Place::Floor(6),
         &[RUNS, HOSTMEM, BALLOON, VIRTUAL_IOMMU],
     ),
+    rule(
+        VFIO_USER,
+        Place::Floor(6),
+        &[RUNS, IOPT, HOSTMEM, IOMMU, IOAS],
+    ),
     // What it needs of the crates below, the library re-exports.
     rule("dmaspace-capi", Place::Floor(6), &[LIBRARY]),
     rule(
@@ -89,7 +96,8 @@ const HOUSE: &[Rule] = &[
     rule(CONFORMANCE, Place::Beside, &[]),
     rule("dmaspace-balloon-rig", Place::Beside, &[CONFORMANCE]),
     // Guests get the topology that the program emits; walks that it explains are done.
-    rule("dmaspace-guest", Place::Beside, &[CONFORMANCE, PROGRAM]),
+    rule(GUEST, Place::Beside, &[CONFORMANCE, PROGRAM]),
+    rule("dmaspace-device-rig", Place::Beside, &[CONFORMANCE, GUEST]),
     rule("dmaspace-models", Place::Beside, &[]),
     // The balloon's rings are the lab's; the program's life and the soak are made of it.
     rule(SCENARIO, Place::Beside, &[LAB]),

@@ -23,10 +23,10 @@ pub(crate) const NEEDS: &[Need] = &[
 
 /// What the guest's programs are built for; the host's own, but named, so that flags for them are
 /// not flags for what only the build runs.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Flags for programs without a file beside them.
-const STATIC: &str = "-C target-feature=+crt-static";
+pub(crate) const STATIC: &str = "-C target-feature=+crt-static";
 
 /// What measures in a guest.
 const DMA: &str = "guest-dma";

@@ -13,6 +13,7 @@ mod bench_tables;
 mod cargo;
 mod conformance;
 mod dependencies;
+mod device;
 mod examples;
 mod figures;
 mod fuzz;
@@ -63,6 +64,9 @@ enum Command {
     /// Measures mapping and unmapping beside Linux's DMA API in a guest, in instructions.
     #[command(disable_help_flag = true)]
     GuestDma(Passed),
+    /// Boots Linux in QEMU with a disk and a DMA engine that are processes of their own.
+    #[command(disable_help_flag = true)]
+    VfioUser(Passed),
     /// Has devices do DMA through QEMU's emulated IOMMUs, without a guest.
     #[command(disable_help_flag = true)]
     Units(Passed),
@@ -100,6 +104,7 @@ impl Command {
             Self::Conformance(_) => "compare",
             Self::Guests(_) => "guests",
             Self::Units(_) => "units",
+            Self::VfioUser(_) => "vfio-user",
             Self::Balloon(_) | Self::GuestDma(_) | Self::Linux(_) => "linux",
             _ => return None,
         })
@@ -133,6 +138,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Properties(options) => properties::run(&options, repository),
         Command::Conformance(passed) => conformance::command(&passed, repository),
         Command::Guests(passed) => guests::command(&passed, repository),
+        Command::VfioUser(passed) => device::command(&passed, repository),
         Command::GuestDma(passed) => guests::dma_command(&passed, repository),
         Command::Units(passed) => units::command(&passed, repository),
         Command::Linux(options) => linux::command(&options, repository),

@@ -2,14 +2,14 @@
 //!
 //! A new part is a function (in a file of its own when it is more than one command) and one
 //! line in [`PARTS`]. Budgets are for two idle cores and a fresh clone: the parts without a rig take ten
-//! minutes together, those with rigs thirty more.
+//! minutes together, those with rigs thirty-two more.
 
 use std::{process::Command, time::Duration};
 
 use crate::{
     balloon,
     cargo::{self, Repository},
-    conformance, dependencies, examples, fuzz, graph, guests, header,
+    conformance, dependencies, device, examples, fuzz, graph, guests, header,
     host::Need,
     install, libvirt, linux, nostd, origins, properties, runner, sanitize, units, unsafety,
 };
@@ -39,7 +39,7 @@ impl Group {
     pub(crate) const fn budget(self) -> Duration {
         Duration::from_secs(match self {
             Self::Basic => 600,
-            Self::Rig => 1800,
+            Self::Rig => 1920,
         })
     }
 }
@@ -128,6 +128,7 @@ pub(crate) const PARTS: &[Part] = &[
     ),
     part("examples", Group::Rig, 5, units::NEEDS, examples::part),
     part("guests", Group::Rig, 350, guests::NEEDS, guests::part),
+    part("vfio-user", Group::Rig, 120, device::NEEDS, device::part),
     part(
         "balloon-guest",
         Group::Rig,
@@ -138,9 +139,10 @@ pub(crate) const PARTS: &[Part] = &[
 ];
 
 /// The rigs' own packages: their tests are needed where the rigs run.
-const RIGS: [&str; 5] = [
+const RIGS: [&str; 6] = [
     "dmaspace-balloon-rig",
     "dmaspace-conformance",
+    "dmaspace-device-rig",
     "dmaspace-guest",
     LAB,
     "dmaspace-units",

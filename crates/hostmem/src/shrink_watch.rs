@@ -64,7 +64,7 @@ impl ShrinkWatch {
     /// Watches `mapping`. An access to memory of it that its file no longer has finds zeros, from that page
     /// on to the end of the mapping, and [`lost`](Self::lost) says so. What devices have pinned stays theirs.
     ///
-    /// `None` if there is nothing to watch: the memory is no file of others, the file is sealed against
+    /// `None` if there is nothing to watch: the memory is no file of others, the file is of pages of 4 KiB and sealed against
     /// becoming shorter, or [`install`](Self::install) was not called.
     ///
     /// # Errors
@@ -76,7 +76,10 @@ impl ShrinkWatch {
             return Ok(None);
         };
         // A file that knows no seals is not sealed.
-        if sys::cannot_shrink(file.as_fd()).unwrap_or(false) || !bus_error::is_installed() {
+        // Of huge pages there may be none left, whatever the seals.
+        let small = mapping.backing().huge_size().is_none();
+        let keeps = small && sys::cannot_shrink(file.as_fd()).unwrap_or(false);
+        if keeps || !bus_error::is_installed() {
             return Ok(None);
         }
         let start = mapping.address() as usize;

@@ -86,7 +86,6 @@ use runs::{Iova, PageSizes, Span};
 use crate::capabilities::{Capabilities, FormatSupport};
 use crate::error::{AttachError, FlushError};
 use crate::fault::Fault;
-use crate::target::TargetMemory;
 use crate::unit::{DeviceId, DomainId, NodeId, Unit};
 
 use cache::Cache;
@@ -412,7 +411,7 @@ impl<T, D> Shared<T, D> {
 impl<T, D> Unit for SoftwareUnit<T, D>
 where
     T: WalkMemory + Send + Sync,
-    D: TargetMemory + Send + Sync,
+    D: Send + Sync,
 {
     fn capabilities(&self) -> Capabilities {
         self.shared.config.capabilities

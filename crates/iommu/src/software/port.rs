@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use iopt::Prot;
 use iopt::walk::{Access, UpperTable, WalkCache, WalkMemory};
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::Shared;
 use super::cache::{Cache, Held, Key};
@@ -65,6 +65,81 @@ impl<T, D> Port<T, D> {
     /// What this port has counted.
     pub fn counters(&self) -> super::Counters {
         self.slot.counters.counters()
+    }
+}
+
+impl<T: WalkMemory, D> Port<T, D> {
+    /// Calls `visit` with the physical runs behind `len` bytes from `iova` on, in order: for a device model that
+    /// reaches memory by itself. Any address will do, and no data memory is needed.
+    ///
+    /// A flush waits for this call and not for what the caller does with the runs afterwards: the caller has flushes
+    /// wait for that too, as an address space's listener. Translations for writing mark what they translate as
+    /// written, at once.
+    ///
+    /// # Errors
+    ///
+    /// The first address that is not translated. `visit` has been called with the runs before it.
+    pub fn translate(
+        &mut self,
+        iova: u64,
+        len: u64,
+        access: Access,
+        visit: &mut dyn FnMut(Span<Pa>),
+    ) -> Result<(), Aborted> {
+        if len == 0 {
+            return Ok(());
+        }
+        let Some(last) = iova.checked_add(len - 1) else {
+            (self.generation, self.context) = self.device.context();
+            return Err(self.abort(0, iova, access, FaultReason::WrapsAround { len }));
+        };
+        let mut done = 0;
+        let inside = self.slot.enter();
+        if self.device.generation() != self.generation {
+            (self.generation, self.context) = self.device.context();
+        }
+        let stopped = match &self.context {
+            None => Err(FaultReason::NotAttached),
+            Some(context) => {
+                let path = Path {
+                    shared: &self.shared,
+                    counters: &self.slot.counters,
+                    context,
+                };
+                let end = last - iova + 1;
+                loop {
+                    match path.translate(iova + done, access) {
+                        Err(reason) => break Err(reason),
+                        Ok((pa, rest_of_page)) => {
+                            let run = Span::new(pa, rest_of_page.min(end - done));
+                            visit(run);
+                            done += run.len;
+                        }
+                    }
+                    if done == end {
+                        break Ok(());
+                    }
+                }
+            }
+        };
+        drop(inside);
+        stopped.map_err(|reason| self.abort(done, iova + done, access, reason))
+    }
+
+    #[cold]
+    fn abort(&self, done: u64, iova: u64, access: Access, reason: FaultReason) -> Aborted {
+        let domain = self.context.map(|context| context.domain);
+        let fault = Fault {
+            device: self.device.id,
+            pasid: None,
+            domain,
+            iova,
+            access,
+            reason,
+        };
+        self.slot.counters.faults.add(1);
+        self.shared.faults.record(fault);
+        Aborted { done, fault }
     }
 }
 
@@ -152,22 +227,6 @@ impl<T: WalkMemory, D: TargetMemory> Port<T, D> {
         }
         Ok(())
     }
-
-    #[cold]
-    fn abort(&self, done: u64, iova: u64, access: Access, reason: FaultReason) -> Aborted {
-        let domain = self.context.map(|context| context.domain);
-        let fault = Fault {
-            device: self.device.id,
-            pasid: None,
-            domain,
-            iova,
-            access,
-            reason,
-        };
-        self.slot.counters.faults.add(1);
-        self.shared.faults.record(fault);
-        Aborted { done, fault }
-    }
 }
 
 /// What an access goes through while its guard is held.
@@ -207,7 +266,9 @@ impl<T: WalkMemory, D: TargetMemory> Path<'_, T, D> {
         }
         Ok(())
     }
+}
 
+impl<T: WalkMemory, D> Path<'_, T, D> {
     /// The physical address of `iova`, and how many bytes of its page there are from there on.
     #[inline]
     fn translate(&self, iova: u64, access: Access) -> Result<(u64, u64), FaultReason> {

@@ -15,6 +15,7 @@ use iopt::{FormatId, Root};
 use super::*;
 use crate::fault::FaultReason;
 use crate::run_map::RunMap;
+use crate::target::TargetMemory;
 
 /// Table memory: words from address 0 on.
 #[derive(Clone)]

@@ -342,3 +342,31 @@ fn a_full_set_gives_up_its_oldest_entry() {
     let pattern = [0, 0x1000, 0, 0x2000, 0x1000, 0].map(&mut missed);
     assert_eq!(pattern, [true, true, false, true, false, true]);
 }
+
+#[test]
+fn a_translation_yields_the_runs_at_any_address_and_the_fault_behind_them() {
+    let (unit, words, _data) = unit();
+    words.set(0x3000, DATA | RW);
+    words.set(0x3008, (DATA + 0x8000) | RW);
+    let mut port = unit.port(NIC);
+    let mut runs = Vec::new();
+    port.translate(0xffd, 0x103, Access::Write, &mut |run| runs.push(run))
+        .unwrap();
+    assert_eq!(
+        runs,
+        [Span::new(DATA + 0xffd, 3), Span::new(DATA + 0x8000, 0x100)]
+    );
+    runs.clear();
+    let refused = port.translate(0x1fff, 2, Access::Read, &mut |run| runs.push(run));
+    let refused = refused.unwrap_err();
+    assert_eq!((refused.done, refused.fault.iova), (1, 0x2000));
+    assert_eq!(runs, [Span::new(DATA + 0x8fff, 1)]);
+    let wraps = port.translate(u64::MAX, 2, Access::Read, &mut |_| ());
+    let reason = wraps.unwrap_err().fault.reason;
+    assert_eq!(reason, FaultReason::WrapsAround { len: 2 });
+    port.translate(u64::MAX, 0, Access::Read, &mut |_| ())
+        .unwrap();
+    unit.detach(NIC).unwrap();
+    let gone = port.translate(0, 1, Access::Read, &mut |_| ());
+    assert_eq!(gone.unwrap_err().fault.reason, FaultReason::NotAttached);
+}

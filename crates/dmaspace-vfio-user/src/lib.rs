@@ -1,0 +1,83 @@
+//! vfio-user: the memory side of a PCI device in a process of its own.
+//!
+//! For authors of devices that a virtual machine monitor has outside of its own process. The monitor (the *client*) connects
+//! to a socket and shares the guest's memory as files; what it maps is mapped in an [`Ioas`](ioas::Ioas), and
+//! a device model reads and writes guest memory through the software unit that walks these tables. So a guest with an
+//! IOMMU restricts the device: an access outside is a fault with its name.
+//!
+//! ```no_run
+//! use std::io;
+//! use std::os::unix::net::UnixListener;
+//!
+//! use dmaspace_vfio_user::{Description, Device, Limits, Server};
+//! use vm_memory::{Bytes, GuestAddress};
+//!
+//! /// A device with one register, to which the driver writes where it wants to have a number.
+//! struct Number(std::sync::Arc<dmaspace_vfio_user::ClientMemory>);
+//!
+//! impl Device for Number {
+//!     fn read(&self, _region: usize, _offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+//!         bytes.fill(0);
+//!         Ok(())
+//!     }
+//!
+//!     fn write(&self, _region: usize, _offset: u64, bytes: &[u8]) -> io::Result<()> {
+//!         let at = bytes.try_into().map_err(io::Error::other)?;
+//!         let at = GuestAddress(u64::from_le_bytes(at));
+//!         self.0.view().write_obj(42_u32, at).map_err(io::Error::other)
+//!     }
+//!
+//!     fn reset(&self) {}
+//! }
+//!
+//! // An access to memory that a client has taken away finds zeros, and ends the connection.
+//! hostmem::ShrinkWatch::install()?;
+//! let mut description = Description::default();
+//! description.regions[0] = 4096;
+//! let listener = UnixListener::bind("/run/number.sock")?;
+//! let server = Server::new(listener, description, Limits::default())?;
+//! let device = Number(server.memory().clone());
+//! loop {
+//!     let served = server.serve(&device)?;
+//!     println!("{} requests; {:?}", served.requests, served.end);
+//! }
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Protocol
+//!
+//! Version 0.0 of the specification (QEMU, docs/interop/vfio-user.rst), the server's side: all requests of a
+//! client but `VFIO_USER_DEVICE_GET_REGION_IO_FDS`, which is refused. Regions are reached by messages only. Memory
+//! without a file is taken note of, and an access to it is a fault: `VFIO_USER_DMA_READ` and `VFIO_USER_DMA_WRITE` are not
+//! sent. Migration has the states stop, copy and resume; there is no pre-copy. What the device has written to is tracked
+//! by the unit, in its tables.
+//!
+//! # Why not the server of the crate `vfio_user`
+//!
+//! The client is not trusted, and that server (0.1.7) trusts it. A version message shorter than its fixed part, or
+//! without a NUL at its end, ends the program; a read of a region reserves as many bytes as the client names, up to 4 GiB;
+//! after a refusal of a request with data the rest of it is taken for the next header; part of a header is taken for a
+//! whole one. It has no commands for dirty pages and migration, and its flags of an unmap are not Linux's, by which
+//! QEMU unmaps everything. None of that can be checked before it, since it reads the socket itself. So the protocol
+//! is here, and the tests have that crate's client as a peer that others wrote.
+
+#![forbid(unsafe_code)]
+
+mod device;
+mod error;
+mod irqs;
+mod memory;
+mod migration;
+mod server;
+mod socket;
+mod translation;
+mod wire;
+
+pub use device::{
+    CONFIG_REGION, Description, Device, INTX, IRQS, MOST_STATE, MSIX, Migration, REGIONS,
+};
+pub use error::{DirtyRefusal, MapRefusal, Refusal, ServeError, UnmapRefusal};
+pub use irqs::Irqs;
+pub use memory::{ClientMemory, Counts, Limits, SetupError, View};
+pub use server::{Served, Server};
+pub use translation::{Held, MOST_ACCESS, UnitIommu};

@@ -1,0 +1,11 @@
+//! What the fuzz targets do with bytes: `fuzz/` calls these functions with whatever it comes upon,
+//! `tests/corpus.rs` with what it came upon before.
+
+#[path = "../../../../fuzz/src/bytes.rs"]
+mod bytes;
+mod client;
+
+pub use bytes::{Bytes, Target};
+
+/// All targets; the corpus of one lies in `fuzz/corpus/` under its name.
+pub const TARGETS: [Target; 1] = [("vfio_user", client::messages)];
