@@ -2,7 +2,7 @@
 //!
 //! A new part is a function (in a file of its own when it is more than one command) and one
 //! line in [`PARTS`]. Budgets are for two idle cores and a fresh clone: the parts without a rig take ten
-//! minutes together, those with rigs thirty-two more.
+//! minutes together, those with rigs thirty-one more.
 
 use std::{process::Command, time::Duration};
 
@@ -39,7 +39,7 @@ impl Group {
     pub(crate) const fn budget(self) -> Duration {
         Duration::from_secs(match self {
             Self::Basic => 600,
-            Self::Rig => 1920,
+            Self::Rig => 1860,
         })
     }
 }
@@ -128,7 +128,7 @@ pub(crate) const PARTS: &[Part] = &[
     ),
     part("examples", Group::Rig, 5, units::NEEDS, examples::part),
     part("guests", Group::Rig, 350, guests::NEEDS, guests::part),
-    part("vfio-user", Group::Rig, 120, device::NEEDS, device::part),
+    part("vfio-user", Group::Rig, 75, device::NEEDS, device::part),
     part(
         "balloon-guest",
         Group::Rig,
