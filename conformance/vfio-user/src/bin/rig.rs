@@ -18,7 +18,7 @@ use conformance::qmp::Qmp;
 use device_rig::guest_side::{
     FILE_BYTES, FILES, INSIDE, MACHINES, Machine, OPERATIONS, OUTSIDE, QUEUES, TESTS, THREADS, fill,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Boots Linux in QEMU with a disk and a DMA engine in processes of their own.
 #[derive(Parser)]
@@ -41,6 +41,9 @@ struct Options {
 const NOT_THERE: u8 = 3;
 /// How long a guest may be silent.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// How often a machine is started at most: QEMU (11.1.3) ends by an assertion of its own (`error_setv`) now and then when a
+/// device is plugged in again.
+const STARTS: u32 = 3;
 /// Bytes of the disk.
 const DISK: u64 = 32 << 20;
 const MEMORY: &str = "512M";
@@ -84,7 +87,15 @@ fn run(options: &Options, kernel: &Path) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     // One after the other: QEMU's processors share their threads' time with the devices.
     for machine in machines {
-        if let Err(error) = boot.run(machine) {
+        let mut ended = boot.run(machine);
+        for _ in 1..STARTS {
+            let Some(line) = boot.assertion(machine).filter(|_| ended.is_err()) else {
+                break;
+            };
+            println!("{}: QEMU ended ({line}), started again", machine.name);
+            ended = boot.run(machine);
+        }
+        if let Err(error) = ended {
             println!("{}: FAILED {error:#}", machine.name);
             failed.push(machine.name);
         }
@@ -187,6 +198,14 @@ impl Boot<'_> {
         self.directory.join(format!("{}.{kind}", machine.name))
     }
 
+    /// The assertion of its own by which QEMU has ended.
+    fn assertion(&self, machine: &Machine) -> Option<String> {
+        let said = fs::read_to_string(self.path(machine, "qemu.log")).ok()?;
+        let mut lines = said.lines();
+        let line = lines.find(|line| line.contains(": Assertion `"))?;
+        Some(line.to_owned())
+    }
+
     fn run(&self, machine: &Machine) -> anyhow::Result<()> {
         let disk = self.path(machine, "disk");
         let file = File::create(&disk)?;
@@ -287,7 +306,14 @@ impl Boot<'_> {
                 }
                 Some(("ask", "plug")) => {
                     let device = Self::device(moves.1, moves.0, "root5");
-                    // QEMU removes a device some time after the guest has let it go.
+                    // QEMU removes a device some time after the guest has let it go, and closes its socket some time after that.
+                    // One that is added before finds the socket taken, and ends QEMU by an assertion.
+                    let peripherals = json!({"path": "/machine/peripheral"});
+                    let there = |said: &Value| said["name"] == moves.0;
+                    qmp.until("qom-list", &peripherals, |said| {
+                        said.as_array().is_some_and(|all| !all.iter().any(there))
+                    })?;
+                    thread::sleep(Duration::from_millis(500));
                     let begun = Instant::now();
                     while let Err(error) = qmp.command("device_add", device.clone()) {
                         let ended = guest.child.try_wait()?.is_some();
