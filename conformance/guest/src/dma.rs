@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use conformance::kernel::Tables;
+use conformance::kernel::{Pins, Tables};
 use hostmem::Backing;
 
 use crate::{
@@ -37,6 +37,8 @@ pub struct Measure<'a> {
     pub kernel: &'a Path,
     /// Whose I/O page tables it has, if only its own DMA API is measured.
     pub tables: Option<Tables>,
+    /// How its VFIO pins, if only that is measured.
+    pub pins: Option<Pins>,
     /// The initramfs.
     pub initramfs: &'a Path,
     /// Where what the guest says is kept.
@@ -81,6 +83,7 @@ impl Measure<'_> {
                     found.spaces.push(sample);
                 }
                 Ok(Said::Failed(why)) => bail!("{why}; {}", at_log()),
+                Ok(Said::Done) if self.pins.is_some() => return found.space_table(&Way::ALL[..1]),
                 Ok(Said::Done) if self.tables.is_none() => return found.table(name),
                 Ok(Said::Done) => return found.of_linux(name),
                 Err(RecvTimeoutError::Timeout) => bail!("it fell silent; {}", at_log()),
@@ -94,7 +97,11 @@ impl Measure<'_> {
         let words = format!(
             "console=ttyS0 no_timer_check panic=-1 tsc=reliable {KEPT} {} {} dmaspace.unit={name}",
             unit.kernel(),
-            self.tables.map_or("", Tables::word)
+            match (self.tables, self.pins) {
+                (Some(tables), _) => tables.word(),
+                (None, Some(_)) => "dmaspace.pins",
+                (None, None) => "",
+            }
         );
         let mut command = Command::new(PROGRAM);
         command
@@ -204,7 +211,7 @@ impl Found {
             &columns.map(|(name, _)| name),
             &columns.map(|(_, of)| of),
         )?;
-        text += &self.space_table()?;
+        text += &self.space_table(&Way::ALL)?;
         Ok(text)
     }
 
@@ -270,13 +277,13 @@ impl Found {
         ])
     }
 
-    fn space_table(&self) -> anyhow::Result<String> {
+    fn space_table(&self, ways: &[(&str, Way)]) -> anyhow::Result<String> {
         let zero = self.zero;
         let mut text = format!("\nzeroing a page of 4K: {zero:.0} instructions\n\n");
         text += "| memory | bytes | way | touch | map / unmap, touched | map, untouched |\n";
         text += "|---|---|---|---|---|---|\n";
         for memory in SPACES {
-            for (name, way) in Way::ALL {
+            for &(name, way) in ways {
                 let [touch, map, unmap] = self.space(way, memory, true)?;
                 let [_, both, _] = self.space(way, memory, false)?;
                 let (backing, size) = (memory.0.name(), Bytes(memory.1));

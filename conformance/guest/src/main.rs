@@ -11,7 +11,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use conformance::{
     initramfs::Initramfs,
-    kernel::{DMA, GUEST, Kernel, Tables},
+    kernel::{DMA, GUEST, Kernel, Pins, Tables},
     newer_qemu::NewerQemu,
 };
 use guest::{
@@ -55,6 +55,9 @@ enum Command {
         /// Whose I/O page tables the kernel has.
         #[arg(long, value_enum, default_value_t)]
         tables: Tables,
+        /// How VFIO's type 1 pins in it.
+        #[arg(long, value_enum, conflicts_with = "tables")]
+        pins: Option<Pins>,
     },
     /// Measures Linux's DMA API beside `ioas::Dma`, in instructions.
     Dma {
@@ -70,6 +73,9 @@ enum Command {
         /// Only Linux's DMA API, in a kernel with these I/O page tables.
         #[arg(long, value_enum)]
         tables: Option<Tables>,
+        /// Only VFIO's type 1, in a kernel in which it pins like this.
+        #[arg(long, value_enum, conflicts_with = "tables")]
+        pins: Option<Pins>,
     },
     /// Runs Linux's own tests of what maps, with its tables and with ours.
     LinuxTests {
@@ -100,20 +106,28 @@ fn main() -> ExitCode {
             example,
             only,
             tables,
+            pins,
         } => {
             let programs = Programs {
                 init,
                 dmaspace,
                 examples: example,
             };
-            run(&options.work, &programs, only.as_deref(), *tables)
+            run(&options.work, &programs, only.as_deref(), (*tables, *pins))
         }
         Command::Dma {
             init,
             unit,
             processor,
             tables,
-        } => measure(&options.work, init, unit.as_deref(), processor, *tables),
+            pins,
+        } => measure(
+            &options.work,
+            init,
+            unit.as_deref(),
+            processor,
+            (*tables, *pins),
+        ),
         Command::LinuxTests {
             kernel,
             only,
@@ -154,13 +168,13 @@ fn run(
     work: &Path,
     programs: &Programs<'_>,
     only: Option<&str>,
-    tables: Tables,
+    (tables, pins): (Tables, Option<Pins>),
 ) -> anyhow::Result<Done> {
     if GUEST.kept(work).is_none() {
         let reason = "there is no kernel for the guests: `cargo xtask linux --kernel guest`";
         return Ok(Done::NotThere(reason.into()));
     }
-    let kernel = GUEST.image_with(tables, work);
+    let kernel = GUEST.linked(tables, pins, work)?;
     let chosen: Vec<&Machine> = MACHINES
         .iter()
         .filter(|machine| machine.tests(only).next().is_some())
@@ -228,13 +242,13 @@ fn measure(
     init: &Path,
     unit: Option<&str>,
     processor: &str,
-    tables: Option<Tables>,
+    (tables, pins): (Option<Tables>, Option<Pins>),
 ) -> anyhow::Result<Done> {
     if DMA.kept(work).is_none() {
         let reason = "there is no kernel to measure: `cargo xtask linux --kernel dma`";
         return Ok(Done::NotThere(reason.into()));
     }
-    let kernel = DMA.image_with(tables.unwrap_or_default(), work);
+    let kernel = DMA.linked(tables.unwrap_or_default(), pins, work)?;
     let directory = directory(work);
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join("dma.initramfs");
@@ -244,6 +258,7 @@ fn measure(
     let measure = Measure {
         kernel: &kernel,
         tables,
+        pins,
         initramfs: &initramfs,
         directory: &directory,
         processor,
