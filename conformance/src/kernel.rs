@@ -13,7 +13,10 @@ use std::{
     thread,
 };
 
-use crate::source;
+use crate::{
+    pins::{self, Pins},
+    source,
+};
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use walkdir::WalkDir;
@@ -167,8 +170,9 @@ const IOMMU: &str = "drivers/iommu";
 const TABLES_MAKEFILE: &str =
     "\nobj-y += dmaspace_tables.o\ndmaspace_tables-y := tables.o iopt.o\n";
 
-/// Linux's generic page tables.
+/// Linux's generic page tables, and what of them ours replace.
 const GENERIC: &str = "generic_pt";
+const REPLACED: &str = "iommu_pt.h";
 
 /// The option of a kernel that has KUnit's suites of generic_pt, of which we make the look for leaks exact, and add one.
 const SUITES: &str = "CONFIG_IOMMU_PT_KUNIT_TEST=y\n";
@@ -201,46 +205,6 @@ impl Tables {
         }
     }
 }
-
-/// How VFIO's type 1 pins memory in a kernel, which has Linux's own page tables then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Pins {
-    /// Page by page, as before pages that follow each other were found.
-    Page,
-    /// As Linux does.
-    Stock,
-    /// By folio, without a pointer for each page.
-    Folio,
-}
-
-impl Pins {
-    /// Lines of ours, and where they go.
-    const fn patch(self) -> &'static str {
-        match self {
-            Self::Page => include_str!("../../linux/patches/pins-page.c"),
-            Self::Stock => "",
-            Self::Folio => include_str!("../../linux/patches/pins-folio.c"),
-        }
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Page => "page",
-            Self::Stock => "stock",
-            Self::Folio => "folio",
-        }
-    }
-}
-
-/// Files of Linux in which lines of ours may be, or which ours replace.
-const CHANGED: [&str; 3] = [
-    "drivers/iommu/generic_pt/iommu_pt.h",
-    "drivers/vfio/vfio_iommu_type1.c",
-    "mm/gup.c",
-];
-
-/// What stands before the lines of a patch: a file, and the text before which they go, or its end.
-const GOES: &str = "//@ ";
 
 impl Kernel {
     /// That with this name.
@@ -366,7 +330,7 @@ impl Kernel {
         }
         let (replaced, place) = match self.arch {
             Arch::Arm => ("io-pgtable-arm.c", iommu.clone()),
-            Arch::X86 | Arch::RiscV | Arch::Um => ("iommu_pt.h", iommu.join(GENERIC)),
+            Arch::X86 | Arch::RiscV | Arch::Um => (REPLACED, iommu.join(GENERIC)),
         };
         for (from, to) in [
             (sources.join(replaced), place.join(replaced)),
@@ -423,18 +387,36 @@ impl Kernel {
     /// Nothing but the pins differs between kernels that this links. The tree is Linux's own again afterwards.
     fn link_pins(&self, pins: Pins, package: &Path, work: &Path) -> anyhow::Result<PathBuf> {
         let tree = self.tree(work);
-        restore(&tree, package)?;
-        let patched = patch(&tree, pins.patch());
+        self.restore(package, work)?;
         let (target, image) = self.arch.image();
-        let made = patched.and_then(|()| self.make(&tree, &[&jobs(), target]));
-        let linked = self
-            .directory(work)
-            .join(format!("{target}-pins-{}", pins.name()));
+        let made = pins
+            .apply(&tree)
+            .and_then(|()| self.make(&tree, &[&jobs(), target]));
+        let linked = self.directory(work).join(format!("{target}-{pins:?}"));
         if made.is_ok() {
             fs::copy(tree.join(image), &linked)?;
         }
-        restore(&tree, package)?;
+        self.restore(package, work)?;
         made.map(|()| linked)
+    }
+
+    /// Puts Linux's own files back into the tree, as new ones, so that Make builds what is of them.
+    fn restore(&self, package: &Path, work: &Path) -> anyhow::Result<()> {
+        let tree = self.tree(work);
+        let replaced = Path::new(IOMMU).join(GENERIC).join(REPLACED);
+        let replaced = replaced.to_string_lossy();
+        let changed: Vec<&str> = pins::FILES.into_iter().chain([&*replaced]).collect();
+        source::unpack(package, &tree, &changed)?;
+        for file in changed {
+            let path = tree.join(file);
+            fs::write(&path, fs::read(&path)?)?;
+        }
+        let makefile = tree.join(IOMMU).join("Makefile");
+        let rules = fs::read_to_string(&makefile)?;
+        if let Some(own) = rules.strip_suffix(TABLES_MAKEFILE) {
+            fs::write(&makefile, own)?;
+        }
+        Ok(())
     }
 
     /// Builds the module of the directory `sources`, with an `object` that was compiled already, for this kernel,
@@ -536,45 +518,6 @@ impl Kernel {
     }
 }
 
-/// Puts Linux's own files back into a tree, as new ones, so that Make builds what is of them.
-fn restore(tree: &Path, package: &Path) -> anyhow::Result<()> {
-    source::unpack(package, tree, &CHANGED)?;
-    for file in CHANGED {
-        let path = tree.join(file);
-        fs::write(&path, fs::read(&path)?)?;
-    }
-    let makefile = tree.join(IOMMU).join("Makefile");
-    let rules = fs::read_to_string(&makefile)?;
-    if let Some(own) = rules.strip_suffix(TABLES_MAKEFILE) {
-        fs::write(&makefile, own)?;
-    }
-    Ok(())
-}
-
-/// Puts the lines of a patch where they go.
-fn patch(tree: &Path, patch: &str) -> anyhow::Result<()> {
-    // Before the first place there is a comment for readers.
-    for part in patch.split(GOES).skip(1) {
-        let (place, lines) = part.split_once('\n').unwrap_or((part, ""));
-        let (file, goes) = place.split_once(", ").context("a place without a file")?;
-        let path = tree.join(file);
-        let text = fs::read_to_string(&path).with_context(|| file.to_owned())?;
-        let at = match goes.strip_prefix("before: ") {
-            Some(before) => {
-                ensure!(
-                    text.matches(before).count() == 1,
-                    "{file} has not one {before:?}"
-                );
-                text.find(before).unwrap_or_default()
-            }
-            None => text.len(),
-        };
-        let (head, tail) = text.split_at(at);
-        fs::write(&path, [head, lines, tail].concat())?;
-    }
-    Ok(())
-}
-
 /// Adds to KUnit's suites in a tree's directory of tables.
 fn add_suites(tables: &Path) -> anyhow::Result<()> {
     let leaks = tables.join("kunit_iommu_pt.h");
@@ -666,26 +609,6 @@ mod tests {
                 let option = line.starts_with("CONFIG_") && on;
                 assert!(option || line.starts_with("# "), "{line}");
             }
-        }
-    }
-
-    #[test]
-    fn lines_go_before_a_text_that_is_there_once_or_at_the_end() {
-        let tree = tempfile::tempdir().unwrap();
-        let file = tree.path().join("a.c");
-        fs::write(&file, "one\ntwo\n").unwrap();
-        patch(
-            tree.path(),
-            "read me\n//@ a.c, before: two\nnew\n//@ a.c, at its end\nlast\n",
-        )
-        .unwrap();
-        assert_eq!(fs::read_to_string(&file).unwrap(), "one\nnew\ntwo\nlast\n");
-        for nowhere in [
-            "//@ a.c, before: three\nx\n",
-            "//@ b.c, at its end\nx\n",
-            "//@ a.c\nx\n",
-        ] {
-            assert!(patch(tree.path(), nowhere).is_err(), "{nowhere}");
         }
     }
 

@@ -4,6 +4,9 @@
  * folio, and a run is charged once. No pointer is stored for a page.
  */
 //@ mm/gup.c, at its end
+long pin_user_run_remote(struct mm_struct *mm, unsigned long start, unsigned long nr_pages,
+			 unsigned int gup_flags, struct page **first);
+
 /**
  * pin_user_run_remote() - pin pages that follow each other in memory
  * @mm: whose

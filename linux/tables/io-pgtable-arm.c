@@ -171,7 +171,6 @@ static size_t unmap_pages(struct io_pgtable_ops *ops, unsigned long iova, size_t
 	struct arm_table *table = table_of(ops);
 	struct io_pgtable_cfg *cfg = &table->iop.cfg;
 	bool queued = gather && iommu_iotlb_gather_queued(gather);
-	struct iommu_pages_list list = IOMMU_PAGES_LIST_INIT(list);
 	struct dmaspace_call call = call_of(table);
 	struct dmaspace_chain chain = {};
 	size_t len = size * count, unmapped, at;
@@ -182,10 +181,7 @@ static size_t unmap_pages(struct io_pgtable_ops *ops, unsigned long iova, size_t
 	unmapped = table->rust->unmap(&call, iova, len, &chain);
 	WARN_ON(unmapped < len && !(cfg->quirks & IO_PGTABLE_QUIRK_NO_WARN));
 	if (chain.count && queued) {
-		dmaspace_add_tables(&list, &chain);
-		if (incoherent(cfg))
-			iommu_pages_stop_incoherent_list(&list, incoherent(cfg));
-		iommu_pages_list_splice(&list, &gather->freelist);
+		dmaspace_list_tables(&gather->freelist, incoherent(cfg), &chain);
 	} else if (chain.count) {
 		/* In steps of the smallest leaf that there was. */
 		level = chain.leaf_levels ? __ffs(chain.leaf_levels) : 0;

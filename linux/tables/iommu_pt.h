@@ -171,7 +171,7 @@ static __always_inline int map_run(struct pt_iommu *iommu, const struct dmaspace
 	if (unlikely(chain.count)) {
 		/* Empty tables gave way to larger leaves: no unit may still look into them. */
 		iommu_iotlb_gather_init(&gather);
-		dmaspace_add_tables(&gather.freelist, &chain);
+		dmaspace_list_tables(&gather.freelist, incoherent(iommu), &chain);
 		iommu_iotlb_gather_add_range(&gather, iova, len);
 		if (pt_feature(common_from_iommu(iommu), PT_FEAT_DETAILED_GATHER))
 			gather.pt.table_levels_bitmap = GENMASK(PT_MAX_TOP_LEVEL, 1);
@@ -232,7 +232,6 @@ static __always_inline size_t unmap_run(struct pt_iommu *iommu, const struct dma
 					u64 iova, u64 len, struct iommu_iotlb_gather *gather)
 {
 	struct pt_common *common = common_from_iommu(iommu);
-	struct iommu_pages_list list = IOMMU_PAGES_LIST_INIT(list);
 	struct dmaspace_chain chain;
 	size_t unmapped;
 
@@ -243,11 +242,6 @@ static __always_inline size_t unmap_run(struct pt_iommu *iommu, const struct dma
 		unmapped = RUST(unmap)(call, iova, len, &chain);
 	if (unlikely(!unmapped))
 		return 0;
-	if (unlikely(chain.count)) {
-		dmaspace_add_tables(&list, &chain);
-		if (is_incoherent(common))
-			iommu_pages_stop_incoherent_list(&list, iommu->iommu_device);
-	}
 	/* A queue of flushes is emptied by one flush of everything. */
 	if (!iommu_iotlb_gather_queued(gather)) {
 		/* What the gather has so far is flushed, and its tables freed, before these are put there. */
@@ -257,7 +251,7 @@ static __always_inline size_t unmap_run(struct pt_iommu *iommu, const struct dma
 		iommu_iotlb_gather_add_range(gather, iova, unmapped);
 	}
 	if (unlikely(chain.count))
-		iommu_pages_list_splice(&list, &gather->freelist);
+		dmaspace_list_tables(&gather->freelist, incoherent(iommu), &chain);
 	if (pt_feature(common, PT_FEAT_DETAILED_GATHER)) {
 		gather->pt.leaf_levels_bitmap |= chain.leaf_levels;
 		if (chain.tables)

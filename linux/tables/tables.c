@@ -16,9 +16,11 @@ unsigned long dmaspace_direct __ro_after_init;
 unsigned long dmaspace_pages __ro_after_init;
 DEFINE_PER_CPU(unsigned long, dmaspace_maps);
 
+#ifndef CONFIG_ARM64
 bool dmaspace_one __read_mostly;
 module_param_named(one, dmaspace_one, bool, 0444);
 MODULE_PARM_DESC(one, "Map and unmap page by page");
+#endif
 
 static int maps_get(char *text, const struct kernel_param *param)
 {

@@ -93,8 +93,10 @@ extern unsigned long dmaspace_direct, dmaspace_pages;
 /* Maps so far, for those who want to know whose tables these are. */
 DECLARE_PER_CPU(unsigned long, dmaspace_maps);
 
+#ifndef CONFIG_ARM64
 /* Each page by itself, as before tables were filled by ranges: for measurements. */
 extern bool dmaspace_one;
+#endif
 
 /* A table of zeroes, by its physical address; 0: there is none. */
 u64 dmaspace_allocate(const struct dmaspace_call *call, u64 bytes);
@@ -104,27 +106,29 @@ void dmaspace_free(const struct dmaspace_call *call, u64 table);
 void dmaspace_flush(const struct dmaspace_call *call, void *entries, size_t bytes);
 void __noreturn dmaspace_panic(void);
 
-/* The tables of a chain at the end of a list. */
-static inline void dmaspace_add_tables(struct iommu_pages_list *list,
-				       const struct dmaspace_chain *chain)
+/* The tables of a chain, to be freed with a list. */
+static inline void dmaspace_list_tables(struct iommu_pages_list *list, struct device *incoherent,
+					const struct dmaspace_chain *chain)
 {
+	struct iommu_pages_list own = IOMMU_PAGES_LIST_INIT(own);
 	u64 table = chain->head, left;
 
 	for (left = chain->count; left; left--) {
 		void *virt = __va(table);
 
 		table = *(u64 *)&virt_to_ioptdesc(virt)->iopt_freelist_elm;
-		iommu_pages_list_add(list, virt);
+		iommu_pages_list_add(&own, virt);
 	}
+	if (incoherent)
+		iommu_pages_stop_incoherent_list(&own, incoherent);
+	iommu_pages_list_splice(&own, list);
 }
 
 static inline void dmaspace_free_tables(struct device *incoherent, const struct dmaspace_chain *chain)
 {
 	struct iommu_pages_list list = IOMMU_PAGES_LIST_INIT(list);
 
-	dmaspace_add_tables(&list, chain);
-	if (incoherent)
-		iommu_pages_stop_incoherent_list(&list, incoherent);
+	dmaspace_list_tables(&list, incoherent, chain);
 	iommu_put_pages_list(&list);
 }
 

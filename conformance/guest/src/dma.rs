@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use conformance::kernel::{Pins, Tables};
+use conformance::{kernel::Tables, pins::Pins};
 use hostmem::Backing;
 
 use crate::{

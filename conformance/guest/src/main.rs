@@ -11,8 +11,9 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use conformance::{
     initramfs::Initramfs,
-    kernel::{DMA, GUEST, Kernel, Pins, Tables},
+    kernel::{DMA, GUEST, Kernel, Tables},
     newer_qemu::NewerQemu,
+    pins::Pins,
 };
 use guest::{
     dma::{self, Measure},

@@ -4,7 +4,7 @@
 //!
 //! A client maps memory as a part of a file. With an IOMMU in the guest it maps and unmaps single pages of one file by
 //! the thousand, so that a file is mapped into this process once and whole, when its first part is mapped, and unmapped
-//! with its last. A file is told by its device, inode and length: one that has grown is another one.
+//! with its last. A file is identified by its device, inode and length: one that has grown is another one.
 //!
 //! Each file is a memory object ([`GivenRuns`]) at addresses that stand in for physical ones: a window of its length, in
 //! which no other file lies. Tables hold these addresses; `vm-memory` finds the bytes behind them. Nothing is

@@ -166,7 +166,7 @@ mod tests {
         ends_when_empty_with(0);
     }
 
-    /// Whoever sees that the balloon is empty may want it full at once, before this looks again.
+    /// A host that sees the balloon empty may want it full at once, before the target is read again.
     #[test]
     fn it_ends_when_the_balloon_is_wanted_full_as_soon_as_it_is_empty() {
         ends_when_empty_with(4096);

@@ -86,44 +86,63 @@ impl<T: WalkMemory, D> Port<T, D> {
         access: Access,
         visit: &mut dyn FnMut(Span<Pa>),
     ) -> Result<(), Aborted> {
+        self.each_run(iova, len, access, &mut |_, run, done| {
+            visit(run);
+            *done += run.len;
+            Ok(())
+        })
+    }
+
+    /// Calls `each` with the physical runs behind `len` bytes from `iova` on, in order. It counts in its last argument how
+    /// many of these bytes are done.
+    #[inline]
+    fn each_run(
+        &mut self,
+        iova: u64,
+        len: u64,
+        access: Access,
+        each: &mut impl FnMut(&D, Span<Pa>, &mut u64) -> Result<(), FaultReason>,
+    ) -> Result<(), Aborted> {
         if len == 0 {
             return Ok(());
         }
-        let Some(last) = iova.checked_add(len - 1) else {
-            (self.generation, self.context) = self.device.context();
-            return Err(self.abort(0, iova, access, FaultReason::WrapsAround { len }));
-        };
-        let mut done = 0;
-        let inside = self.slot.enter();
-        if self.device.generation() != self.generation {
-            (self.generation, self.context) = self.device.context();
+        if iova.checked_add(len - 1).is_none() {
+            return Err(self.refused(iova, access, FaultReason::WrapsAround { len }));
         }
-        let stopped = match &self.context {
-            None => Err(FaultReason::NotAttached),
-            Some(context) => {
-                let path = Path {
-                    shared: &self.shared,
-                    counters: &self.slot.counters,
-                    context,
-                };
-                let end = last - iova + 1;
-                loop {
-                    match path.translate(iova + done, access) {
-                        Err(reason) => break Err(reason),
-                        Ok((pa, rest_of_page)) => {
-                            let run = Span::new(pa, rest_of_page.min(end - done));
-                            visit(run);
-                            done += run.len;
-                        }
-                    }
-                    if done == end {
-                        break Ok(());
-                    }
-                }
+        let mut done = 0;
+        while done < len {
+            // No overflow: `done` is less than `len` here.
+            let from = iova + done;
+            let guarded = (GUARDED_BYTES - from % GUARDED_BYTES).min(len - done);
+            let inside = self.slot.enter();
+            // The first look inside the guard: whether the context is still the one.
+            if self.device.generation() != self.generation {
+                (self.generation, self.context) = self.device.context();
             }
-        };
-        drop(inside);
-        stopped.map_err(|reason| self.abort(done, iova + done, access, reason))
+            let stopped = match &self.context {
+                None => Err(FaultReason::NotAttached),
+                Some(context) => {
+                    let path = Path {
+                        shared: &self.shared,
+                        counters: &self.slot.counters,
+                        context,
+                    };
+                    path.each_run(iova, &mut done, from + (guarded - 1), access, each)
+                }
+            };
+            drop(inside);
+            if let Err(reason) = stopped {
+                return Err(self.abort(done, iova + done, access, reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// An access that is none. The record names the domain of now, which this port may not have seen yet.
+    #[cold]
+    fn refused(&mut self, iova: u64, access: Access, reason: FaultReason) -> Aborted {
+        (self.generation, self.context) = self.device.context();
+        self.abort(0, iova, access, reason)
     }
 
     #[cold]
@@ -187,45 +206,24 @@ impl<T: WalkMemory, D: TargetMemory> Port<T, D> {
         access: Access,
         copy: &mut dyn FnMut(&[AtomicU64]),
     ) -> Result<(), Aborted> {
-        if len == 0 {
-            return Ok(());
+        if len > 0 && !iova.is_multiple_of(8) {
+            return Err(self.refused(iova, access, FaultReason::Misaligned));
         }
-        if !iova.is_multiple_of(8) || iova.checked_add(len - 1).is_none() {
-            // The record names the domain of now, which this port may not have seen yet.
-            (self.generation, self.context) = self.device.context();
-            let reason = match iova % 8 {
-                0 => FaultReason::WrapsAround { len },
-                _ => FaultReason::Misaligned,
-            };
-            return Err(self.abort(0, iova, access, reason));
-        }
-        let mut done = 0;
-        while done < len {
-            // No overflow: `done` is less than `len` here.
-            let from = iova + done;
-            let guarded = (GUARDED_BYTES - from % GUARDED_BYTES).min(len - done);
-            let inside = self.slot.enter();
-            // The first look inside the guard: whether the context is still the one.
-            if self.device.generation() != self.generation {
-                (self.generation, self.context) = self.device.context();
+        self.each_run(iova, len, access, &mut |data, run, done| {
+            let begin = *done;
+            let copied = data.with_cells(run, &mut |cells| {
+                let room = ((run.len - (*done - begin)) / 8) as usize;
+                let cells = cells.get(..room).unwrap_or(cells);
+                copy(cells);
+                *done += size_of_val(cells) as u64;
+            });
+            copied.map_err(FaultReason::Target)?;
+            if *done - begin < run.len {
+                let address = run.start + (*done - begin);
+                return Err(FaultReason::Target(BadTarget { address }));
             }
-            let stopped = match &self.context {
-                None => Err(FaultReason::NotAttached),
-                Some(context) => {
-                    let path = Path {
-                        shared: &self.shared,
-                        counters: &self.slot.counters,
-                        context,
-                    };
-                    path.transfer(iova, &mut done, from + (guarded - 1), access, copy)
-                }
-            };
-            drop(inside);
-            if let Err(reason) = stopped {
-                return Err(self.abort(done, iova + done, access, reason));
-            }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 
@@ -236,39 +234,26 @@ struct Path<'p, T, D> {
     context: &'p Context,
 }
 
-impl<T: WalkMemory, D: TargetMemory> Path<'_, T, D> {
-    /// Goes on from `iova + done` to `last`, both included, and counts in `done`.
+impl<T: WalkMemory, D> Path<'_, T, D> {
+    /// Goes on from `iova + done` to `last`, both included.
     #[inline]
-    fn transfer(
+    fn each_run(
         &self,
         iova: u64,
         done: &mut u64,
         last: u64,
         access: Access,
-        copy: &mut dyn FnMut(&[AtomicU64]),
+        each: &mut impl FnMut(&D, Span<Pa>, &mut u64) -> Result<(), FaultReason>,
     ) -> Result<(), FaultReason> {
         let end = last - iova + 1;
         while *done < end {
             let (pa, rest_of_page) = self.translate(iova + *done, access)?;
-            let piece = Span::new(pa, rest_of_page.min(end - *done));
-            let begin = *done;
-            let copied = self.shared.data.with_cells(piece, &mut |cells| {
-                let room = ((piece.len - (*done - begin)) / 8) as usize;
-                let cells = cells.get(..room).unwrap_or(cells);
-                copy(cells);
-                *done += size_of_val(cells) as u64;
-            });
-            copied.map_err(FaultReason::Target)?;
-            if *done - begin < piece.len {
-                let address = pa + (*done - begin);
-                return Err(FaultReason::Target(BadTarget { address }));
-            }
+            let run = Span::new(pa, rest_of_page.min(end - *done));
+            each(&self.shared.data, run, done)?;
         }
         Ok(())
     }
-}
 
-impl<T: WalkMemory, D> Path<'_, T, D> {
     /// The physical address of `iova`, and how many bytes of its page there are from there on.
     #[inline]
     fn translate(&self, iova: u64, access: Access) -> Result<(u64, u64), FaultReason> {
