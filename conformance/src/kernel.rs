@@ -13,10 +13,7 @@ use std::{
     thread,
 };
 
-use crate::{
-    pins::{self, Pins},
-    source,
-};
+use crate::{patch::Patch, source};
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use walkdir::WalkDir;
@@ -367,7 +364,7 @@ impl Kernel {
         Ok(linked)
     }
 
-    /// The kernel's image with these tables, or linked now with Linux's own and these `pins`.
+    /// The kernel's image with these tables, or linked now with Linux's own and this `patch`.
     ///
     /// # Errors
     ///
@@ -375,24 +372,24 @@ impl Kernel {
     pub fn linked(
         &self,
         tables: Tables,
-        pins: Option<Pins>,
+        patch: Option<Patch>,
         work: &Path,
     ) -> anyhow::Result<PathBuf> {
-        match pins {
-            Some(pins) => self.link_pins(pins, &source::package(work)?, work),
+        match patch {
+            Some(patch) => self.link_patch(patch, &source::package(work)?, work),
             None => Ok(self.image_with(tables, work)),
         }
     }
 
-    /// Nothing but the pins differs between kernels that this links. The tree is Linux's own again afterwards.
-    fn link_pins(&self, pins: Pins, package: &Path, work: &Path) -> anyhow::Result<PathBuf> {
+    /// Nothing but the patch differs between kernels that this links. The tree is Linux's own again afterwards.
+    fn link_patch(&self, patch: Patch, package: &Path, work: &Path) -> anyhow::Result<PathBuf> {
         let tree = self.tree(work);
         self.restore(package, work)?;
         let (target, image) = self.arch.image();
-        let made = pins
+        let made = patch
             .apply(&tree)
             .and_then(|()| self.make(&tree, &[&jobs(), target]));
-        let linked = self.directory(work).join(format!("{target}-{pins:?}"));
+        let linked = self.directory(work).join(format!("{target}-{patch:?}"));
         if made.is_ok() {
             fs::copy(tree.join(image), &linked)?;
         }
@@ -405,7 +402,7 @@ impl Kernel {
         let tree = self.tree(work);
         let replaced = Path::new(IOMMU).join(GENERIC).join(REPLACED);
         let replaced = replaced.to_string_lossy();
-        let changed: Vec<&str> = pins::FILES.into_iter().chain([&*replaced]).collect();
+        let changed: Vec<&str> = Patch::files().into_iter().chain([&*replaced]).collect();
         source::unpack(package, &tree, &changed)?;
         for file in changed {
             let path = tree.join(file);

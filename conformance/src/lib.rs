@@ -20,7 +20,7 @@ pub mod drive;
 pub mod initramfs;
 pub mod kernel;
 pub mod newer_qemu;
-pub mod pins;
+pub mod patch;
 pub mod qmp;
 pub mod server;
 pub mod setup;

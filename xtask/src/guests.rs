@@ -77,10 +77,16 @@ pub(crate) fn dma_command(passed: &Passed, repository: &Repository) -> anyhow::R
     Ok(status.success())
 }
 
-/// In a kernel that has our tables in the place of its own, a device does DMA, and the kernel's count says whose they were.
-pub(crate) fn with_our_tables(repository: &Repository) -> anyhow::Result<Outcome> {
-    let status = run(&["--tables", "iopt", "--only", "kernel_tables"], repository)?;
-    ensure!(status.success(), "tests failed with our tables: {status}");
+/// In a kernel that has our tables in the place of its own, a device does DMA, and the kernel's count says whose they were;
+/// in one with our lines, devices of two nodes have a domain for each node.
+pub(crate) fn with_ours(repository: &Repository) -> anyhow::Result<Outcome> {
+    for (option, value, only) in [
+        ("--tables", "iopt", "kernel_tables"),
+        ("--patch", "node-domains", "has_devices_of_both_nodes"),
+    ] {
+        let status = run(&[option, value, "--only", only], repository)?;
+        ensure!(status.success(), "tests failed with {value}: {status}");
+    }
     Ok(Outcome::Passed)
 }
 

@@ -147,7 +147,7 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
         balloon::check(&["--only", "module_comes_and_goes"], repository)
     })?;
     match module {
-        Outcome::Passed => with(GUEST, repository, || guests::with_our_tables(repository)),
+        Outcome::Passed => with(GUEST, repository, || guests::with_ours(repository)),
         not_run => Ok(not_run),
     }
 }

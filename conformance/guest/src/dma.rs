@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use conformance::{kernel::Tables, pins::Pins};
+use conformance::{kernel::Tables, patch::Patch};
 use hostmem::Backing;
 
 use crate::{
@@ -37,8 +37,8 @@ pub struct Measure<'a> {
     pub kernel: &'a Path,
     /// Whose I/O page tables it has, if only its own DMA API is measured.
     pub tables: Option<Tables>,
-    /// How its VFIO pins, if only that is measured.
-    pub pins: Option<Pins>,
+    /// What of ours is in it, if only its VFIO is measured.
+    pub patch: Option<Patch>,
     /// The initramfs.
     pub initramfs: &'a Path,
     /// Where what the guest says is kept.
@@ -83,7 +83,7 @@ impl Measure<'_> {
                     found.spaces.push(sample);
                 }
                 Ok(Said::Failed(why)) => bail!("{why}; {}", at_log()),
-                Ok(Said::Done) if self.pins.is_some() => return found.space_table(&Way::ALL[..1]),
+                Ok(Said::Done) if self.patch.is_some() => return found.space_table(&Way::ALL[..1]),
                 Ok(Said::Done) if self.tables.is_none() => return found.table(name),
                 Ok(Said::Done) => return found.of_linux(name),
                 Err(RecvTimeoutError::Timeout) => bail!("it fell silent; {}", at_log()),
@@ -97,9 +97,9 @@ impl Measure<'_> {
         let words = format!(
             "console=ttyS0 no_timer_check panic=-1 tsc=reliable {KEPT} {} {} dmaspace.unit={name}",
             unit.kernel(),
-            match (self.tables, self.pins) {
+            match (self.tables, self.patch) {
                 (Some(tables), _) => tables.word(),
-                (None, Some(_)) => "dmaspace.pins",
+                (None, Some(_)) => "dmaspace.patch",
                 (None, None) => "",
             }
         );

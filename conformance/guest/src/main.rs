@@ -13,7 +13,7 @@ use conformance::{
     initramfs::Initramfs,
     kernel::{DMA, GUEST, Kernel, Tables},
     newer_qemu::NewerQemu,
-    pins::Pins,
+    patch::Patch,
 };
 use guest::{
     dma::{self, Measure},
@@ -56,9 +56,9 @@ enum Command {
         /// Whose I/O page tables the kernel has.
         #[arg(long, value_enum, default_value_t)]
         tables: Tables,
-        /// How VFIO's type 1 pins in it.
+        /// What of ours goes into it.
         #[arg(long, value_enum, conflicts_with = "tables")]
-        pins: Option<Pins>,
+        patch: Option<Patch>,
     },
     /// Measures Linux's DMA API beside `ioas::Dma`, in instructions.
     Dma {
@@ -74,9 +74,9 @@ enum Command {
         /// Only Linux's DMA API, in a kernel with these I/O page tables.
         #[arg(long, value_enum)]
         tables: Option<Tables>,
-        /// Only VFIO's type 1, in a kernel in which it pins like this.
+        /// Only VFIO's type 1, in a kernel into which this goes.
         #[arg(long, value_enum, conflicts_with = "tables")]
-        pins: Option<Pins>,
+        patch: Option<Patch>,
     },
     /// Runs Linux's own tests of what maps, with its tables and with ours.
     LinuxTests {
@@ -107,27 +107,27 @@ fn main() -> ExitCode {
             example,
             only,
             tables,
-            pins,
+            patch,
         } => {
             let programs = Programs {
                 init,
                 dmaspace,
                 examples: example,
             };
-            run(&options.work, &programs, only.as_deref(), (*tables, *pins))
+            run(&options.work, &programs, only.as_deref(), (*tables, *patch))
         }
         Command::Dma {
             init,
             unit,
             processor,
             tables,
-            pins,
+            patch,
         } => measure(
             &options.work,
             init,
             unit.as_deref(),
             processor,
-            (*tables, *pins),
+            (*tables, *patch),
         ),
         Command::LinuxTests {
             kernel,
@@ -169,13 +169,13 @@ fn run(
     work: &Path,
     programs: &Programs<'_>,
     only: Option<&str>,
-    (tables, pins): (Tables, Option<Pins>),
+    (tables, patch): (Tables, Option<Patch>),
 ) -> anyhow::Result<Done> {
     if GUEST.kept(work).is_none() {
         let reason = "there is no kernel for the guests: `cargo xtask linux --kernel guest`";
         return Ok(Done::NotThere(reason.into()));
     }
-    let kernel = GUEST.linked(tables, pins, work)?;
+    let kernel = GUEST.linked(tables, patch, work)?;
     let chosen: Vec<&Machine> = MACHINES
         .iter()
         .filter(|machine| machine.tests(only).next().is_some())
@@ -243,13 +243,13 @@ fn measure(
     init: &Path,
     unit: Option<&str>,
     processor: &str,
-    (tables, pins): (Option<Tables>, Option<Pins>),
+    (tables, patch): (Option<Tables>, Option<Patch>),
 ) -> anyhow::Result<Done> {
     if DMA.kept(work).is_none() {
         let reason = "there is no kernel to measure: `cargo xtask linux --kernel dma`";
         return Ok(Done::NotThere(reason.into()));
     }
-    let kernel = DMA.linked(tables.unwrap_or_default(), pins, work)?;
+    let kernel = DMA.linked(tables.unwrap_or_default(), patch, work)?;
     let directory = directory(work);
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join("dma.initramfs");
@@ -259,7 +259,7 @@ fn measure(
     let measure = Measure {
         kernel: &kernel,
         tables,
-        pins,
+        patch,
         initramfs: &initramfs,
         directory: &directory,
         processor,

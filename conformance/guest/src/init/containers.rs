@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, ensure};
 use guest::machines::Machine;
 use hostmem::Backing;
-use ioas::{Endpoint, Forecast, Ioas, Kernel, Ledger, MapError, Placement, vfio::Group};
+use ioas::{Endpoint, Forecast, Ioas, Kernel, Ledger, MapError, Placement};
 use iommu::NodeId;
 use iopt::{Interruption, Prot};
 use runs::Span;
@@ -20,7 +20,7 @@ use crate::{
     pci::Device,
     program,
     semantics::counter_of,
-    space::{InContainer, Interface as _, Opened, host_memory},
+    space::{DeviceOf, InContainer, Interface, Opened, host_memory},
 };
 
 const MIB: u64 = 1 << 20;
@@ -30,11 +30,11 @@ const SIZE: u64 = 4 * MIB;
 const BEHIND: u64 = IOVA + SIZE;
 
 /// A device that sees the memory.
-struct User {
+pub(crate) struct User<I: Interface> {
     // Dropped in this order: its registers keep it open, and open it keeps its group attached.
-    edu: Edu,
+    pub(crate) edu: Edu,
     device: Opened,
-    group: Arc<Group>,
+    attached: Arc<DeviceOf<I>>,
 }
 
 /// An address space without groups over containers of this kind.
@@ -45,28 +45,37 @@ fn space<const COMPATIBILITY: bool>() -> anyhow::Result<Ioas> {
     Ok(space)
 }
 
-/// Attaches the group of a device at `node`, and opens the device.
-fn attach<const COMPATIBILITY: bool>(
+/// Attaches a device, of which is said that it is at `node`, and opens it.
+pub(crate) fn attach<I: Interface>(
+    file: &I::File,
     space: &Ioas,
     device: Device,
-    node: u32,
-) -> anyhow::Result<User> {
+    node: Option<u32>,
+) -> anyhow::Result<User<I>> {
     device.bind_to_vfio()?;
-    let group = Arc::new(InContainer::<COMPATIBILITY>::attachable(&(), device)?);
-    space.attach(Endpoint::from(group.clone()).near(Some(NodeId(node))))?;
-    let device = InContainer::<COMPATIBILITY>::device(&group, device)?;
+    let attached = Arc::new(I::attachable(file, device)?);
+    space.attach(Endpoint::from(attached.clone()).near(node.map(NodeId)))?;
+    let device = I::device(&attached, device)?;
     // A container that iommufd plays learns only now what it can do.
     space.refresh()?;
     let edu = Edu::new(&device)?;
-    Ok(User { edu, device, group })
+    Ok(User {
+        edu,
+        device,
+        attached,
+    })
 }
 
-/// Closes the device and detaches its group.
-fn detach(space: &Ioas, user: User) -> anyhow::Result<()> {
-    let User { edu, device, group } = user;
+/// Closes the device and detaches it.
+pub(crate) fn detach<I: Interface>(space: &Ioas, user: User<I>) -> anyhow::Result<()> {
+    let User {
+        edu,
+        device,
+        attached,
+    } = user;
     drop(edu);
     drop(device);
-    Ok(space.detach(&group)?)
+    Ok(space.detach(&attached)?)
 }
 
 /// Node and number of groups of each container.
@@ -97,7 +106,12 @@ pub(crate) fn on_both_nodes<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::R
     let devices = numa::devices()?;
     let mut users = Vec::new();
     for (nth, (node, device)) in (0..).zip(&devices) {
-        users.push(attach::<COMPATIBILITY>(&space, *device, *node)?);
+        users.push(attach::<InContainer<COMPATIBILITY>>(
+            &(),
+            &space,
+            *device,
+            Some(*node),
+        )?);
         is_charged((nth / 2 + 1) * SIZE).with_context(|| format!("device {nth}"))?;
     }
     let found = nodes(&space);
@@ -164,7 +178,12 @@ pub(crate) fn undone_in_both<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::
         let space = space::<COMPATIBILITY>()?;
         let mut users = Vec::new();
         for (node, device) in numa::devices()?.into_iter().step_by(2) {
-            users.push(attach::<COMPATIBILITY>(&space, device, node)?);
+            users.push(attach::<InContainer<COMPATIBILITY>>(
+                &(),
+                &space,
+                device,
+                Some(node),
+            )?);
         }
         let mapping = dma::memory(Backing::Anon4K, 2 * MIB)?;
         let memory = host_memory(&mapping, &ledger)?;

@@ -26,6 +26,7 @@ mod balloon;
 mod charges;
 mod containers;
 mod dma;
+mod domains;
 mod edu;
 mod examples;
 mod faults;

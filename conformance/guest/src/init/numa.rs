@@ -273,7 +273,7 @@ pub(crate) fn lent(_: &Machine) -> anyhow::Result<()> {
 
 /// `dmaspace numa measure` has a figure for each pair of nodes, of walks and of DMA. What the figures
 /// are says nothing here.
-pub(crate) fn measured(_: &Machine) -> anyhow::Result<()> {
+pub(crate) fn measured() -> anyhow::Result<()> {
     let devices = devices()?;
     let on = |wanted: u32| devices.iter().find(|(node, _)| *node == wanted);
     let (Some((_, near)), Some((_, far))) = (on(0), on(1)) else {

@@ -4,8 +4,8 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    balloon, charges, containers, dma, examples, faults, handover, kernel_tables, life, limit,
-    many, numa, peer, platform, program, release, replug, semantics,
+    balloon, charges, containers, dma, domains, examples, faults, handover, kernel_tables, life,
+    limit, many, numa, peer, platform, program, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking, virtio_iommu,
 };
@@ -64,7 +64,6 @@ const TESTS: &[(&str, Test)] = &[
     ("map_places_tables_on_both_nodes", numa::program),
     ("iommufd_has_a_table_on_each_node", numa::iommufd),
     ("iommufd_lends_a_table_to_another_node", numa::lent),
-    ("measure_compares_the_nodes", numa::measured),
     (
         "type1_has_containers_on_both_nodes",
         containers::on_both_nodes::<false>,
@@ -85,6 +84,19 @@ const TESTS: &[(&str, Test)] = &[
         "map_by_vfio_has_containers_on_both_nodes",
         containers::program,
     ),
+    (
+        "type1_has_devices_of_both_nodes",
+        domains::in_one_space::<Type1>,
+    ),
+    (
+        "compatibility_has_devices_of_both_nodes",
+        domains::in_one_space::<Compatibility>,
+    ),
+    (
+        "iommufd_has_devices_of_both_nodes",
+        domains::in_one_space::<Iommufd>,
+    ),
+    ("tables_far_from_devices_are_reported", domains::told),
     ("the_unit_reports_a_fault", dma::fault),
     (
         "tables_that_the_kernel_shows_are_read",

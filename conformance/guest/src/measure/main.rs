@@ -80,9 +80,11 @@ fn run(results: &mut File) -> anyhow::Result<()> {
         Device(EDU).unbind()?;
         return rounds(results, None);
     }
-    // How type 1 pins is not the kernel's own way, and nothing else is measured.
-    let pins = words.split_whitespace().any(|word| word == "dmaspace.pins");
-    for (_, way) in Way::ALL.into_iter().take(if pins { 1 } else { 3 }) {
+    // Type 1 with lines of ours in the kernel: nothing else is measured.
+    let patched = words
+        .split_whitespace()
+        .any(|word| word == "dmaspace.patch");
+    for (_, way) in Way::ALL.into_iter().take(if patched { 1 } else { 3 }) {
         let space = Space::new(way, format)?;
         for _ in 0..REPEATS {
             for (memory, present) in SPACES
@@ -94,7 +96,7 @@ fn run(results: &mut File) -> anyhow::Result<()> {
         }
     }
     Device(EDU).unbind()?;
-    if pins {
+    if patched {
         return Ok(());
     }
     let strict = Ours::new(format, false, Behind::Driver)?;

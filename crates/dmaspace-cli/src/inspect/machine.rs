@@ -480,7 +480,13 @@ fn findings(
             }
         }
     }
-    for unit in &report.units {
+    // An option of `linux/patches/node-domains.c`, which few kernels have.
+    let option = text(&places.sys.join("module/iommu/parameters/node_domains"));
+    let (far, setting) = match option.as_deref() {
+        Some(on) => (on == "N", "iommu.node_domains=1"),
+        None => (true, "a root per node (`dmaspace numa plan`)"),
+    };
+    for unit in report.units.iter().filter(|_| far) {
         let own = devices
             .devices
             .iter()
@@ -494,7 +500,7 @@ fn findings(
                     "{} serves devices of the nodes {nodes:?}: its tables are far from some",
                     unit.name
                 ),
-                "a root per node (`dmaspace numa plan`)",
+                setting,
             );
         }
     }

@@ -1,40 +1,48 @@
-//! How VFIO's type 1 pins memory in a kernel: lines of ours that go into Linux's own files, and where.
-//!
-//! A patch is what `linux/patches` has: lines of C behind lines that say where these go.
+//! Lines of ours that go into Linux's own files, and where: `linux/patches`, a file of C for each patch, with lines that say
+//! where those behind them go.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 
-/// How it pins.
+/// What is put into a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Pins {
-    /// Page by page, as before pages that follow each other were found.
-    Page,
-    /// As Linux does.
+pub enum Patch {
+    /// Nothing: Linux's own lines, linked anew.
     Stock,
-    /// By folio, without a pointer for each page.
-    Folio,
+    /// VFIO's type 1 pins page by page, as before pages that follow each other were found.
+    PinsPage,
+    /// It pins by folio, without a pointer for each page.
+    PinsFolio,
+    /// Its containers, and address spaces of iommufd, have a domain for each node, when the kernel is told to.
+    NodeDomains,
 }
 
-/// The files of Linux in which these lines go.
-pub(crate) const FILES: [&str; 2] = ["drivers/vfio/vfio_iommu_type1.c", "mm/gup.c"];
-
-/// What stands before the lines of a patch: a file, and the text before which they go, or its end.
+/// What stands before lines: a file, and the text before which they go, or its end.
 const GOES: &str = "//@ ";
 
-impl Pins {
+impl Patch {
+    const fn lines(self) -> &'static str {
+        match self {
+            Self::Stock => "",
+            Self::PinsPage => include_str!("../../linux/patches/pins-page.c"),
+            Self::PinsFolio => include_str!("../../linux/patches/pins-folio.c"),
+            Self::NodeDomains => include_str!("../../linux/patches/node-domains.c"),
+        }
+    }
+
+    /// The files of Linux in which the lines of any patch go.
+    pub(crate) fn files() -> BTreeSet<&'static str> {
+        let all = Self::value_variants().iter();
+        let places = all.flat_map(|patch| patch.lines().split(GOES).skip(1));
+        let files = places.filter_map(|place| place.split_once(", "));
+        files.map(|(file, _)| file).collect()
+    }
+
     /// Puts the lines into a tree, which is Linux's own.
     pub(crate) fn apply(self, tree: &Path) -> anyhow::Result<()> {
-        patch(
-            tree,
-            match self {
-                Self::Page => include_str!("../../linux/patches/pins-page.c"),
-                Self::Stock => "",
-                Self::Folio => include_str!("../../linux/patches/pins-folio.c"),
-            },
-        )
+        patch(tree, self.lines())
     }
 }
 
