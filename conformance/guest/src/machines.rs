@@ -403,7 +403,17 @@ pub const MACHINES: &[Machine] = &[
             "tables_far_from_devices_are_reported",
         ],
     },
+    Machine {
+        name: LIVE_UPDATE,
+        unit: Unit::Intel,
+        balloon: None,
+        nodes: None,
+        tests: &["a_space_goes_over_to_the_next_kernel"],
+    },
 ];
+
+/// The machine whose kernel is replaced by the next one.
+const LIVE_UPDATE: &str = "live-update";
 
 /// What is tried in scalable mode: that what is mapped is where devices find it, and what is not mapped is not.
 const SCALABLE: &[&str] = &[
@@ -441,6 +451,14 @@ device = [
 "#;
 
 impl Machine {
+    /// What its kernel is told beside what its unit wants.
+    pub fn kernel(&self) -> &'static str {
+        match self.name {
+            LIVE_UPDATE => "kho=on liveupdate=on retain_initrd",
+            _ => "",
+        }
+    }
+
     /// The machine of this name.
     pub fn find(name: &str) -> Option<&'static Self> {
         MACHINES.iter().find(|machine| machine.name == name)

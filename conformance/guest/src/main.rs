@@ -74,7 +74,7 @@ enum Command {
         /// Only Linux's DMA API, in a kernel with these I/O page tables.
         #[arg(long, value_enum)]
         tables: Option<Tables>,
-        /// Only VFIO's type 1, in a kernel into which this goes.
+        /// Only VFIO's type 1 and iommufd, in a kernel into which this goes.
         #[arg(long, value_enum, conflicts_with = "tables")]
         patch: Option<Patch>,
     },
@@ -191,6 +191,8 @@ fn run(
     let mut archive = Initramfs::new()?;
     archive.program("init", &program(programs.init)?)?;
     archive.program("bin/dmaspace", &program(programs.dmaspace)?)?;
+    // For the machine that starts the next one.
+    archive.program("bin/kernel", &program(&kernel)?)?;
     for example in programs.examples {
         let name = example.file_name().unwrap_or_default().to_string_lossy();
         archive.program(&format!("bin/{name}"), &program(example)?)?;

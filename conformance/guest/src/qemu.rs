@@ -186,8 +186,9 @@ impl Boot<'_> {
         remove(&log)?;
         let qemu_log = File::create(&qemu_log)?;
         let mut words = format!(
-            "console=ttyS0 no_timer_check panic=-1 hugepages={HUGE_PAGES} {} {} dmaspace.machine={}",
+            "console=ttyS0 no_timer_check panic=-1 hugepages={HUGE_PAGES} {} {} {} dmaspace.machine={}",
             machine.unit.kernel(),
+            machine.kernel(),
             self.tables.word(),
             machine.name
         );

@@ -452,3 +452,69 @@ pub(crate) fn lock_file(file: &File) -> io::Result<()> {
     // SAFETY: works on the file alone.
     check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) })
 }
+
+/// Bytes of a session's name, the zero at its end included (`LIVEUPDATE_SESSION_NAME_LENGTH`).
+pub(crate) const SESSION_NAME: usize = 64;
+/// `LIVEUPDATE_IOCTL_CREATE_SESSION` and `LIVEUPDATE_IOCTL_RETRIEVE_SESSION`, of the orchestrator.
+pub(crate) const CREATE_SESSION: u8 = 0;
+pub(crate) const RETRIEVE_SESSION: u8 = 1;
+/// `LIVEUPDATE_SESSION_PRESERVE_FD`, `LIVEUPDATE_SESSION_RETRIEVE_FD` and `LIVEUPDATE_SESSION_FINISH`, of a session.
+const PRESERVE_FD: u8 = 0x40;
+const RETRIEVE_FD: u8 = 0x41;
+const FINISH: u8 = 0x42;
+
+/// The structures that they take: first their own size, last a name, a number, or nothing.
+///
+/// Source: `include/uapi/linux/liveupdate.h` of Linux 7.2.
+#[repr(C)]
+struct LiveUpdate<T> {
+    size: u32,
+    /// In `FINISH` a zero.
+    fd: i32,
+    rest: T,
+}
+
+/// Calls with what the header says of `number`; returns the descriptor that is left in it.
+fn live_update<T>(file: BorrowedFd<'_>, number: u8, fd: i32, rest: T) -> io::Result<i32> {
+    let size = size_of::<LiveUpdate<T>>() as u32;
+    let mut argument = LiveUpdate { size, fd, rest };
+    // `_IO(0xBA, number)`.
+    let request = libc::Ioctl::from(0xbau8) << 8 | libc::Ioctl::from(number);
+    // SAFETY: the kernel reads and writes as many bytes of the argument as this says, and follows no address in it.
+    // A file of another kind does not know the request.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut argument) })?;
+    Ok(argument.fd)
+}
+
+fn new_descriptor(fd: i32) -> OwnedFd {
+    // SAFETY: the kernel has just opened it for the caller of this, and it has no other owner.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// A session of this name, which ends with a zero: a new one, or that of the kernel before.
+pub(crate) fn session(
+    device: BorrowedFd<'_>,
+    request: u8,
+    name: [u8; SESSION_NAME],
+) -> io::Result<OwnedFd> {
+    live_update(device, request, -1, name).map(new_descriptor)
+}
+
+/// Preserves a file.
+pub(crate) fn preserve(
+    session: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    number: u64,
+) -> io::Result<()> {
+    live_update(session, PRESERVE_FD, file.as_raw_fd(), number).map(|_| ())
+}
+
+/// A file that was preserved.
+pub(crate) fn take_preserved(session: BorrowedFd<'_>, number: u64) -> io::Result<OwnedFd> {
+    live_update(session, RETRIEVE_FD, -1, number).map(new_descriptor)
+}
+
+/// Ends a session that was retrieved.
+pub(crate) fn finish_session(session: BorrowedFd<'_>) -> io::Result<()> {
+    live_update(session, FINISH, 0, ()).map(|_| ())
+}

@@ -5,7 +5,7 @@ use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
     balloon, charges, containers, dma, domains, examples, faults, handover, kernel_tables, life,
-    limit, many, numa, peer, platform, program, release, replug, semantics,
+    limit, live_update, many, numa, peer, platform, program, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking, virtio_iommu,
 };
@@ -97,6 +97,10 @@ const TESTS: &[(&str, Test)] = &[
         domains::in_one_space::<Iommufd>,
     ),
     ("tables_far_from_devices_are_reported", domains::told),
+    (
+        "a_space_goes_over_to_the_next_kernel",
+        live_update::to_the_next_kernel,
+    ),
     ("the_unit_reports_a_fault", dma::fault),
     (
         "tables_that_the_kernel_shows_are_read",
