@@ -101,11 +101,31 @@ pub const GUEST: Kernel = Kernel {
     options: include_str!("../guest/kernel.config"),
 };
 
+/// The same with mitigations of processors' faults, whose objects Linux's objtool checks.
+pub const HARDENED: Kernel = Kernel {
+    name: "hardened",
+    arch: Arch::X86,
+    options: concat!(
+        include_str!("../guest/kernel.config"),
+        include_str!("../guest/hardened.config")
+    ),
+};
+
 /// That in which the DMA API is measured: for speed and not for size.
 pub const DMA: Kernel = Kernel {
     name: "dma",
     arch: Arch::X86,
     options: include_str!("../guest/dma.config"),
+};
+
+/// The same, counting the calls of its functions.
+pub const TRACED: Kernel = Kernel {
+    name: "traced",
+    arch: Arch::X86,
+    options: concat!(
+        include_str!("../guest/dma.config"),
+        include_str!("../guest/traced.config")
+    ),
 };
 
 /// That in which Linux's own tests run.
@@ -144,7 +164,18 @@ pub const RISCV: Kernel = Kernel {
 };
 
 /// All of them.
-pub const KERNELS: [Kernel; 8] = [UML, UML_DEBUG, GUEST, DMA, TESTS, TESTS_DEBUG, ARM, RISCV];
+pub const KERNELS: [Kernel; 10] = [
+    UML,
+    UML_DEBUG,
+    GUEST,
+    HARDENED,
+    DMA,
+    TRACED,
+    TESTS,
+    TESTS_DEBUG,
+    ARM,
+    RISCV,
+];
 
 /// What stays whole of a tree: what a module is built with.
 const KEPT: [&str; 9] = [

@@ -111,10 +111,22 @@ const KASAN: [&str; 4] = [
      -asan-stack=0 -asan-globals=0 -asan-kernel-mem-intrinsic-prefix=1",
 ];
 
+/// The mitigations of a kernel that has them: Linux, arch/x86/Makefile.
+const HARDENED_FLAGS: [&str; 6] = [
+    FRAMES,
+    "-Zcf-protection=branch",
+    "-Zfunction-return=thunk-extern",
+    "-Zretpoline-external-thunk",
+    "-Zindirect-branch-cs-prefix",
+    "-Cjump-tables=n",
+];
+
 /// The kernel that most is tried with: a program.
 pub(crate) const UML: &str = "um";
 /// That of the guests in QEMU.
 pub(crate) const GUEST: &str = "guest";
+/// The same with mitigations of processors' faults.
+const HARDENED: &str = "hardened";
 /// That in which Linux is measured.
 pub(crate) const DMA: &str = "dma";
 /// That in which Linux's own tests run, the same looking for mistakes, and those for Arm and RISC-V.
@@ -126,7 +138,7 @@ const RISCV: &str = "riscv";
 /// The command `cargo xtask linux`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The kernel: um, um-debug, guest, dma, tests, tests-debug, arm or riscv [default: um].
+    /// The kernel: um, um-debug, guest, hardened, dma, traced, tests, tests-debug, arm or riscv [default: um].
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
     /// Runs Linux's own tests of I/O page tables, of iommufd and of VFIO as well, and its drivers of a disk and a network
@@ -205,6 +217,7 @@ pub(crate) fn build(kernel: &str, repository: &Repository) -> anyhow::Result<boo
 fn build_with(kernel: &str, flags: &[&str], repository: &Repository) -> anyhow::Result<bool> {
     let own: &[&str] = match kernel {
         TESTS_DEBUG => &KASAN,
+        HARDENED => &HARDENED_FLAGS,
         // It has another unwinder.
         DMA => &[],
         _ => &[FRAMES],
@@ -219,7 +232,7 @@ fn build_with(kernel: &str, flags: &[&str], repository: &Repository) -> anyhow::
     let work = repository.metadata.target_directory.join("conformance");
     command.arg("--work").arg(work);
     command.args(["linux", "--kernel", kernel]);
-    if !TESTS.contains(&kernel) {
+    if kernel != HARDENED && !TESTS.contains(&kernel) {
         command.args(["--module", BALLOON.directory, "--module-object"]);
         command.arg(BALLOON.object(&[], repository)?);
     }

@@ -13,12 +13,11 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use conformance::{kernel::Tables, patch::Patch};
-use hostmem::Backing;
 
 use crate::{
     machines::{EDU, Unit},
     qemu::{Guest, PATIENCE, PROGRAM, remove, slot},
-    samples::{NS, SHIFT, SIZES, SPACES, Said, Sample, SpaceSample, THREADS, Way, Who},
+    samples::{Kind, NS, SHIFT, SIZES, SPACES, Said, Sample, SpaceSample, THREADS, Way, Who},
 };
 
 /// The processor: all that QEMU emulates.
@@ -30,6 +29,9 @@ const KEPT: &str = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=40";
 /// How far the clock may be from one instruction a step: one in so many.
 const CLOSE: u64 = 1000;
 
+/// Functions of a row.
+const MOST_CALLED: usize = 12;
+
 /// What is booted.
 #[derive(Clone, Copy, Debug)]
 pub struct Measure<'a> {
@@ -37,8 +39,10 @@ pub struct Measure<'a> {
     pub kernel: &'a Path,
     /// Whose I/O page tables it has, if only its own DMA API is measured.
     pub tables: Option<Tables>,
-    /// What of ours is in it, if only its VFIO is measured.
+    /// What of ours is in it, if only its VFIO and iommufd are measured.
     pub patch: Option<Patch>,
+    /// Only which functions of the kernel are called to map and unmap, and how often.
+    pub trace: bool,
     /// The initramfs.
     pub initramfs: &'a Path,
     /// Where what the guest says is kept.
@@ -82,8 +86,12 @@ impl Measure<'_> {
                     println!("  {name}: {}", Said::Space(sample));
                     found.spaces.push(sample);
                 }
+                Ok(Said::Called(way, kind, function, hits)) => {
+                    found.calls.push((way, kind, function, hits));
+                }
                 Ok(Said::Failed(why)) => bail!("{why}; {}", at_log()),
-                Ok(Said::Done) if self.patch.is_some() => return found.space_table(&Way::ALL[..1]),
+                Ok(Said::Done) if self.trace => return found.calls_table(),
+                Ok(Said::Done) if self.patch.is_some() => return found.space_table(&Way::ALL[..2]),
                 Ok(Said::Done) if self.tables.is_none() => return found.table(name),
                 Ok(Said::Done) => return found.of_linux(name),
                 Err(RecvTimeoutError::Timeout) => bail!("it fell silent; {}", at_log()),
@@ -98,6 +106,7 @@ impl Measure<'_> {
             "console=ttyS0 no_timer_check panic=-1 tsc=reliable {KEPT} {} {} dmaspace.unit={name}",
             unit.kernel(),
             match (self.tables, self.patch) {
+                _ if self.trace => "dmaspace.trace",
                 (Some(tables), _) => tables.word(),
                 (None, Some(_)) => "dmaspace.patch",
                 (None, None) => "",
@@ -151,6 +160,7 @@ impl fmt::Display for Bytes {
 struct Found {
     samples: Vec<Sample>,
     spaces: Vec<SpaceSample>,
+    calls: Vec<(Way, Kind, String, u64)>,
     /// Instructions that zero a page.
     zero: f64,
     /// Instructions between two readings of the clock with nothing in between, in a program of the guest.
@@ -261,13 +271,11 @@ impl Found {
     }
 
     /// Instructions of touching, mapping and unmapping all of one memory: medians.
-    fn space(&self, way: Way, memory: (Backing, u64), present: bool) -> anyhow::Result<[f64; 3]> {
-        let of = |one: &&SpaceSample| {
-            (one.way, one.present, one.backing, one.size) == (way, present, memory.0, memory.1)
-        };
+    fn space(&self, way: Way, kind: Kind, present: bool) -> anyhow::Result<[f64; 3]> {
+        let of = |one: &&SpaceSample| (one.way, one.present, one.kind) == (way, present, kind);
         let column = |figure: fn(&SpaceSample) -> f64| {
             let figures = self.spaces.iter().filter(of).map(figure).collect();
-            let figure = median(figures).with_context(|| format!("no sample of {memory:?}"))?;
+            let figure = median(figures).with_context(|| format!("no sample of {kind:?}"))?;
             anyhow::Ok(instructions(figure) - self.empty)
         };
         Ok([
@@ -277,19 +285,40 @@ impl Found {
         ])
     }
 
+    /// For each memory and way the functions that are called most.
+    fn calls_table(mut self) -> anyhow::Result<String> {
+        ensure!(!self.calls.is_empty(), "no function was called");
+        self.calls
+            .sort_by_key(|(.., hits)| std::cmp::Reverse(*hits));
+        let mut text = String::from("\n| memory | bytes | way | calls |\n|---|---|---|---|\n");
+        for kind in SPACES {
+            for (name, way) in Way::ALL.into_iter().take(2) {
+                let of = self
+                    .calls
+                    .iter()
+                    .filter(|call| (call.0, call.1) == (way, kind));
+                let most = of.map(|(_, _, function, hits)| format!("`{function}` {hits}"));
+                let most: Vec<String> = most.take(MOST_CALLED).collect();
+                let (memory, size, most) = (kind.0, Bytes(kind.2), most.join(", "));
+                writeln!(text, "| {memory} | {size} | {name} | {most} |")?;
+            }
+        }
+        Ok(text)
+    }
+
     fn space_table(&self, ways: &[(&str, Way)]) -> anyhow::Result<String> {
         let zero = self.zero;
         let mut text = format!("\nzeroing a page of 4K: {zero:.0} instructions\n\n");
         text += "| memory | bytes | way | touch | map / unmap, touched | map, untouched |\n";
         text += "|---|---|---|---|---|---|\n";
-        for memory in SPACES {
+        for kind in SPACES {
             for &(name, way) in ways {
-                let [touch, map, unmap] = self.space(way, memory, true)?;
-                let [_, both, _] = self.space(way, memory, false)?;
-                let (backing, size) = (memory.0.name(), Bytes(memory.1));
+                let [touch, map, unmap] = self.space(way, kind, true)?;
+                let [_, both, _] = self.space(way, kind, false)?;
+                let (memory, size) = (kind.0, Bytes(kind.2));
                 writeln!(
                     text,
-                    "| {backing} | {size} | {name} | {touch:.0} | {map:.0} / {unmap:.0} | {both:.0} |"
+                    "| {memory} | {size} | {name} | {touch:.0} | {map:.0} / {unmap:.0} | {both:.0} |"
                 )?;
             }
         }
@@ -336,16 +365,15 @@ mod tests {
             }
         }
         assert!(found.table("none").is_err(), "no space");
-        for ((_, way), (backing, size)) in Way::ALL
+        for ((_, way), kind) in Way::ALL
             .into_iter()
-            .flat_map(|way| SPACES.map(|memory| (way, memory)))
+            .flat_map(|way| SPACES.map(|kind| (way, kind)))
         {
             for (present, more) in [(true, 0), (true, 9), (true, 1), (false, 100)] {
                 let ns = |of: u64| ((of + more) * NS) as f64;
                 found.spaces.push(SpaceSample {
                     way,
-                    backing,
-                    size,
+                    kind,
                     present,
                     touch: ns(20),
                     map: ns(30),

@@ -11,7 +11,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use conformance::{
     initramfs::Initramfs,
-    kernel::{DMA, GUEST, Kernel, Tables},
+    kernel::{DMA, GUEST, Kernel, TRACED, Tables},
     newer_qemu::NewerQemu,
     patch::Patch,
 };
@@ -53,7 +53,10 @@ enum Command {
         /// Only tests whose name contains this, or all of the machine of this name.
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
-        /// Whose I/O page tables the kernel has.
+        /// The kernel: guest, or hardened.
+        #[arg(long, value_name = "NAME", default_value = GUEST.name, value_parser = kernel)]
+        kernel: Kernel,
+        /// Whose I/O page tables it has.
         #[arg(long, value_enum, default_value_t)]
         tables: Tables,
         /// What of ours goes into it.
@@ -77,12 +80,15 @@ enum Command {
         /// Only VFIO's type 1 and iommufd, in a kernel into which this goes.
         #[arg(long, value_enum, conflicts_with = "tables")]
         patch: Option<Patch>,
+        /// Only which functions of the kernel VFIO's type 1 and iommufd call, and how often.
+        #[arg(long, conflicts_with = "tables")]
+        trace: bool,
     },
     /// Runs Linux's own tests of what maps, with its tables and with ours.
     LinuxTests {
         /// The kernel.
-        #[arg(long, value_name = "NAME")]
-        kernel: String,
+        #[arg(long, value_name = "NAME", value_parser = kernel)]
+        kernel: Kernel,
         /// Only the parts whose names contain this: kunit, selftests, drivers.
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
@@ -90,6 +96,11 @@ enum Command {
         #[arg(long, value_name = "GLOB", default_value = "*")]
         suites: String,
     },
+}
+
+/// The kernel of this name.
+fn kernel(name: &str) -> anyhow::Result<Kernel> {
+    Kernel::find(name).with_context(|| format!("no kernel is called {name}"))
 }
 
 /// Exit status when there is no kernel.
@@ -106,6 +117,7 @@ fn main() -> ExitCode {
             dmaspace,
             example,
             only,
+            kernel,
             tables,
             patch,
         } => {
@@ -114,7 +126,8 @@ fn main() -> ExitCode {
                 dmaspace,
                 examples: example,
             };
-            run(&options.work, &programs, only.as_deref(), (*tables, *patch))
+            let built = (*kernel, *tables, *patch);
+            run(&options.work, &programs, only.as_deref(), built)
         }
         Command::Dma {
             init,
@@ -122,21 +135,19 @@ fn main() -> ExitCode {
             processor,
             tables,
             patch,
+            trace,
         } => measure(
             &options.work,
             init,
             unit.as_deref(),
             processor,
-            (*tables, *patch),
+            (*tables, *patch, *trace),
         ),
         Command::LinuxTests {
             kernel,
             only,
             suites,
-        } => Kernel::find(kernel)
-            .with_context(|| format!("no kernel is called {kernel}"))
-            .and_then(|kernel| linux_tests::run(kernel, &options.work, only.as_deref(), suites))
-            .map(|()| Done::All),
+        } => linux_tests::run(*kernel, &options.work, only.as_deref(), suites).map(|()| Done::All),
     };
     match done {
         Ok(Done::All) => ExitCode::SUCCESS,
@@ -169,13 +180,14 @@ fn run(
     work: &Path,
     programs: &Programs<'_>,
     only: Option<&str>,
-    (tables, patch): (Tables, Option<Patch>),
+    (kernel, tables, patch): (Kernel, Tables, Option<Patch>),
 ) -> anyhow::Result<Done> {
-    if GUEST.kept(work).is_none() {
-        let reason = "there is no kernel for the guests: `cargo xtask linux --kernel guest`";
-        return Ok(Done::NotThere(reason.into()));
+    if kernel.kept(work).is_none() {
+        let name = kernel.name;
+        let reason = format!("there is no such kernel: `cargo xtask linux --kernel {name}`");
+        return Ok(Done::NotThere(reason));
     }
-    let kernel = GUEST.linked(tables, patch, work)?;
+    let kernel = kernel.linked(tables, patch, work)?;
     let chosen: Vec<&Machine> = MACHINES
         .iter()
         .filter(|machine| machine.tests(only).next().is_some())
@@ -245,13 +257,15 @@ fn measure(
     init: &Path,
     unit: Option<&str>,
     processor: &str,
-    (tables, patch): (Option<Tables>, Option<Patch>),
+    (tables, patch, trace): (Option<Tables>, Option<Patch>, bool),
 ) -> anyhow::Result<Done> {
-    if DMA.kept(work).is_none() {
-        let reason = "there is no kernel to measure: `cargo xtask linux --kernel dma`";
-        return Ok(Done::NotThere(reason.into()));
+    let kernel = if trace { TRACED } else { DMA };
+    if kernel.kept(work).is_none() {
+        let name = kernel.name;
+        let reason = format!("there is no such kernel: `cargo xtask linux --kernel {name}`");
+        return Ok(Done::NotThere(reason));
     }
-    let kernel = DMA.linked(tables.unwrap_or_default(), patch, work)?;
+    let kernel = kernel.linked(tables.unwrap_or_default(), patch, work)?;
     let directory = directory(work);
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join("dma.initramfs");
@@ -262,6 +276,7 @@ fn measure(
         kernel: &kernel,
         tables,
         patch,
+        trace,
         initramfs: &initramfs,
         directory: &directory,
         processor,

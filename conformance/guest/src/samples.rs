@@ -68,17 +68,24 @@ pub struct Sample {
     pub unmap: f64,
 }
 
-/// Memory that is pinned and mapped, and how many bytes of it.
-pub const SPACES: [(Backing, u64); 8] = [
-    (Backing::Anon4K, 64 << 10),
-    (Backing::Anon4K, 2 << 20),
-    (Backing::Anon4K, 64 << 20),
-    (Backing::Thp, 2 << 20),
-    (Backing::Thp, 64 << 20),
-    (Backing::Memfd, 64 << 20),
-    (Backing::Hugetlb2M, 64 << 20),
-    (Backing::Hugetlb1G, 1 << 30),
+/// Memory that is pinned and mapped: its name, what it is, and how many bytes.
+pub type Kind = (&'static str, Backing, u64);
+
+/// All that is measured.
+pub const SPACES: [Kind; 9] = [
+    ("4k", Backing::Anon4K, 64 << 10),
+    ("4k", Backing::Anon4K, 2 << 20),
+    ("4k", Backing::Anon4K, 64 << 20),
+    (FOLIOS_64K, Backing::Thp, 64 << 20),
+    ("thp", Backing::Thp, 2 << 20),
+    ("thp", Backing::Thp, 64 << 20),
+    ("memfd", Backing::Memfd, 64 << 20),
+    ("hugetlb-2m", Backing::Hugetlb2M, 64 << 20),
+    ("hugetlb-1g", Backing::Hugetlb1G, 1 << 30),
 ];
+
+/// Transparent huge pages of 64 KiB and no larger ones.
+pub const FOLIOS_64K: &str = "thp-64k";
 
 /// What pins and maps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,10 +112,8 @@ impl Way {
 pub struct SpaceSample {
     /// By what.
     pub way: Way,
-    /// The memory.
-    pub backing: Backing,
-    /// Bytes of it.
-    pub size: u64,
+    /// The memory: one of [`SPACES`].
+    pub kind: Kind,
     /// Each page was written to before.
     pub present: bool,
     /// Writing to each page, where it is.
@@ -132,6 +137,8 @@ pub enum Said {
     Zero(f64),
     /// An address space's sample.
     Space(SpaceSample),
+    /// A function of the kernel was called so often when this mapped and unmapped that memory.
+    Called(Way, Kind, String, u64),
     /// It failed, and why.
     Failed(String),
     /// All is measured, and the guest powers off.
@@ -161,19 +168,22 @@ impl fmt::Display for Said {
                 let mut names = Way::ALL.iter().filter(|(_, way)| *way == sample.way);
                 let way = names.next().map_or("", |(name, _)| name);
                 let SpaceSample {
-                    backing,
-                    size,
+                    kind: (memory, _, size),
                     present,
                     touch,
                     map,
                     unmap,
                     ..
                 } = sample;
-                let backing = backing.name();
                 write!(
                     f,
-                    "space {way} {backing} {size} {present} {touch} {map} {unmap}"
+                    "space {way} {memory} {size} {present} {touch} {map} {unmap}"
                 )
+            }
+            Self::Called(way, (memory, _, size), function, hits) => {
+                let mut names = Way::ALL.iter().filter(|(_, known)| known == way);
+                let way = names.next().map_or("", |(name, _)| name);
+                write!(f, "called {way} {memory} {size} {function} {hits}")
             }
             Self::Failed(why) => write!(f, "FAILED {}", why.replace('\n', "; ")),
             Self::Done => f.write_str("done"),
@@ -204,15 +214,16 @@ impl Said {
                 })
             }
             "zero" => Self::Zero(next(&mut words)?),
+            "called" => {
+                let (way, kind) = way_and_kind(&mut words)?;
+                let function = words.next()?.to_owned();
+                Self::Called(way, kind, function, next(&mut words)?)
+            }
             "space" => {
-                let name = words.next()?;
-                let way = Way::ALL.iter().find(|(known, _)| *known == name)?.1;
-                let name = words.next()?;
-                let backing = Backing::ALL.into_iter().find(|one| one.name() == name)?;
+                let (way, kind) = way_and_kind(&mut words)?;
                 Self::Space(SpaceSample {
                     way,
-                    backing,
-                    size: next(&mut words)?,
+                    kind,
                     present: next(&mut words)?,
                     touch: next(&mut words)?,
                     map: next(&mut words)?,
@@ -223,6 +234,15 @@ impl Said {
             _ => return None,
         })
     }
+}
+
+fn way_and_kind<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<(Way, Kind)> {
+    let name = words.next()?;
+    let way = Way::ALL.iter().find(|(known, _)| *known == name)?.1;
+    let (name, size) = (words.next()?, next(words)?);
+    let mut kinds = SPACES.into_iter();
+    let kind = kinds.find(|kind| (kind.0, kind.2) == (name, size))?;
+    Some((way, kind))
 }
 
 fn next<'a, T: FromStr>(words: &mut impl Iterator<Item = &'a str>) -> Option<T> {
@@ -254,16 +274,17 @@ mod tests {
                 assert_eq!(Said::parse(&format!("{said}\r\n")), Some(said));
             }
         }
-        for (way, (backing, size)) in Way::ALL.into_iter().zip(SPACES) {
+        for (way, kind) in Way::ALL.into_iter().zip(SPACES) {
             let said = Said::Space(SpaceSample {
                 way: way.1,
-                backing,
-                size,
+                kind,
                 present: true,
                 touch: 1.5,
                 map: 2.0,
                 unmap: 3.0,
             });
+            assert_eq!(Said::parse(&said.to_string()), Some(said));
+            let said = Said::Called(way.1, kind, "follow_page_mask".into(), 16);
             assert_eq!(Said::parse(&said.to_string()), Some(said));
         }
         assert_eq!(Said::parse("zero 4.5"), Some(Said::Zero(4.5)));

@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,6 +25,7 @@ pub struct HostMemory {
     pinner: Option<Arc<Pinner>>,
     /// `None`: what is found to be possible when it is pinned.
     frames: Option<FrameSource>,
+    registers: Vec<Span<Offset>>,
     effort: Arc<Effort>,
 }
 
@@ -60,6 +62,7 @@ impl HostMemory {
             mapping,
             pinner: None,
             frames: None,
+            registers: Vec::new(),
             effort: Arc::default(),
         }
     }
@@ -71,6 +74,13 @@ impl HostMemory {
             frames: Some(frames),
             ..Self::new(mapping)
         }
+    }
+
+    /// With `parts` that are a device's registers among the memory, whole pages, none of which overlap. A kernel that
+    /// maps them by their address, as VFIO's type 1 does, charges nothing for them; tables of ours cannot have them.
+    pub fn with_registers(mut self, parts: impl IntoIterator<Item = Span<Offset>>) -> Self {
+        self.registers.extend(parts);
+        self
     }
 
     /// The mapping.
@@ -124,7 +134,11 @@ impl MemoryObject for HostMemory {
     }
 
     fn charge_of_mapping(&self, part: Span<Offset>) -> u64 {
-        self.in_pages(part, Backing::Anon4K.page())
+        let page = Backing::Anon4K.page();
+        let registers = self.registers.iter();
+        let registers = registers.filter_map(|registers| registers.intersection(&part));
+        let free: u64 = registers.map(|part| self.in_pages(part, page)).sum();
+        self.in_pages(part, page).saturating_sub(free)
     }
 
     fn pin(

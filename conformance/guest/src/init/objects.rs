@@ -6,12 +6,15 @@
 use std::{
     ops::ControlFlow,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    ptr,
+    ptr::{self, NonNull},
+    sync::Arc,
 };
 
+use anyhow::Context as _;
+use hostmem::Mapping;
 use ioas::{Mapper, MemoryObject, PinFailed, Pinned, ProcessMemory};
 use runs::{Offset, Span};
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect};
 
 use crate::semantics::table::{BAD, MEMORY, PAGE, Raw, Surroundings};
 
@@ -100,6 +103,27 @@ impl MemoryObject for Patchwork {
         // SAFETY: it is never unmapped, and nobody looks at it.
         Some(unsafe { ProcessMemory::new(self.address) })
     }
+}
+
+/// Memory of `len` bytes with a page of a device's registers, from `offset` of its file on, at `at`. It stays for good.
+pub(crate) fn with_a_page(
+    device: BorrowedFd<'_>,
+    offset: u64,
+    len: u64,
+    at: u64,
+) -> anyhow::Result<Arc<Mapping>> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: without an address the kernel chooses a free one.
+    let start = unsafe { mmap_anonymous(ptr::null_mut(), len as usize, prot, MapFlags::PRIVATE) }?;
+    let page = start.wrapping_byte_add(at as usize);
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: it takes the place of a part of what was just mapped, of which nobody holds a reference.
+    unsafe { mmap(page, PAGE as usize, prot, flags, device, offset) }?;
+    let start = NonNull::new(start.cast()).context("mapped at 0")?;
+    // SAFETY: it is never unmapped, and known to the mapping alone, which has atomic cells.
+    Ok(Arc::new(unsafe {
+        Mapping::foreign(Arc::new(()), start, len, None)
+    }?))
 }
 
 fn not_here() -> PinFailed {

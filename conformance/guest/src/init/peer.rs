@@ -1,19 +1,24 @@
 //! DMA from one device into the memory of another one.
 
-use std::sync::Arc;
+use std::{
+    os::fd::AsFd as _,
+    sync::{Arc, atomic::Ordering},
+};
 
 use anyhow::{bail, ensure};
 use guest::machines::{IVSHMEM, IVSHMEM_BYTES};
 use hostmem::Backing;
-use ioas::{Capability, Errno, MapError, Memory, PinFailed, Profile, vfio::Registers};
+use ioas::{Capability, Errno, HostMemory, MapError, Memory, PinFailed, Profile, vfio::Registers};
 use iopt::Prot;
 use runs::Span;
 
 use crate::{
+    charges::Count,
     dma::{IOVA, memory, open},
     edu::{BUFFER, Edu},
-    objects::DmaBuf,
+    objects::{DmaBuf, with_a_page},
     pci,
+    semantics::{counter_of, table::PAGE},
     space::{Compatibility, Interface, Iommufd, Space, Type1},
 };
 
@@ -76,6 +81,43 @@ pub(crate) fn by_address() -> anyhow::Result<()> {
     write(&mut space, &edu, &registers)?;
     let unmapped = space.unmap(Span::new(PEER, registers.len()))?;
     ensure!(unmapped == registers.len(), "{unmapped:#x} bytes unmapped");
+    Ok(())
+}
+
+/// A page of registers between others of one memory is not charged, by the kernel and by the library, and is mapped with
+/// them by one call.
+pub(crate) fn not_charged() -> anyhow::Result<()> {
+    const LEN: u64 = 1 << 20;
+    let (peer, registers) = peer::<Type1>()?;
+    // Source: Linux, drivers/vfio/pci: the index of a region is in the bits from 40 on.
+    let bar = u64::from(BAR) << 40;
+    let mapping = with_a_page(peer.device()?.as_fd(), bar, LEN, LEN / 2)?;
+    let object = HostMemory::new(mapping.clone()).with_registers([Span::new(LEN / 2, PAGE)]);
+    let count = Count::new(counter_of(Type1::COLUMN))?;
+    let (mut space, edu) = open::<Type1>()?;
+    let memory = Memory::new(Arc::new(object), &space.ledger);
+    space.map(IOVA, &memory, Prot::RW)?;
+    count.is(LEN - PAGE)?;
+    let charged = space.ledger.in_use();
+    ensure!(charged == LEN - PAGE, "{charged:#x} bytes are charged");
+    // From before it into it, and from there behind it.
+    let cells = mapping.cells();
+    let word = |at: u64| &cells[(at / 8) as usize];
+    for (from, to) in [(0, LEN / 2), (LEN / 2, LEN / 2 + PAGE)] {
+        word(from).store(to | 1, Ordering::Relaxed);
+        edu.read(IOVA + from, 8)?;
+        edu.write(IOVA + to, 8)?;
+        let found = word(to).load(Ordering::Relaxed);
+        ensure!(found == to | 1, "{found:#x} at {to:#x}");
+    }
+    let found: u64 = registers.read(0)?;
+    ensure!(
+        found == (LEN / 2 + PAGE) | 1,
+        "the registers have {found:#x}"
+    );
+    space.unmap(Span::new(IOVA, LEN))?;
+    count.is(0)?;
+    ensure!(space.ledger.in_use() == 0, "something stays charged");
     Ok(())
 }
 

@@ -254,6 +254,15 @@ pub(crate) fn bench_numa(_: &Machine) -> anyhow::Result<()> {
     )
 }
 
+/// `bench pin` measures VFIO and iommufd where a device is ready for them.
+pub(crate) fn bench_pin(_: &Machine) -> anyhow::Result<()> {
+    Device(EDU).bind_to_vfio()?;
+    measured(
+        "pin",
+        &[("map for DMA", "vfio"), ("map for DMA", "iommufd")],
+    )
+}
+
 /// Memory is mapped for a device that nobody here can have do DMA, and that is said.
 pub(crate) fn without_a_driver(_: &Machine) -> anyhow::Result<()> {
     Device(NVME).bind_to_vfio()?;

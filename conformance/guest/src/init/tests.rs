@@ -184,6 +184,9 @@ const TESTS: &[(&str, Test)] = &[
     }),
     ("iommufd_serves_a_c_program", |_| examples::in_c("iommufd")),
     ("type1_reaches_another_device", |_| peer::by_address()),
+    ("type1_does_not_charge_registers_among_memory", |_| {
+        peer::not_charged()
+    }),
     ("compatibility_refuses_another_device", |_| {
         peer::refused_by_the_kernel()
     }),
@@ -242,6 +245,7 @@ const TESTS: &[(&str, Test)] = &[
         handover::to_a_second_process::<Iommufd>()
     }),
     ("bench_numa_measures_two_nodes", program::bench_numa),
+    ("bench_pin_measures_vfio_and_iommufd", program::bench_pin),
     ("life_over_type1", |_| life::by_type1()),
     ("life_over_iommufd", |_| life::by_iommufd()),
     ("life_over_iommufd_stays_with_the_privileged", |_| {

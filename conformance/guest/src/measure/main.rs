@@ -30,6 +30,7 @@ mod clock;
 mod linux;
 mod ours;
 mod space;
+mod trace;
 mod unit;
 
 /// The file in which the kernel names its clock.
@@ -80,11 +81,17 @@ fn run(results: &mut File) -> anyhow::Result<()> {
         Device(EDU).unbind()?;
         return rounds(results, None);
     }
-    // Type 1 with lines of ours in the kernel: nothing else is measured.
+    if words
+        .split_whitespace()
+        .any(|word| word == "dmaspace.trace")
+    {
+        return trace::run(results, format);
+    }
+    // VFIO and iommufd with lines of ours in the kernel: nothing else is measured.
     let patched = words
         .split_whitespace()
         .any(|word| word == "dmaspace.patch");
-    for (_, way) in Way::ALL.into_iter().take(if patched { 1 } else { 3 }) {
+    for (_, way) in Way::ALL.into_iter().take(if patched { 2 } else { 3 }) {
         let space = Space::new(way, format)?;
         for _ in 0..REPEATS {
             for (memory, present) in SPACES

@@ -5,6 +5,7 @@
 //! pins through the kernel, too (io_uring), and fills its own table, behind a driver's unit.
 
 use std::{
+    fs,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,9 +17,9 @@ use anyhow::Context as _;
 use guest::{
     machines::EDU,
     pci::Device,
-    samples::{SpaceSample, Way},
+    samples::{FOLIOS_64K, Kind, SpaceSample, Way},
 };
-use hostmem::{Backing, Mapping};
+use hostmem::Mapping;
 use ioas::{
     HostMemory, Ioas, Kernel, Ledger, Memory,
     iommufd::{Iommufd, Owner, SpaceMapper},
@@ -70,12 +71,13 @@ impl Space {
     }
 
     /// Maps new memory, which was touched before where it is to be `present`, and unmaps it.
-    pub(crate) fn run(
-        &self,
-        way: Way,
-        (backing, len): (Backing, u64),
-        present: bool,
-    ) -> anyhow::Result<SpaceSample> {
+    pub(crate) fn run(&self, way: Way, kind: Kind, present: bool) -> anyhow::Result<SpaceSample> {
+        let (name, backing, len) = kind;
+        let small = name == FOLIOS_64K;
+        for (size, on) in [("64", small), ("2048", !small)] {
+            let file = format!("/sys/kernel/mm/transparent_hugepage/hugepages-{size}kB/enabled");
+            fs::write(&file, if on { "madvise" } else { "never" }).context(file)?;
+        }
         let mapping = Arc::new(Mapping::new(backing, len, None)?);
         let begun = Instant::now();
         if present {
@@ -88,16 +90,15 @@ impl Space {
         let begun = Instant::now();
         let done = self.0.map(IOVA, &memory, whole, Prot::RW, &mut ());
         let mapped = begun.elapsed();
-        done.with_context(|| format!("{way:?}, {backing:?}"))?;
+        done.with_context(|| format!("{way:?}, {name}"))?;
         let begun = Instant::now();
         let done = self.0.unmap(Span::new(IOVA, len), &mut ());
         let unmapped = begun.elapsed();
-        done.with_context(|| format!("{way:?}, {backing:?}"))?;
+        done.with_context(|| format!("{way:?}, {name}"))?;
         let [touch, map, unmap] = [touched, mapped, unmapped].map(|time| time.as_nanos() as f64);
         Ok(SpaceSample {
             way,
-            backing,
-            size: len,
+            kind,
             present,
             touch,
             map,
