@@ -1,11 +1,85 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * VFIO's type 1 that pins by the entries of the process's page table: what one entry maps is taken by one count of its
+ * VFIO's type 1 and iommufd pin by the entries of the process's page table: what one entry maps is taken by one count of its
  * folio, and a run is charged once. No pointer is stored for a page.
  */
 //@ mm/gup.c, at its end
 long pin_user_run_remote(struct mm_struct *mm, unsigned long start, unsigned long nr_pages,
 			 unsigned int gup_flags, struct page **first);
+
+/* The page table with the entry of @address; NULL where a larger entry is, or none. */
+static pmd_t *table_of(struct mm_struct *mm, unsigned long address)
+{
+	pgd_t *pgd = pgd_offset(mm, address);
+	p4d_t *p4d;
+	pud_t *pud;
+
+	if (pgd_none_or_clear_bad(pgd))
+		return NULL;
+	p4d = p4d_offset(pgd, address);
+	if (p4d_none_or_clear_bad(p4d))
+		return NULL;
+	pud = pud_offset(p4d, address);
+	if (!pud_present(*pud) || pud_leaf(*pud))
+		return NULL;
+	return pmd_offset(pud, address);
+}
+
+/*
+ * Pins what the writable entries of one page table map, as far as it follows @next, if that is not NULL: each folio by one
+ * count. Sets @ends where what follows is elsewhere.
+ */
+static long pin_entries(struct vm_area_struct *vma, unsigned long start, unsigned long nr_pages,
+			unsigned int flags, struct page *next, struct page **first, bool *ends)
+{
+	unsigned long max = min(nr_pages, PTRS_PER_PTE - pte_index(start));
+	pmd_t *pmd = table_of(vma->vm_mm, start);
+	unsigned long done = 0, count;
+	struct folio *folio;
+	struct page *page;
+	pte_t *ptep, pte;
+	spinlock_t *ptl;
+
+	if (!pmd)
+		return 0;
+	ptep = pte_offset_map_lock(vma->vm_mm, pmd, start, &ptl);
+	if (!ptep)
+		return 0;
+	while (done < max) {
+		pte = ptep_get(ptep + done);
+		if (!pte_present(pte) || pte_protnone(pte) || !pte_write(pte))
+			break;
+		page = vm_normal_page(vma, start + (done << PAGE_SHIFT), pte);
+		if (!page)
+			break;
+		if (next && page != next + done) {
+			*ends = true;
+			break;
+		}
+		folio = page_folio(page);
+		if (!folio_is_longterm_pinnable(folio))
+			break;
+		count = !folio_test_large(folio) ? 1 :
+			folio_pte_batch_flags(folio, NULL, ptep + done, &pte, max - done,
+					      FPB_RESPECT_WRITE);
+		if (try_grab_folio(folio, count, flags))
+			break;
+		if (arch_make_folio_accessible(folio)) {
+			gup_put_folio(folio, count, flags);
+			break;
+		}
+		if (!folio_test_dirty(folio))
+			folio_mark_dirty(folio);
+		folio_mark_accessed(folio);
+		if (!next) {
+			*first = page;
+			next = page;
+		}
+		done += count;
+	}
+	pte_unmap_unlock(ptep, ptl);
+	return done;
+}
 
 /**
  * pin_user_run_remote() - pin pages that follow each other in memory
@@ -31,6 +105,7 @@ long pin_user_run_remote(struct mm_struct *mm, unsigned long start, unsigned lon
 	struct vm_area_struct *vma = NULL;
 	struct folio *folio;
 	struct page *page;
+	bool ends = false;
 	int locked = 1;
 
 	mm_set_has_pinned_flag(mm);
@@ -42,6 +117,17 @@ long pin_user_run_remote(struct mm_struct *mm, unsigned long start, unsigned lon
 				break;
 		}
 		cond_resched();
+		if ((flags & FOLL_WRITE) && !is_vm_hugetlb_page(vma)) {
+			count = min(nr_pages - pinned, (vma->vm_end - start) >> PAGE_SHIFT);
+			count = pin_entries(vma, start, count, flags,
+					    pinned ? *first + pinned : NULL, first, &ends);
+			pinned += count;
+			start += count << PAGE_SHIFT;
+			if (ends)
+				break;
+			if (count)
+				continue;
+		}
 		mask = 0;
 		page = follow_page_mask(vma, start, flags, &mask);
 		if (!page || PTR_ERR(page) == -EMLINK) {
@@ -106,3 +192,52 @@ static long pin_run(struct vfio_dma *dma, unsigned long vaddr, unsigned long npa
 	return pinned;
 }
 #define vfio_pin_pages_remote pin_run
+//@ drivers/iommu/iommufd/pages.c, before: struct pfn_reader_user {
+long pin_user_run_remote(struct mm_struct *mm, unsigned long start, unsigned long nr_pages,
+			 unsigned int gup_flags, struct page **first);
+
+/* Pages for which mmap_lock is held without a break. */
+#define MOST_AT_ONCE (1UL << (30 - PAGE_SHIFT))
+
+//@ drivers/iommu/iommufd/pages.c, before: 	/* The following are only valid if file != NULL. */
+	/* Nobody else wants to have the pages one by one. */
+	bool by_run;
+	/* upages has the first page only; the others follow it. */
+	bool run;
+
+//@ drivers/iommu/iommufd/pages.c, before: 	user->upages_start = 0;
+	user->by_run = false;
+	user->run = false;
+//@ drivers/iommu/iommufd/pages.c, before: static int pfn_reader_user_pin(
+static long pin_run(struct pfn_reader_user *user, unsigned long start, unsigned long npages)
+{
+	struct mm_struct *mm = current->mm;
+	long pinned = 0;
+
+	if (user->by_run) {
+		mmap_read_lock(mm);
+		pinned = pin_user_run_remote(mm, start, min(npages, MOST_AT_ONCE), user->gup_flags,
+					     user->upages);
+		mmap_read_unlock(mm);
+	}
+	user->run = pinned > 0;
+	return pinned;
+}
+
+//@ drivers/iommu/iommufd/pages.c, before: 		/* All undone in pfn_reader_destroy() */
+		user->by_run = true;
+//@ drivers/iommu/iommufd/pages.c, before: 		rc = pin_user_pages_fast(
+		rc = pin_run(user, uptr, last_index - start_index + 1);
+		if (!rc)
+//@ drivers/iommu/iommufd/pages.c, before: 	start_index -= user->upages_start;
+	if (user->run) {
+		batch_add_pfn_num(&pfns->batch,
+				  page_to_pfn(*user->upages) + start_index - user->upages_start,
+				  npages, BATCH_CPU_MEMORY);
+		return 0;
+	}
+//@ drivers/iommu/iommufd/pages.c, before: 			unpin_user_pages(user->upages + start_index, npages);
+			if (user->run)
+				unpin_user_page_range_dirty_lock(*user->upages + start_index, npages,
+								 false);
+			else

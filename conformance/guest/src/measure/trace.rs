@@ -17,10 +17,11 @@ use guest::{
     start::say,
 };
 use iopt::FormatId;
+use rustix::mount::{MountFlags, mount};
 
 use crate::space::Space;
 
-const TRACING: &str = "/sys/kernel/debug/tracing";
+const TRACING: &str = "/sys/kernel/tracing";
 
 /// Those on the way of a page, as far as the compiler has left them functions.
 const FUNCTIONS: [&str; 20] = [
@@ -49,6 +50,7 @@ const FUNCTIONS: [&str; 20] = [
 /// Reports the calls for each kind of memory, which was written to before.
 pub(crate) fn run(results: &mut File, format: FormatId) -> anyhow::Result<()> {
     let tracing = Path::new(TRACING);
+    mount("tracefs", tracing, "tracefs", MountFlags::empty(), None).context(TRACING)?;
     let filter = tracing.join("set_ftrace_filter");
     for function in FUNCTIONS {
         let mut filter = OpenOptions::new().append(true).open(&filter)?;
