@@ -13,10 +13,13 @@ use crate::ledger::Ledger;
 use crate::linux::HostMemory;
 use crate::memory::Memory;
 use crate::object::Cause;
+#[cfg(doc)]
+use crate::object::MemoryObject;
 use crate::virtio_hal::{DmaPages, PageSource};
 
 /// Pages of one mapping, whose kind and memory node the caller chooses. What is allocated at a time is rounded up to a
-/// power of two up to 4 MiB. Only what is mapped is pinned and charged.
+/// power of two up to 4 MiB. Only what is mapped is pinned and charged: [over huge pages](MemoryObject::charge) each
+/// allocation counts the whole page in which it lies, where the pin does.
 pub struct HostPages {
     mapping: Arc<Mapping>,
     memory: Arc<Memory>,
