@@ -45,7 +45,8 @@ use crate::kernel::{Entering, KernelError, Mapper, MapperInfo, Result, Source};
 /// use vfio_ioctls::{VfioContainer, VfioDevice};
 ///
 /// let container = Arc::new(VfioContainer::new(None)?);
-/// let space = Ioas::over_kernel(Kernel::new(VfioOpsMapper::of_container(&container)?, None));
+/// let mapper = VfioOpsMapper::<VfioDevice>::of_container(&container)?;
+/// let space = Ioas::over_kernel(Kernel::new(mapper, None));
 /// let path = Path::new("/sys/bus/pci/devices/0000:01:00.0");
 /// let device = Arc::new(VfioDevice::new(path, container, false)?);
 /// space.attach(device)?;

@@ -52,7 +52,7 @@ impl Case {
 
     /// A device's access of one word.
     fn word(&self, paddr: u64) -> &std::sync::atomic::AtomicU64 {
-        let (_, offset) = self.place(paddr).expect("a fault");
+        let (_, offset) = self.place(paddr).unwrap();
         &self.mapping.cells()[offset as usize / 8]
     }
 }
