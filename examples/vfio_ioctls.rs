@@ -5,10 +5,9 @@
 //!
 //!     cargo run -p dmaspace-examples --example vfio_ioctls -- 0000:01:00.0
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
-use hostmem::Pinner;
+use hostmem::{Counter, Limits, Pinner};
 use ioas::{GuestRam, Ioas, Kernel, Ledger, vfio::VfioOpsMapper};
 use iopt::Prot;
 use runs::Span;
@@ -28,7 +27,8 @@ fn run<D: Send + Sync + 'static>(
     space.map_guest_ram(&ram, Prot::RW, &mut ())?; // Within the limit, all or nothing.
     let device = Arc::new(open()?);
     space.attach(device.clone())?; // Mapped now.
-    println!("{} are charged", runs::Bytes(ledger.in_use()));
+    let locked = Limits::in_use(Counter::MmLockedVm)?.known;
+    println!("charged {}, locked {locked}", ledger.in_use());
     space.unmap(Span::new(4 << 30, 1 << 20), &mut ())?;
     space.detach(&device)?; // Before the device is closed.
     Ok(space.close()?)
