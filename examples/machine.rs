@@ -23,6 +23,9 @@ use std::{
     time::Duration,
 };
 
+#[path = "machine/in_process.rs"]
+pub mod in_process;
+
 use hostmem::{Backing, Mapping};
 use iommu::DeviceId;
 use qtest::{

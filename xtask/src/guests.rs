@@ -32,7 +32,7 @@ pub(crate) const STATIC: &str = "-C target-feature=+crt-static";
 const DMA: &str = "guest-dma";
 
 /// The examples that want devices: they run in the guests.
-const EXAMPLES: [&str; 2] = ["nvme", "vmm"];
+const EXAMPLES: [&str; 3] = ["nvme", "vfio_ioctls", "vmm"];
 
 /// The one of them in C, below `examples/c`.
 const C_EXAMPLE: &str = "vfio";

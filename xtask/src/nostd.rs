@@ -57,6 +57,8 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
         "--package",
         "dmaspace-ioas",
         "--no-default-features",
+        "--features",
+        "virtio-drivers",
     ];
     cargo::run(&mut repository.cargo(&ioas))?;
     Ok(Outcome::Passed)

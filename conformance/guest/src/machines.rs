@@ -204,6 +204,7 @@ pub const MACHINES: &[Machine] = &[
             "iommufd_keeps_read_only_memory",
             "iommufd_reads_a_block_of_nvme",
             "iommufd_serves_a_monitor",
+            "type1_serves_vfio_ioctls",
             "type1_serves_a_c_program",
             "compatibility_serves_a_c_program",
             "iommufd_serves_a_c_program",

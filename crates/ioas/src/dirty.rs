@@ -205,9 +205,23 @@ impl Ioas {
         pending: &mut Pending<W>,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
+        self.unmap_reporting(range, &mut |run| pending.mark(run), observer)
+    }
+
+    /// [`unmap`](Self::unmap), which calls `note` with what devices had written to there, in no order and perhaps
+    /// more than once. It must not use the address space.
+    ///
+    /// # Errors
+    ///
+    /// As [`unmap`](Self::unmap).
+    pub fn unmap_reporting(
+        &self,
+        range: Span<Iova>,
+        note: &mut dyn FnMut(Span<Iova>),
+        observer: &mut dyn Observer,
+    ) -> Result<Unmapped, UnmapError> {
         let core = self.gate.read();
         let mut gone = self.retired.gone();
-        let note = &mut |run| pending.mark(run);
         self.op(&core)
             .unmap(range, core.backend.is_blind(), note, &mut gone, observer)
     }

@@ -82,6 +82,8 @@ mod external;
 mod given;
 #[cfg(all(feature = "linux", feature = "vm-memory"))]
 mod guest_ram;
+#[cfg(all(feature = "linux", feature = "virtio-drivers"))]
+mod host_pages;
 mod intervals;
 #[cfg(feature = "iommufd")]
 pub mod iommufd;
@@ -109,6 +111,8 @@ mod synthetic;
 mod taken;
 #[cfg(feature = "vfio")]
 pub mod vfio;
+#[cfg(feature = "virtio-drivers")]
+mod virtio_hal;
 #[cfg(feature = "vm-memory")]
 mod vm_memory;
 mod windows;
@@ -124,6 +128,8 @@ pub use external::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
 pub use given::{GivenRuns, NoPages};
 #[cfg(all(feature = "linux", feature = "vm-memory"))]
 pub use guest_ram::{GuestRam, GuestRamError, RegionFailed};
+#[cfg(all(feature = "linux", feature = "virtio-drivers"))]
+pub use host_pages::HostPages;
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 pub use kernel::{
     Entering, Kernel, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed,
@@ -148,5 +154,9 @@ pub use released::ReleaseError;
 pub use retired::Flushing;
 pub use space::{Ioas, Unmapped};
 pub use synthetic::Synthetic;
+#[cfg(feature = "virtio-drivers")]
+pub use virtio_hal::{
+    DmaPages, DriverMemory, DriverMemoryError, HalMemory, PageSource, UNREACHABLE, VirtioHal,
+};
 #[cfg(feature = "vm-memory")]
 pub use vm_memory::GuestIommu;

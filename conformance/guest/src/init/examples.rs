@@ -55,6 +55,14 @@ pub(crate) fn monitor() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// `examples/vfio_ioctls.rs`: the kernel has locked what the crate's container has mapped, and takes it back.
+pub(crate) fn vfio_ioctls() -> anyhow::Result<()> {
+    Device(EDU).bind_to_vfio()?;
+    let said = run("/bin/vfio_ioctls", &[EDU])?;
+    ensure!(said == "charged 2097152, locked 2097152\n", "{said}");
+    Ok(())
+}
+
 /// `examples/c/vfio.c` by one of its ways: to its end, at which it has looked at what the kernel counts, and
 /// each refusal had its code.
 pub(crate) fn in_c(way: &str) -> anyhow::Result<()> {

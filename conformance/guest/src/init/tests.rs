@@ -178,6 +178,7 @@ const TESTS: &[(&str, Test)] = &[
         examples::nvme("iommufd")
     }),
     ("iommufd_serves_a_monitor", |_| examples::monitor()),
+    ("type1_serves_vfio_ioctls", |_| examples::vfio_ioctls()),
     ("type1_serves_a_c_program", |_| examples::in_c("type1")),
     ("compatibility_serves_a_c_program", |_| {
         examples::in_c("compat")

@@ -55,6 +55,19 @@ fn the_c_example_compiles_without_a_warning_and_does_what_it_says() {
     assert!(said.ends_with("everything was given back\n"), "{said}");
 }
 
+/// It checks each answer against a plain table. The times that it prints are no part of the test.
+#[test]
+fn the_c_example_for_registered_memory_agrees_with_a_plain_table() {
+    let scratch = tempfile::tempdir().unwrap();
+    let program = compiled("register", scratch.path());
+    let said = output(Command::new(&program).arg("2000")).stdout;
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.starts_with("2000 regions"), "{said}");
+    assert!(said.ends_with("everything was given back\n"), "{said}");
+    let refused = Command::new(&program).arg("1").output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+}
+
 /// What it does with a device is shown in the guests: `iommufd_serves_a_c_program` and its like.
 #[test]
 fn the_c_example_for_devices_says_what_is_missing() {

@@ -10,6 +10,7 @@
 //! why.
 
 use std::io;
+use std::os::fd::AsFd;
 
 use runs::{Offset, Span};
 
@@ -61,22 +62,23 @@ impl<'a> Batch<'a> {
 
     /// Drops the pages of `run` by a call of its own; true when that works.
     pub(crate) fn alone(&mut self, run: Span<Offset>, way: Way) -> bool {
-        let mapping = &self.discard.mapping;
         let calls = &*self.discard.calls;
-        let result = again(|| calls.drop_pages(mapping.region(), run, way));
+        let result = match self.discard.mapping() {
+            Some(mapping) => again(|| calls.drop_pages(mapping.region(), run, way)),
+            None => Err(not_there()),
+        };
         self.note(run, Call::Madvise, result)
     }
 
     /// Frees the pages of `run` in the mapping's file.
     pub(crate) fn punch(&mut self, run: Span<Offset>) {
-        let mapping = &self.discard.mapping;
         let calls = &*self.discard.calls;
-        let result = match mapping.fd() {
-            Some(file) => {
-                let part = Span::new(mapping.file_offset() + run.start, run.len);
-                again(|| calls.punch(file, part))
+        let result = match self.discard.memory.file() {
+            Some((file, offset)) => {
+                let part = Span::new(offset + run.start, run.len);
+                again(|| calls.punch(file.as_fd(), part))
             }
-            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
+            None => Err(not_there()),
         };
         self.note(run, Call::Fallocate, result);
     }
@@ -134,9 +136,14 @@ impl<'a> Batch<'a> {
 
     fn together(&mut self, runs: &[Span<Offset>]) -> io::Result<u64> {
         self.done.calls += 1;
-        let mapping = &self.discard.mapping;
+        let mapping = self.discard.mapping().ok_or_else(not_there)?;
         again(|| self.discard.calls.drop_batch(mapping.region(), runs))
     }
+}
+
+/// Not reached: what backs the memory has been looked at.
+fn not_there() -> io::Error {
+    io::Error::from_raw_os_error(libc::EBADF)
 }
 
 /// Takes `bytes` off the beginning of the runs, to the last whole page: those that are done are empty

@@ -111,7 +111,7 @@ pub(super) fn counted(
 }
 
 fn file_bytes(discard: &Discard) -> io::Result<u64> {
-    let file = discard.mapping.file().ok_or(io::ErrorKind::NotFound)?;
+    let (file, _) = discard.memory.file().ok_or(io::ErrorKind::NotFound)?;
     Ok(file.metadata()?.blocks() * 512)
 }
 
@@ -248,7 +248,7 @@ impl<'a> Windows<'a> {
         mut runs: &[Span<Offset>],
         kept: &mut dyn FnMut(Span<Offset>, Kept),
     ) -> (Discarded, io::Result<Freed>) {
-        let base = self.discard.mapping.address();
+        let base = self.discard.address();
         let mut done = Discarded::default();
         let mut failed = None;
         // Offset up to which all is done.
@@ -295,7 +295,7 @@ impl<'a> Windows<'a> {
         };
         held.fill(Held::default());
         let page = self.discard.page();
-        let base = self.discard.mapping.address();
+        let base = self.discard.address();
         // Only whole pages of the runs, by address.
         let pages = runs.map(|run| super::cut(Span::new(base + run.start, run.len), page).1);
         let mut pages = pages.filter(|run| !run.is_empty());

@@ -9,7 +9,8 @@
 //! | private, transparent huge pages | the same | discarded, but freed only with the rest of its huge page |
 //! | private, huge pages of a pool | the same | left as it was |
 //! | shared without a file of ours | `madvise(REMOVE)` | – |
-//! | a memory file, also of huge pages | `fallocate(PUNCH_HOLE)` | left as it was |
+//! | a memory file, also of huge pages, or `guest_memfd` | `fallocate(PUNCH_HOLE)` | left as it was |
+//! | a memory file that a user-fault handler watches | `madvise(REMOVE)` | left as it was |
 //!
 //! # Protocol
 //!
@@ -35,16 +36,20 @@ mod kernel;
 mod tests;
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::ops::AddAssign;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use runs::{Joiner, Offset, Span, Va};
 use thiserror::Error;
 
+use crate::backing::Backing;
 use crate::mapping::Mapping;
 use crate::procfs::ProbeError;
+use crate::sys;
 use backed::{Backed, Store};
 use batch::Batch;
 pub use count::{CountError, Freed, FreedBy};
@@ -68,11 +73,41 @@ use kernel::{Calls, Kernel, Way};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Discard {
-    mapping: Arc<Mapping>,
+    memory: Memory,
     backed: Backed,
+    /// Of a file, too, user-fault handlers are notified.
+    notifies: bool,
     calls: Box<dyn Calls>,
     /// Runs of private memory may have one call together.
     batches: AtomicBool,
+}
+
+/// What is discarded.
+#[derive(Debug)]
+enum Memory {
+    Mapped(Arc<Mapping>),
+    /// A part of a file, in no mapping that is known here.
+    File {
+        file: File,
+        part: Span<Offset>,
+    },
+}
+
+impl Memory {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Mapped(mapping) => mapping.len(),
+            Self::File { part, .. } => part.len,
+        }
+    }
+
+    /// The file, and the offset in it at which the memory begins.
+    fn file(&self) -> Option<(&File, u64)> {
+        match self {
+            Self::Mapped(mapping) => Some((mapping.file()?, mapping.file_offset())),
+            Self::File { file, part } => Some((file, part.start)),
+        }
+    }
 }
 
 /// What became of the runs. All are bytes but the calls.
@@ -217,22 +252,74 @@ impl Discard {
 
     fn with_calls(mapping: Arc<Mapping>, calls: Box<dyn Calls>) -> Result<Self, DiscardError> {
         let backed = Backed::of(&mapping)?;
-        let (offset, page) = (mapping.file_offset(), backed.page);
+        Self::of(Memory::Mapped(mapping), backed, calls)
+    }
+
+    fn of(memory: Memory, backed: Backed, calls: Box<dyn Calls>) -> Result<Self, DiscardError> {
+        let (offset, page) = (memory.file().map_or(0, |(_, offset)| offset), backed.page);
         if !offset.is_multiple_of(page) {
             return Err(DiscardError::FileOffset { offset, page });
         }
         let batches = backed.store == Store::Private && calls.has_batch();
         Ok(Self {
-            mapping,
+            memory,
             backed,
+            notifies: false,
             calls,
             batches: batches.into(),
         })
     }
 
-    /// The memory.
-    pub const fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapping
+    /// Discards parts of a file that need not be mapped, like KVM's `guest_memfd`, by `fallocate`. `part` is the memory,
+    /// offset and length in the file. What others have copied from it privately stays.
+    ///
+    /// # Errors
+    ///
+    /// [`DiscardError::FileOffset`]; [`DiscardError::Outside`] for a part that no file has; [`DiscardError::Probe`] when
+    /// the size of its pages cannot be learned.
+    pub fn of_file(file: OwnedFd, part: Span<Offset>) -> Result<Self, DiscardError> {
+        const MOST: u64 = i64::MAX as u64;
+        if !Span::new(0, MOST).covers(&part) {
+            let (index, run, len) = (0, part, MOST);
+            return Err(DiscardError::Outside { index, run, len });
+        }
+        let page = sys::huge_page(file.as_fd()).map_err(|source| {
+            let path = "the file system of a file".into();
+            DiscardError::Probe(ProbeError::Read { path, source })
+        })?;
+        let backed = Backed {
+            store: Store::File,
+            page: page.unwrap_or(Backing::Anon4K.page()),
+            block: None,
+        };
+        let file = File::from(file);
+        Self::of(Memory::File { file, part }, backed, Box::new(Kernel))
+    }
+
+    /// Notifies user-fault handlers (`UFFD_EVENT_REMOVE` of userfaultfd(2)) of what is discarded of a memory file, too:
+    /// by `madvise`, since the kernel sends no event for `fallocate`. Of memory without a file they are notified in any
+    /// case. Without the event a handler brings back what was discarded.
+    ///
+    /// A discard returns when the handler has read the event, so it is to read in another thread than the one that
+    /// discards. Only handlers of this process' mapping are notified, and locked memory is [`Kept`]. Nothing changes for
+    /// [a file](Self::of_file).
+    #[must_use]
+    pub fn notifying(mut self) -> Self {
+        self.notifies = self.mapping().is_some();
+        self
+    }
+
+    /// The memory, if it is mapped.
+    pub const fn mapping(&self) -> Option<&Arc<Mapping>> {
+        match &self.memory {
+            Memory::Mapped(mapping) => Some(mapping),
+            Memory::File { .. } => None,
+        }
+    }
+
+    /// Where it is mapped.
+    fn address(&self) -> u64 {
+        self.mapping().map_or(0, |mapping| mapping.address())
     }
 
     /// Bytes of a page of what backs the memory: only whole ones are freed.
@@ -293,7 +380,7 @@ impl Discard {
     }
 
     fn check(&self, runs: &[Span<Offset>]) -> Result<(), DiscardError> {
-        let len = self.mapping.len();
+        let len = self.memory.len();
         let whole = Span::new(0, len);
         let mut end = 0;
         for (index, &run) in runs.iter().enumerate() {
@@ -336,12 +423,13 @@ impl Discard {
             return;
         }
         if let Some(block) = self.backed.block {
-            let addresses = Span::<Va>::new(self.mapping.address() + pages.start, pages.len);
+            let addresses = Span::<Va>::new(self.address() + pages.start, pages.len);
             batch.done.in_parts += pages.len - cut(addresses, block).1.len;
         }
         match self.backed.store {
             Store::Private => batch.push(pages),
             Store::Shared => _ = batch.alone(pages, Way::Shared),
+            Store::File if self.notifies => _ = batch.alone(pages, Way::Shared),
             Store::File => batch.punch(pages),
         }
     }
@@ -350,7 +438,7 @@ impl Discard {
 impl fmt::Debug for Discard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Discard")
-            .field("mapping", &self.mapping)
+            .field("memory", &self.memory)
             .field("backed", &self.backed)
             .field("batches", &self.batches())
             .finish_non_exhaustive()

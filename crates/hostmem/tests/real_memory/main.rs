@@ -10,10 +10,12 @@
 mod discard;
 mod foreign;
 mod frames;
+mod guest_memfd;
 mod limits;
 mod pins;
 mod places;
 mod shrinking;
+mod user_faults;
 
 use std::fs::File;
 use std::ops::ControlFlow;

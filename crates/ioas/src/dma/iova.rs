@@ -41,7 +41,7 @@ type Starts = Vec<u64>;
 struct Magazines(Mutex<[Starts; CLASSES]>);
 
 /// The ranges of some windows. See the [module](self).
-pub(super) struct Iovas {
+pub(crate) struct Iovas {
     windows: Box<[Span<Iova>]>,
     granule: u64,
     magazines: Box<[Magazines]>,
@@ -67,7 +67,7 @@ impl Size {
 impl Iovas {
     /// All of `windows`, which are in order and disjoint, in units of `granule` bytes, a power of two, for about as
     /// many `threads` at once.
-    pub(super) fn new(windows: &[Span<Iova>], granule: u64, threads: usize) -> Self {
+    pub(crate) fn new(windows: &[Span<Iova>], granule: u64, threads: usize) -> Self {
         let empty = |most| move |_| Starts::with_capacity(most);
         let magazines = || Magazines(Mutex::new(array::from_fn(empty(MAGAZINE))));
         Self {
@@ -95,7 +95,7 @@ impl Iovas {
     }
 
     /// A range of at least `len` bytes that no one else has; or the length of the longest that there is.
-    pub(super) fn allocate(&self, len: u64) -> Result<Span<Iova>, u64> {
+    pub(crate) fn allocate(&self, len: u64) -> Result<Span<Iova>, u64> {
         let Some(size) = self.size(len) else {
             return Err(self.longest());
         };
@@ -111,7 +111,7 @@ impl Iovas {
     }
 
     /// Gives back the range for `len` bytes that [`allocate`](Self::allocate) has returned, which begins at `start`.
-    pub(super) fn free(&self, start: u64, len: u64) {
+    pub(crate) fn free(&self, start: u64, len: u64) {
         match self.size(len).and_then(|size| size.class) {
             Some(class) => self.put(class, start),
             None => self.join([start]),

@@ -32,7 +32,7 @@ use crate::lock::{Guard, Mutex, RwLock};
 use crate::memory::Memory;
 use crate::own::{Devices, Domain, Fill, Leaves, Member, detach, map_runs};
 use crate::retired::Flushing;
-use iova::Iovas;
+pub(crate) use iova::Iovas;
 use shards::{Held, Local, Part, Record, Shard, Shards};
 
 /// A buffer that a device reaches, until it is [unmapped](Dma::unmap).

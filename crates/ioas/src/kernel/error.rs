@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use iopt::Prot;
 use runs::{Iova, Offset, Span};
 
+use crate::object::Cause;
+
 /// What the layers over the kernel's ioctls return.
 pub(crate) type Result<T> = core::result::Result<T, KernelError>;
 
@@ -88,6 +90,9 @@ pub enum KernelError {
     /// Memory that is neither in this process nor a file of a kind that the interface maps.
     #[error("the memory is neither in this process nor in a file that the kernel maps")]
     NoSource,
+    /// What a [`Mapper`](super::Mapper) says that is no error number of the kernel.
+    #[error("it was not mapped or unmapped")]
+    Mapper(#[source] Cause),
     /// A device's name that holds a zero byte.
     #[error("a device's name has no zero bytes")]
     Name,

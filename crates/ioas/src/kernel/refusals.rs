@@ -43,7 +43,10 @@ pub(super) const fn errno(error: &KernelError) -> Option<Errno> {
 pub(super) fn map_refused(profile: Profile, error: KernelError, asked: &Refused<'_>) -> MapError {
     let (wanted, prot, granule) = (asked.range, asked.request.prot, asked.request.granule);
     let Some(number) = errno(&error) else {
-        return MapError::Kernel(Box::new(error));
+        return match error {
+            KernelError::Prot { prot } => MapError::Prot { prot },
+            error => MapError::Kernel(Box::new(error)),
+        };
     };
     match map_cause(profile, number.0, &asked.request) {
         MapCause::Empty => MapError::Range(RangeError::Empty),

@@ -34,6 +34,8 @@ mod group;
 mod info;
 #[cfg(test)]
 mod layout;
+#[cfg(feature = "vfio-ioctls")]
+mod ops;
 mod registers;
 mod sys;
 #[cfg(test)]
@@ -46,6 +48,8 @@ pub use container::{Container, Extension, IommuModel};
 pub use device::{Device, DeviceFeature, DeviceInfo, IrqInfo, config};
 pub use group::{Group, GroupStatus};
 pub use info::{IommuInfo, MigrationInfo, Region, RegionKind};
+#[cfg(feature = "vfio-ioctls")]
+pub use ops::VfioOpsMapper;
 pub use registers::{Register, Registers};
 pub use type1::{ContainerMapper, Type1};
 

@@ -67,6 +67,19 @@ impl ContainerMapper {
 /// kernels before 5.10, which do not tell.
 const ENTRIES: u64 = 65_535;
 
+impl Container {
+    /// What can be mapped with the groups that are in it now.
+    pub(super) fn mapper_info(&self) -> Result<MapperInfo> {
+        let info = self.info()?;
+        Ok(MapperInfo {
+            granule: info.page_sizes.map_or(4096, |sizes| sizes.smallest()),
+            ranges: info.iova_ranges,
+            available: Some(info.mappings_available.map_or(ENTRIES, u64::from)),
+            page_sizes: info.page_sizes,
+        })
+    }
+}
+
 impl Mapper for ContainerMapper {
     type Device = Group;
 
@@ -91,13 +104,7 @@ impl Mapper for ContainerMapper {
     }
 
     fn info(&self) -> Result<MapperInfo> {
-        let info = self.container.info()?;
-        Ok(MapperInfo {
-            granule: info.page_sizes.map_or(4096, |sizes| sizes.smallest()),
-            ranges: info.iova_ranges,
-            available: Some(info.mappings_available.map_or(ENTRIES, u64::from)),
-            page_sizes: info.page_sizes,
-        })
+        self.container.mapper_info()
     }
 
     #[allow(unsafe_code)]

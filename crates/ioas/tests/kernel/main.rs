@@ -13,6 +13,8 @@ mod containers;
 mod devices;
 mod dirty;
 mod maps;
+#[cfg(feature = "vfio-ioctls")]
+mod ops;
 mod pieces;
 mod plain_kernel;
 mod released;

@@ -11,6 +11,8 @@ mod handover;
 mod nodes;
 #[cfg(feature = "vfio")]
 mod released;
+#[cfg(feature = "virtio-drivers")]
+mod virtio;
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

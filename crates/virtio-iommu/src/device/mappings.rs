@@ -54,7 +54,18 @@ impl<D: Domains> Device<D> {
         else {
             return Ok(());
         };
-        map_all(space, &parts, prot(request.flags)).map_err(Refusal::Map)?;
+        let prot = prot(request.flags);
+        let mapped = map_all(space, &parts, prot);
+        if let (Err((cause, nr)), Some(dirty)) = (&mapped, &mut self.dirty)
+            && prot.contains(Prot::WRITE)
+        {
+            // What was mapped for a moment.
+            let there = nr + usize::from(!is_refused_before(cause));
+            for part in parts.iter().take(there) {
+                dirty.keep(part.memory, part.part, &self.memory);
+            }
+        }
+        mapped.map_err(|(cause, _)| Refusal::Map(cause))?;
         joints.extend(parts.iter().skip(1).map(|part| part.iova));
         Ok(())
     }
@@ -122,9 +133,11 @@ impl<D: Domains> Device<D> {
         if joints.contains(&start) || behind.is_some_and(|behind| joints.contains(&behind)) {
             return Err(Refusal::Cuts { start, end });
         }
-        let unmapped = match Span::inclusive(start, end) {
-            Some(range) => space.unmap(range, &mut ()),
-            None => space.unmap_all(&mut ()),
+        let range = Span::inclusive(start, end);
+        let unmapped = match (&mut self.dirty, range) {
+            (Some(dirty), _) => dirty.unmap(space, range, &self.memory),
+            (None, Some(range)) => space.unmap(range, &mut ()),
+            (None, None) => space.unmap_all(&mut ()),
         };
         // In these two cases the areas are gone all the same.
         if let Ok(_) | Err(UnmapError::Flush(_) | UnmapError::Unpin(_)) = unmapped {
@@ -192,8 +205,24 @@ fn parts<'a>(
     }
 }
 
-/// Maps all parts, or none.
-fn map_all(space: &Ioas, parts: &[Part<'_>], prot: Prot) -> Result<(), MapError> {
+/// Whether nothing was mapped, not even for a moment.
+const fn is_refused_before(cause: &MapError) -> bool {
+    matches!(
+        cause,
+        MapError::Range(_)
+            | MapError::Part { .. }
+            | MapError::Overlap { .. }
+            | MapError::BeyondEnd { .. }
+            | MapError::Reserved { .. }
+            | MapError::Unsupported(_)
+            | MapError::Prot { .. }
+            | MapError::OverLimit(_)
+            | MapError::Pin(_)
+    )
+}
+
+/// Maps all parts, or none; then with the error comes how many were mapped before.
+fn map_all(space: &Ioas, parts: &[Part<'_>], prot: Prot) -> Result<(), (MapError, usize)> {
     for (nr, part) in parts.iter().enumerate() {
         if let Err(cause) = map_part(space, part, prot) {
             for before in parts.iter().take(nr) {
@@ -201,7 +230,7 @@ fn map_all(space: &Ioas, parts: &[Part<'_>], prot: Prot) -> Result<(), MapError>
                 // the memory is retired.
                 let _ = space.unmap(Span::new(before.iova, before.part.len), &mut ());
             }
-            return Err(cause);
+            return Err((cause, nr));
         }
     }
     Ok(())

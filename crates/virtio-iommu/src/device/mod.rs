@@ -12,6 +12,7 @@ use crate::refusal::Failed;
 use crate::wire::{BYPASS_OFFSET, CONFIG_BYTES, Reserved, Status};
 
 mod buffers;
+mod dirty;
 mod mappings;
 mod queues;
 mod spaces;
@@ -33,6 +34,8 @@ pub struct Device<D: Domains> {
     /// `bypass` of the configuration space.
     bypass: bool,
     negotiated: Option<u64>,
+    /// While it is tracked what endpoints write to.
+    dirty: Option<dirty::Dirty>,
     /// An endpoint reaches what it should not.
     stuck: bool,
     counters: Counters,
@@ -109,6 +112,7 @@ impl<D: Domains> Device<D> {
             identity: None,
             bypass: config.bypass.unwrap_or(false),
             negotiated: None,
+            dirty: None,
             stuck: false,
             counters: Counters::default(),
             room: buffers::Room::default(),

@@ -10,6 +10,7 @@ use ioas::{DetachError, Ioas};
 use iopt::Prot;
 use runs::Span;
 
+use super::dirty::Dirty;
 use super::{Device, Domain, Identity};
 use crate::config::Region;
 use crate::domains::Domains;
@@ -98,7 +99,7 @@ impl<D: Domains> Device<D> {
             }
             let space = match bypass {
                 true => None,
-                false => Some(self.back.space().map_err(Refusal::Space)?),
+                false => Some(new_space(&mut self.back, self.dirty.as_ref())?),
             };
             let made = Domain {
                 endpoints: 0,
@@ -185,6 +186,9 @@ impl<D: Domains> Device<D> {
     }
 
     fn close(&mut self, domain: Option<u32>, space: Ioas) {
+        if let Some(dirty) = &mut self.dirty {
+            dirty.keep_all(&space, &self.memory);
+        }
         if let Err(cause) = space.close() {
             self.back.failed(&Failed::NotClosed { domain, cause });
         }
@@ -220,7 +224,7 @@ impl<D: Domains> Device<D> {
             return Ok(());
         };
         if self.identity.is_none() {
-            let space = self.back.space().map_err(Refusal::Space)?;
+            let space = new_space(&mut self.back, self.dirty.as_ref())?;
             for region in &self.memory {
                 map_region(&space, region).map_err(Refusal::Map)?;
             }
@@ -307,6 +311,16 @@ impl<D: Domains> Device<D> {
         }
         Ok(())
     }
+}
+
+/// An address space in which it is tracked what endpoints write to, if it is tracked.
+fn new_space<D: Domains>(back: &mut D, dirty: Option<&Dirty>) -> Result<Ioas, Refusal> {
+    let space = back.space().map_err(Refusal::Space)?;
+    if let Some(dirty) = dirty {
+        let tracked = space.track_dirty(dirty.tracking);
+        tracked.map_err(|cause| Refusal::Space(Box::new(cause)))?;
+    }
+    Ok(space)
 }
 
 /// Maps a region at its own addresses.

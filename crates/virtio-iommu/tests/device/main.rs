@@ -9,6 +9,7 @@
 
 mod access;
 mod bypass;
+mod dirty;
 mod faults;
 #[path = "../../../virtio-balloon/tests/guest/faulty.rs"]
 mod faulty;

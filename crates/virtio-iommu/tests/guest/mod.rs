@@ -159,6 +159,11 @@ impl Guest {
 
     /// Everything is offered, and accepted; the limit of locked memory is that of all regions.
     pub fn with(config: Config, format: FormatId) -> Self {
+        Self::tracking(config, format, false)
+    }
+
+    /// The unit sets dirty bits, or does not.
+    pub fn tracking(config: Config, format: FormatId, tells: bool) -> Self {
         let ledger = Ledger::new("guest", Some(LOW.len + NEXT.len + HIGH.len), 0);
         // Physical memory has other addresses than the guest's, and LOW's second half comes first.
         let (a, b) = (
@@ -194,6 +199,7 @@ impl Guest {
         let mut of_unit = iommu::Config::default();
         // x86's tables have no bit for it.
         of_unit.capabilities.snoop_control = format == FormatId::VtdSs;
+        of_unit.capabilities.dirty_tracking = tells;
         let unit = Arc::new(SoftwareUnit::with_config(tables.clone(), data, of_unit));
         let mut units = Units::new(tables.clone(), DomainIds::new(16), [format]);
         for endpoint in ENDPOINTS {
