@@ -86,8 +86,9 @@ impl Measure<'_> {
                     println!("  {name}: {}", Said::Space(sample));
                     found.spaces.push(sample);
                 }
-                Ok(Said::Called(way, kind, function, hits)) => {
-                    found.calls.push((way, kind, function, hits));
+                Ok(Said::Called(way, kind, function, hits, ns)) => {
+                    let taken = instructions(ns);
+                    found.calls.push((way, kind, function, hits, taken));
                 }
                 Ok(Said::Failed(why)) => bail!("{why}; {}", at_log()),
                 Ok(Said::Done) if self.trace => return found.calls_table(),
@@ -160,7 +161,7 @@ impl fmt::Display for Bytes {
 struct Found {
     samples: Vec<Sample>,
     spaces: Vec<SpaceSample>,
-    calls: Vec<(Way, Kind, String, u64)>,
+    calls: Vec<(Way, Kind, String, u64, f64)>,
     /// Instructions that zero a page.
     zero: f64,
     /// Instructions between two readings of the clock with nothing in between, in a program of the guest.
@@ -285,11 +286,10 @@ impl Found {
         ])
     }
 
-    /// For each memory and way the functions that are called most.
+    /// For each memory and way the functions that take most: calls, and thousands of instructions of all.
     fn calls_table(mut self) -> anyhow::Result<String> {
         ensure!(!self.calls.is_empty(), "no function was called");
-        self.calls
-            .sort_by_key(|(.., hits)| std::cmp::Reverse(*hits));
+        self.calls.sort_by(|one, other| other.4.total_cmp(&one.4));
         let mut text = String::from("\n| memory | bytes | way | calls |\n|---|---|---|---|\n");
         for kind in SPACES {
             for (name, way) in Way::ALL.into_iter().take(2) {
@@ -297,7 +297,9 @@ impl Found {
                     .calls
                     .iter()
                     .filter(|call| (call.0, call.1) == (way, kind));
-                let most = of.map(|(_, _, function, hits)| format!("`{function}` {hits}"));
+                let most = of.map(|(_, _, function, hits, taken)| {
+                    format!("`{function}` {hits}, {:.1}k", taken / 1e3)
+                });
                 let most: Vec<String> = most.take(MOST_CALLED).collect();
                 let (memory, size, most) = (kind.0, Bytes(kind.2), most.join(", "));
                 writeln!(text, "| {memory} | {size} | {name} | {most} |")?;

@@ -137,8 +137,9 @@ pub enum Said {
     Zero(f64),
     /// An address space's sample.
     Space(SpaceSample),
-    /// A function of the kernel was called so often when this mapped and unmapped that memory.
-    Called(Way, Kind, String, u64),
+    /// A function of the kernel was called so often, and took so many nanoseconds in all, when this mapped and unmapped
+    /// that memory.
+    Called(Way, Kind, String, u64, f64),
     /// It failed, and why.
     Failed(String),
     /// All is measured, and the guest powers off.
@@ -180,10 +181,10 @@ impl fmt::Display for Said {
                     "space {way} {memory} {size} {present} {touch} {map} {unmap}"
                 )
             }
-            Self::Called(way, (memory, _, size), function, hits) => {
+            Self::Called(way, (memory, _, size), function, hits, ns) => {
                 let mut names = Way::ALL.iter().filter(|(_, known)| known == way);
                 let way = names.next().map_or("", |(name, _)| name);
-                write!(f, "called {way} {memory} {size} {function} {hits}")
+                write!(f, "called {way} {memory} {size} {function} {hits} {ns}")
             }
             Self::Failed(why) => write!(f, "FAILED {}", why.replace('\n', "; ")),
             Self::Done => f.write_str("done"),
@@ -217,7 +218,8 @@ impl Said {
             "called" => {
                 let (way, kind) = way_and_kind(&mut words)?;
                 let function = words.next()?.to_owned();
-                Self::Called(way, kind, function, next(&mut words)?)
+                let (hits, ns) = (next(&mut words)?, next(&mut words)?);
+                Self::Called(way, kind, function, hits, ns)
             }
             "space" => {
                 let (way, kind) = way_and_kind(&mut words)?;
@@ -284,7 +286,7 @@ mod tests {
                 unmap: 3.0,
             });
             assert_eq!(Said::parse(&said.to_string()), Some(said));
-            let said = Said::Called(way.1, kind, "follow_page_mask".into(), 16);
+            let said = Said::Called(way.1, kind, "follow_page_mask".into(), 16, 0.5);
             assert_eq!(Said::parse(&said.to_string()), Some(said));
         }
         assert_eq!(Said::parse("zero 4.5"), Some(Said::Zero(4.5)));

@@ -1,4 +1,5 @@
-//! Which of its functions the kernel calls to pin and map memory, and to unmap and unpin it, and how often.
+//! Which of its functions the kernel calls to pin and map memory, and to unmap and unpin it, how often, and how long they take
+//! with what they call and with the tracing of that.
 //!
 //! Source: Linux, Documentation/trace/ftrace.rst, kernel/trace/ftrace.c (`function_profile_enabled`).
 
@@ -65,16 +66,16 @@ pub(crate) fn run(results: &mut File, format: FormatId) -> anyhow::Result<()> {
             fs::write(&enabled, "1")?;
             space.run(way, kind, true)?;
             fs::write(&enabled, "0")?;
-            for (function, hits) in calls(&tracing.join("trace_stat"))? {
-                say(results, &Said::Called(way, kind, function, hits))?;
+            for (function, (hits, ns)) in calls(&tracing.join("trace_stat"))? {
+                say(results, &Said::Called(way, kind, function, hits, ns))?;
             }
         }
     }
     Device(EDU).unbind()
 }
 
-/// Calls of each function, by all processors.
-fn calls(stat: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
+/// Calls of each function, and nanoseconds of all, by all processors.
+fn calls(stat: &Path) -> anyhow::Result<BTreeMap<String, (u64, f64)>> {
     let mut calls = BTreeMap::new();
     for entry in fs::read_dir(stat)? {
         let path = entry?.path();
@@ -84,14 +85,17 @@ fn calls(stat: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
         if !of_functions {
             continue;
         }
-        // Behind two lines of headings: function, hits, and times if it has any.
+        // Behind two lines of headings: function, hits, microseconds.
         for line in fs::read_to_string(&path)?.lines().skip(2) {
             let mut words = line.split_whitespace();
-            let (Some(function), Some(hits)) = (words.next(), words.next()) else {
+            let (Some(function), Some(hits), Some(us)) = (words.next(), words.next(), words.next())
+            else {
                 continue;
             };
             let hits: u64 = hits.parse().with_context(|| line.to_owned())?;
-            *calls.entry(function.to_owned()).or_default() += hits;
+            let us: f64 = us.parse().with_context(|| line.to_owned())?;
+            let sum: &mut (u64, f64) = calls.entry(function.to_owned()).or_default();
+            *sum = (sum.0 + hits, sum.1 + us * 1e3);
         }
     }
     Ok(calls)
