@@ -451,12 +451,14 @@ pub fn migration(guest: &mut Guest, balloon: &mut impl Balloon) -> anyhow::Resul
     // have come back by now.
     let held = count_of(guest, "nr_balloon_pages")?;
     let (moved, before) = (count_of(guest, MOVED)?, balloon.exchanged()?);
-    guest.run("echo 1 > /proc/sys/vm/compact_memory")?;
-    let moved = count_of(guest, MOVED)? - moved;
-    ensure!(
-        moved > 0,
-        "the guest's compaction moved no page of the balloon"
-    );
+    let moved = until(
+        "a page of the balloon that the guest's compaction moves",
+        || {
+            guest.run("echo 1 > /proc/sys/vm/compact_memory")?;
+            let moved = count_of(guest, MOVED)? - moved;
+            Ok((moved > 0).then_some(moved))
+        },
+    )?;
     until("the exchange of the pages that moved", || {
         let exchanged = before.map(|counts| counts.map(|count| count + 4096 * moved));
         Ok((balloon.exchanged()? == exchanged).then_some(()))

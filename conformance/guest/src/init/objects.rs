@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use hostmem::Mapping;
 use ioas::{Mapper, MemoryObject, PinFailed, Pinned, ProcessMemory};
 use runs::{Offset, Span};
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
 use crate::semantics::table::{BAD, MEMORY, PAGE, Raw, Surroundings};
 
@@ -105,7 +105,20 @@ impl MemoryObject for Patchwork {
     }
 }
 
-/// Memory of `len` bytes with a page of a device's registers, from `offset` of its file on, at `at`. It stays for good.
+/// A mapping, unmapped when it is dropped: as long as it has registers of a device, that is open.
+struct Mapped(usize, usize);
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: its owner was the last to know of it.
+        let unmapped = unsafe { munmap(ptr::with_exposed_provenance_mut(self.0), self.1) };
+        if let Err(error) = unmapped {
+            println!("registers stay mapped: {error}");
+        }
+    }
+}
+
+/// Memory of `len` bytes with a page of a device's registers, from `offset` of its file on, at `at`.
 pub(crate) fn with_a_page(
     device: BorrowedFd<'_>,
     offset: u64,
@@ -119,10 +132,11 @@ pub(crate) fn with_a_page(
     let flags = MapFlags::SHARED | MapFlags::FIXED;
     // SAFETY: it takes the place of a part of what was just mapped, of which nobody holds a reference.
     unsafe { mmap(page, PAGE as usize, prot, flags, device, offset) }?;
+    let owner = Arc::new(Mapped(start.expose_provenance(), len as usize));
     let start = NonNull::new(start.cast()).context("mapped at 0")?;
-    // SAFETY: it is never unmapped, and known to the mapping alone, which has atomic cells.
+    // SAFETY: it is unmapped with its owner, and known to the mapping alone, which has atomic cells.
     Ok(Arc::new(unsafe {
-        Mapping::foreign(Arc::new(()), start, len, None)
+        Mapping::foreign(owner, start, len, None)
     }?))
 }
 
