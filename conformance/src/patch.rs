@@ -15,7 +15,7 @@ pub enum Patch {
     PinsPage,
     /// It pins by folio, without a pointer for each page.
     PinsFolio,
-    /// Its containers, and address spaces of iommufd, have a domain for each node, when the kernel is told to.
+    /// Its containers, and address spaces of iommufd, have a domain for each node, when its option is on.
     NodeDomains,
 }
 

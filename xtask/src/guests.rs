@@ -61,7 +61,11 @@ pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Resul
 
 /// The command `cargo xtask guest-dma`. Not a part of the test command: it takes long, and a kernel of its own.
 pub(crate) fn dma_command(passed: &Passed, repository: &Repository) -> anyhow::Result<bool> {
-    if !linux::build(linux::DMA, repository)? {
+    let kernel = match passed.options().contains(&"--trace") {
+        true => linux::TRACED,
+        false => linux::DMA,
+    };
+    if !linux::build(kernel, repository)? {
         return Ok(false);
     }
     let mut build = repository.cargo(&["build", "--release", "--package", "dmaspace-guest"]);

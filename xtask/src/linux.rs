@@ -129,6 +129,8 @@ pub(crate) const GUEST: &str = "guest";
 const HARDENED: &str = "hardened";
 /// That in which Linux is measured.
 pub(crate) const DMA: &str = "dma";
+/// The same, counting the calls of its functions.
+pub(crate) const TRACED: &str = "traced";
 /// That in which Linux's own tests run, the same looking for mistakes, and those for Arm and RISC-V.
 const TESTS: [&str; 4] = ["tests", TESTS_DEBUG, ARM, RISCV];
 const TESTS_DEBUG: &str = "tests-debug";

@@ -455,7 +455,7 @@ device = [
 "#;
 
 impl Machine {
-    /// What its kernel is told beside what its unit wants.
+    /// Parameters of its kernel, beside those of its unit.
     pub fn kernel(&self) -> &'static str {
         match self.name {
             LIVE_UPDATE => "kho=on liveupdate=on retain_initrd",

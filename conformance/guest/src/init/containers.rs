@@ -45,7 +45,7 @@ fn space<const COMPATIBILITY: bool>() -> anyhow::Result<Ioas> {
     Ok(space)
 }
 
-/// Attaches a device, of which is said that it is at `node`, and opens it.
+/// Attaches a device, near `node` where one is given, and opens it.
 pub(crate) fn attach<I: Interface>(
     file: &I::File,
     space: &Ioas,

@@ -1,5 +1,5 @@
 //! One address space of the kernel for devices of two nodes: one domain, or one for each node where the kernel has our
-//! patch (`linux/patches/node-domains.c`) and is told to.
+//! patch (`linux/patches/node-domains.c`) and its option is on.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -96,9 +96,9 @@ fn copy_on<I: Interface>(users: &[User<I>]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `dmaspace inspect --machine` says of tables that they are far from devices when they are, and how the kernel is told
-/// not to; `numa measure` makes its tables by itself, and places them as it says.
-pub(crate) fn told(_: &Machine) -> anyhow::Result<()> {
+/// `dmaspace inspect --machine` reports tables that are far from devices, with the kernel's option where there is one;
+/// `numa measure` makes its tables by itself, and places them as it says.
+pub(crate) fn reported(_: &Machine) -> anyhow::Result<()> {
     let has = Path::new(OPTION).exists();
     off_and_on(|by_node| {
         let report = program::report(&["inspect", "--machine"])?;

@@ -96,7 +96,7 @@ const TESTS: &[(&str, Test)] = &[
         "iommufd_has_devices_of_both_nodes",
         domains::in_one_space::<Iommufd>,
     ),
-    ("tables_far_from_devices_are_reported", domains::told),
+    ("tables_far_from_devices_are_reported", domains::reported),
     (
         "a_space_goes_over_to_the_next_kernel",
         live_update::to_the_next_kernel,

@@ -20,7 +20,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hostmem::{Backing, FrameSource, Limits, Mapping, PinKind, Pinner};
-use ioas::{HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory, WhenUnmapped};
+use ioas::{
+    HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory, MemoryObject as _,
+    WhenUnmapped,
+};
 use iommu::{DeviceId, DomainId, RunMap, SoftwareUnit};
 use iopt::{AnyTable, FormatId, Prot};
 use runs::{Iova, Pa, PageSizes, Span};
@@ -29,6 +32,21 @@ const MIB: u64 = 1 << 20;
 const BYTES: u64 = 4 * MIB;
 const AT: u64 = 1 << 32;
 const NOBODY: u32 = 65534;
+
+/// A kernel charges nothing for registers that are mapped among memory; a pin of ours has no such memory.
+#[test]
+fn registers_among_memory_are_not_charged_by_a_kernel() {
+    const PAGE: u64 = 4096;
+    let mapping = Arc::new(Mapping::new(Backing::Anon4K, 16 * PAGE, None).unwrap());
+    let plain = HostMemory::new(mapping.clone());
+    let registers = [(4, 1), (8, 2)].map(|(first, pages)| Span::new(first * PAGE, pages * PAGE));
+    let object = HostMemory::new(mapping).with_registers(registers);
+    for (first, pages, charged) in [(0, 16, 13), (0, 4, 4), (4, 1, 0), (3, 2, 1), (9, 7, 6)] {
+        let part = Span::new(first * PAGE, pages * PAGE);
+        assert_eq!(object.charge_of_mapping(part), charged * PAGE, "{part}");
+        assert_eq!(plain.charge_of_mapping(part), pages * PAGE, "{part}");
+    }
+}
 
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
