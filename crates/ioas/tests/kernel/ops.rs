@@ -117,6 +117,18 @@ impl Monitor {
     }
 }
 
+/// A container that has lost its groups has no mappings any more, and the crate reports fewer bytes than were mapped.
+#[test]
+fn a_mapping_that_the_kernel_has_dropped_is_unmapped() {
+    let monitor = monitor(64 * PAGE);
+    monitor.open();
+    monitor.map(0, 0, 4).unwrap();
+    monitor.world.lock().unwrap().spaces[0].mappings.clear();
+    monitor.unmap(0, 4).unwrap();
+    assert_eq!(monitor.ledger.in_use(), 0);
+    monitor.check();
+}
+
 #[test]
 fn a_device_of_the_crate_opens_only_over_its_own_types() {
     let foreign = Arc::new(Container(World::new(Profile::Type1)));
