@@ -99,7 +99,7 @@ pub enum DriverMemoryError {
         #[source]
         cause: Cause,
     },
-    /// They cannot be mapped: the limit, for instance.
+    /// They cannot be mapped: the limit, for instance. They are not used again if a unit may still have a part of them.
     #[error(transparent)]
     Map(MapError),
     /// They were not unmapped, or not flushed, and are not used again.
@@ -296,7 +296,11 @@ fn map(
     match space.map_anywhere(&pages.memory, pages.part, prot, &mut ()) {
         Ok(iova) => Ok((iova, pages)),
         Err(cause) => {
-            give_back(space, source, pages);
+            // What was undone is retired if a unit may still have it.
+            match space.retired() == 0 || space.flush().is_ok() {
+                true => source.free(pages),
+                false => mem::forget(pages),
+            }
             Err(DriverMemoryError::Map(cause))
         }
     }
@@ -312,21 +316,13 @@ fn unmap(
     let range = Span::<Iova>::new(iova, pages.part.len);
     match space.unmap(range, &mut ()) {
         Ok(_) => {
-            give_back(space, source, pages);
+            source.free(pages);
             Ok(())
         }
         Err(cause) => {
             mem::forget(pages);
             Err(DriverMemoryError::Unmap(cause))
         }
-    }
-}
-
-/// Gives back pages that are in no area. They are lost if a device may still reach them.
-fn give_back(space: &Ioas, source: &dyn PageSource, pages: DmaPages) {
-    match space.retired() == 0 || space.flush().is_ok() {
-        true => source.free(pages),
-        false => mem::forget(pages),
     }
 }
 

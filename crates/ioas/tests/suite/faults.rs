@@ -3,8 +3,15 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+#[cfg(feature = "virtio-drivers")]
+use std::{
+    ptr::NonNull,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use crate::common::*;
+#[cfg(feature = "virtio-drivers")]
+use ioas::{DmaPages, DriverMemory, DriverMemoryError, PageSource};
 use ioas::{Ledger, MapError, Memory, MemoryObject, Step, Synthetic, UnmapError};
 use iommu::{DeviceId, FlushError};
 use iopt::{FormatId, HeapTables, NoTables, Prot, TableMemory};
@@ -316,6 +323,72 @@ fn a_map_that_fails_under_a_deaf_unit_retires_its_memory_until_the_unit_hears() 
             assert_eq!(bench.space.flush().unwrap(), bytes);
             assert_eq!(bench.state(), before);
             bench.works_still();
+            bench.end();
+        }
+    }
+}
+
+/// A driver's pages: all of a memory, once.
+#[cfg(feature = "virtio-drivers")]
+struct Once {
+    whole: Arc<Memory>,
+    given_back: Arc<AtomicBool>,
+}
+
+#[cfg(feature = "virtio-drivers")]
+#[allow(unsafe_code, reason = "the trait is unsafe")]
+// SAFETY: nothing follows the address, since no map succeeds.
+unsafe impl PageSource for Once {
+    fn allocate(&self, bytes: u64) -> Result<DmaPages, ioas::Cause> {
+        assert_eq!(bytes, self.whole.len());
+        Ok(DmaPages {
+            memory: self.whole.clone(),
+            part: Span::new(0, bytes),
+            address: NonNull::dangling(),
+        })
+    }
+
+    fn free(&self, _: DmaPages) {
+        self.given_back.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(feature = "virtio-drivers")]
+#[test]
+fn a_drivers_pages_that_cannot_be_mapped_are_given_back_unless_a_unit_may_have_them() {
+    for (format, levels) in FORMATS {
+        // In the first batch nothing was in the tables yet.
+        for (batch, deaf, given_back) in [
+            (0, true, true),
+            (3, true, false),
+            (9, true, false),
+            (3, false, true),
+        ] {
+            let bench = Bench::new(format, levels);
+            let before = bench.state();
+            bench.memory.reads.set([batch]);
+            bench.unit.invalidates.set(0..if deaf { 3 } else { 0 });
+            let source = Once {
+                whole: bench.whole.clone(),
+                given_back: Arc::default(),
+            };
+            let free = source.given_back.clone();
+            let space = Arc::new(bench.space);
+            let window = bench.whole.len() as usize;
+            let made = DriverMemory::new(space.clone(), source, window);
+            assert!(matches!(
+                made,
+                Err(DriverMemoryError::Map(MapError::Runs(_)))
+            ));
+            assert_eq!(free.load(Ordering::Relaxed), given_back, "{batch} {deaf}");
+            assert_eq!(space.retired() == 0, given_back);
+            bench.unit.invalidates.set([]);
+            space.flush().unwrap();
+            let bench = Bench {
+                space: Arc::into_inner(space).unwrap(),
+                ..bench
+            };
+            assert_eq!(bench.state(), before);
             bench.end();
         }
     }
