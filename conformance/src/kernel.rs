@@ -149,6 +149,17 @@ pub const TESTS_DEBUG: Kernel = Kernel {
     ),
 };
 
+/// That of Linux's own tests, looking for accesses that nothing orders.
+pub const TESTS_RACES: Kernel = Kernel {
+    name: "tests-races",
+    arch: Arch::X86,
+    options: concat!(
+        include_str!("../guest/kernel.config"),
+        include_str!("../guest/tests.config"),
+        include_str!("../guest/tests.races.config")
+    ),
+};
+
 /// That in which Linux's own tests run on Arm.
 pub const ARM: Kernel = Kernel {
     name: "arm",
@@ -164,7 +175,7 @@ pub const RISCV: Kernel = Kernel {
 };
 
 /// All of them.
-pub const KERNELS: [Kernel; 10] = [
+pub const KERNELS: [Kernel; 11] = [
     UML,
     UML_DEBUG,
     GUEST,
@@ -173,6 +184,7 @@ pub const KERNELS: [Kernel; 10] = [
     TRACED,
     TESTS,
     TESTS_DEBUG,
+    TESTS_RACES,
     ARM,
     RISCV,
 ];

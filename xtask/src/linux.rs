@@ -9,7 +9,9 @@
 use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, ensure};
+use cargo_metadata::camino::Utf8Path;
 use clap::Args;
+use serde_json::{Value, json};
 
 use crate::{
     balloon,
@@ -87,6 +89,7 @@ pub(crate) const CRATES: [&str; 2] = [BALLOON.directory, TABLES.directory];
 /// The distribution's compiler: one whose source of `core` is a package too.
 const RUSTC: &str = "/usr/bin/rustc";
 const X86: &str = "x86_64-unknown-none";
+const X86_THREADS: &str = "x86_64-threads-none";
 
 const FLAGS: [&str; 6] = [
     "-Crelocation-model=static",
@@ -111,6 +114,13 @@ const KASAN: [&str; 4] = [
      -asan-stack=0 -asan-globals=0 -asan-kernel-mem-intrinsic-prefix=1",
 ];
 
+/// The same look at accesses that nothing orders as in C: Linux, scripts/Makefile.kcsan.
+const KCSAN: [&str; 3] = [
+    FRAMES,
+    "-Zsanitizer=thread",
+    "-Cllvm-args=-tsan-compound-read-before-write=1 -tsan-distinguish-volatile=1",
+];
+
 /// The mitigations of a kernel that has them: Linux, arch/x86/Makefile.
 const HARDENED_FLAGS: [&str; 6] = [
     FRAMES,
@@ -132,25 +142,26 @@ pub(crate) const DMA: &str = "dma";
 /// The same, counting the calls of its functions.
 pub(crate) const TRACED: &str = "traced";
 /// That in which Linux's own tests run, the same looking for mistakes, and those for Arm and RISC-V.
-const TESTS: [&str; 4] = ["tests", TESTS_DEBUG, ARM, RISCV];
+const TESTS: [&str; 5] = ["tests", TESTS_DEBUG, TESTS_RACES, ARM, RISCV];
 const TESTS_DEBUG: &str = "tests-debug";
+const TESTS_RACES: &str = "tests-races";
 const ARM: &str = "arm";
 const RISCV: &str = "riscv";
 
 /// The command `cargo xtask linux`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The kernel: um, um-debug, guest, hardened, dma, traced, tests, tests-debug, arm or riscv [default: um].
+    /// The kernel: um, um-debug, guest, hardened, dma, traced, tests, tests-debug, tests-races, arm or riscv [default: um].
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
     /// Runs Linux's own tests of I/O page tables, of iommufd and of VFIO as well, and its drivers of a disk and a network
-    /// device, in the last four kernels, each with Linux's tables and with ours; an hour and more.
+    /// device, in the last five kernels, each with Linux's tables and with ours; an hour and more.
     #[arg(long)]
     full: bool,
     /// Only the parts of these whose names contain this: kunit, selftests, drivers.
     #[arg(long, value_name = "NAME", requires = "full")]
     only: Option<String>,
-    /// With a fault in our tables, which the kernel that looks for mistakes has to find: the tests fail then.
+    /// With faults in our tables, which the kernels that look for mistakes have to find: the tests fail then.
     #[arg(long, requires = "full")]
     planted: bool,
 }
@@ -177,7 +188,8 @@ pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Res
         false => &[],
     };
     let wanted = |kernel: &&str| {
-        named.is_none_or(|named| named == *kernel) && (!options.planted || *kernel == TESTS_DEBUG)
+        let looks = [TESTS_DEBUG, TESTS_RACES].contains(kernel);
+        named.is_none_or(|named| named == *kernel) && (!options.planted || looks)
     };
     let kernels: Vec<&str> = TESTS.into_iter().filter(wanted).collect();
     ensure!(
@@ -219,6 +231,7 @@ pub(crate) fn build(kernel: &str, repository: &Repository) -> anyhow::Result<boo
 fn build_with(kernel: &str, flags: &[&str], repository: &Repository) -> anyhow::Result<bool> {
     let own: &[&str] = match kernel {
         TESTS_DEBUG => &KASAN,
+        TESTS_RACES => &KCSAN,
         HARDENED => &HARDENED_FLAGS,
         // It has another unwinder.
         DMA => &[],
@@ -227,6 +240,10 @@ fn build_with(kernel: &str, flags: &[&str], repository: &Repository) -> anyhow::
     let tables = match kernel {
         ARM => ARM_TABLES,
         RISCV => RISCV_TABLES,
+        TESTS_RACES => Crate {
+            target: X86_THREADS,
+            ..TABLES
+        },
         _ => TABLES,
     };
     let tables = tables.object(&[own, flags].concat(), repository)?;
@@ -248,6 +265,21 @@ fn build_with(kernel: &str, flags: &[&str], repository: &Repository) -> anyhow::
     Ok(true)
 }
 
+/// Writes into a directory what [`X86_THREADS`] is: [`X86`] with a sanitizer that the compiler has for programs only.
+fn describe_target(directory: &Utf8Path) -> anyhow::Result<()> {
+    let mut print = Command::new(RUSTC);
+    print.args(["-Zunstable-options", "--print=target-spec-json", "--target"]);
+    let printed = output(print.arg(X86).env("RUSTC_BOOTSTRAP", "1"))?;
+    let mut target: Value = serde_json::from_str(&printed)?;
+    target["supported-sanitizers"] = json!(["thread"]);
+    fs::create_dir_all(directory)?;
+    fs::write(
+        directory.join(X86_THREADS).with_extension("json"),
+        target.to_string(),
+    )?;
+    Ok(())
+}
+
 impl Crate {
     /// Its Rust, as one object.
     fn object(&self, flags: &[&str], repository: &Repository) -> anyhow::Result<PathBuf> {
@@ -260,12 +292,14 @@ impl Crate {
         .context("the workspace's Cargo.lock cannot be copied")?;
         let target = repository.metadata.target_directory.join("linux");
         let target = target.join(self.library);
+        describe_target(&target)?;
         let manifest = format!("{}/Cargo.toml", self.directory);
         let mut build = repository.cargo(&["build", "--release", "--manifest-path", &manifest]);
         build.args(["-Zbuild-std=core", "--target", self.target]);
         let flags = [&FLAGS[..], self.flags, flags].concat();
         build
             .env("CARGO_TARGET_DIR", &target)
+            .env("RUST_TARGET_PATH", &target)
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
             .env_remove("RUSTFLAGS")
             .env_remove("CARGO_BUILD_TARGET")
@@ -289,7 +323,12 @@ impl Crate {
 }
 
 fn output(command: &mut Command) -> anyhow::Result<String> {
-    let output = command.output().context("ar cannot be started")?;
-    ensure!(output.status.success(), "ar ended with {}", output.status);
+    let name = command.get_program().display().to_string();
+    let output = command.output().with_context(|| name.clone())?;
+    ensure!(
+        output.status.success(),
+        "{name} ended with {}",
+        output.status
+    );
     Ok(String::from_utf8(output.stdout)?)
 }

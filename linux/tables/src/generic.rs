@@ -147,7 +147,7 @@ unsafe fn collect<F: Coded>(call: &Call, chain: &mut CChain) {
     }
 }
 
-/// A fault that a kernel with KASAN is to find: `cargo xtask linux --full --planted`.
+/// A fault that a kernel with KASAN is to find: `cargo xtask linux --full --kernel tests-debug --planted`.
 #[cfg(planted)]
 fn read_what_was_freed(memory: &impl TableMemory<Cell = Entry>) {
     let Ok(mut reserve) = memory.reserve(1) else {
@@ -159,6 +159,14 @@ fn read_what_was_freed(memory: &impl TableMemory<Cell = Entry>) {
         memory.reclaim(chain);
         core::hint::black_box(memory.entries(table, 1).first().map(Entry::get));
     }
+}
+
+/// And one with KCSAN.
+#[cfg(planted)]
+fn count_without_order() {
+    static mut MAPS: u64 = 0;
+    // SAFETY: none: two processors do this at once.
+    unsafe { MAPS = core::hint::black_box(MAPS + 1) };
 }
 
 /// The functions of a format that store to linked tables, for units that read memory through the processor's caches or
@@ -176,6 +184,8 @@ macro_rules! mapping {
             len: u64,
             chain: &mut CChain,
         ) -> c_int {
+            #[cfg(planted)]
+            count_without_order();
             // SAFETY: as the caller promises.
             unsafe { map::<$format, $flushed>(call, iova, Span::new(pa, len), chain) }
         }
