@@ -856,7 +856,7 @@ enum dmaspace_status dmaspace_space_destroy(struct dmaspace_space *space);
 const char *dmaspace_last_error(void);
 
 /**
- * The version of this library, like "0.1.0". It is this library's, and stays.
+ * The version of this library, like "0.2.0". It is this library's, and stays.
  */
 const char *dmaspace_version(void);
 

@@ -268,7 +268,7 @@ pub extern "C" fn dmaspace_last_error() -> *const c_char {
     last.unwrap_or(c"".as_ptr())
 }
 
-/// The version of this library, like "0.1.0". It is this library's, and stays.
+/// The version of this library, like "0.2.0". It is this library's, and stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn dmaspace_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

@@ -1,48 +1,11 @@
-//! vfio-user: the memory side of a PCI device in a process of its own.
+#![doc = include_str!("../README.md")]
+//!
+//! # What is where
 //!
 //! For authors of devices that a virtual machine monitor has outside of its own process. The monitor (the *client*) connects
 //! to a socket and shares the guest's memory as files; what it maps is mapped in an [`Ioas`](ioas::Ioas), and
 //! a device model reads and writes guest memory through the software unit that walks these tables. So a guest with an
 //! IOMMU restricts the device: an access outside is a fault with its name.
-//!
-//! ```no_run
-//! use std::io;
-//! use std::os::unix::net::UnixListener;
-//!
-//! use dmaspace_vfio_user::{Description, Device, Limits, Server};
-//! use vm_memory::{Bytes, GuestAddress};
-//!
-//! /// A device with one register, to which the driver writes where it wants to have a number.
-//! struct Number(std::sync::Arc<dmaspace_vfio_user::ClientMemory>);
-//!
-//! impl Device for Number {
-//!     fn read(&self, _region: usize, _offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-//!         bytes.fill(0);
-//!         Ok(())
-//!     }
-//!
-//!     fn write(&self, _region: usize, _offset: u64, bytes: &[u8]) -> io::Result<()> {
-//!         let at = bytes.try_into().map_err(io::Error::other)?;
-//!         let at = GuestAddress(u64::from_le_bytes(at));
-//!         self.0.view().write_obj(42_u32, at).map_err(io::Error::other)
-//!     }
-//!
-//!     fn reset(&self) {}
-//! }
-//!
-//! // An access to memory that a client has taken away finds zeros, and ends the connection.
-//! hostmem::ShrinkWatch::install()?;
-//! let mut description = Description::default();
-//! description.regions[0] = 4096;
-//! let listener = UnixListener::bind("/run/number.sock")?;
-//! let server = Server::new(listener, description, Limits::default())?;
-//! let device = Number(server.memory().clone());
-//! loop {
-//!     let served = server.serve(&device)?;
-//!     println!("{} requests; {:?}", served.requests, served.end);
-//! }
-//! # Ok::<_, Box<dyn std::error::Error>>(())
-//! ```
 //!
 //! # Protocol
 //!

@@ -1,28 +1,6 @@
-//! The balloon for monitors that speak vhost-user: a device in a program of its own.
+#![doc = include_str!("../README.md")]
 //!
-//! ```no_run
-//! use std::time::Duration;
-//!
-//! use dmaspace_vhost::{BalloonJob, Command, Event, Operator};
-//!
-//! /// Has no commands, and prints what happens.
-//! struct Printer;
-//!
-//! impl Operator for Printer {
-//!     fn next(&mut self, patience: Duration) -> Option<Command> {
-//!         std::thread::sleep(patience);
-//!         None
-//!     }
-//!
-//!     fn tell(&mut self, event: &Event) {
-//!         println!("{event:?}");
-//!     }
-//! }
-//!
-//! let job = BalloonJob { socket: "/run/balloon".into(), target: 1 << 30, stats: None, bulk: None, reporting: true };
-//! job.run(&mut Printer)?;
-//! # Ok::<_, dmaspace_vhost::BalloonError>(())
-//! ```
+//! # What is where
 //!
 //! [`BalloonJob`] listens on a socket, serves one front end after the other, and keeps the device's
 //! state between them ([`device`](self)). It sees the guest's memory by the files that the front end

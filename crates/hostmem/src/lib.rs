@@ -1,4 +1,6 @@
-//! Linux host memory for devices: backings, pins, frames, limits.
+#![doc = include_str!("../README.md")]
+//!
+//! # What is where
 //!
 //! For monitors and user-space drivers that give memory to a device, and for tools that look how it is backed.
 //!
@@ -6,44 +8,6 @@
 //! [`Pinner`] pins a part of it for the long term. The [`Pin`] is charged to a [`Counter`] of the
 //! kernel and is the only one that yields physical runs, since pinning may move pages: pin first,
 //! then look.
-//!
-//! ```
-//! use std::ops::ControlFlow;
-//! use std::sync::Arc;
-//! use std::sync::atomic::Ordering;
-//! use hostmem::{Backing, FrameSource, Machine, Mapping, Pinner};
-//! use runs::Span;
-//!
-//! let len = 4 << 20;
-//! let choice = Backing::choose(len, &Machine::probe()?);
-//! println!("{}: {}", choice.backing, choice.reason);
-//! let memory = Arc::new(Mapping::new(choice.backing, len, None)?);
-//! memory.populate(&mut |_bytes| ControlFlow::Continue(()))?;
-//! memory.cells()[0].store(42, Ordering::Relaxed);
-//!
-//! let pinner = Pinner::probe(2 << 20)?;
-//! let whole = Span::new(0, len);
-//! match pinner.pin(&memory, whole, &mut |_bytes| ControlFlow::Continue(())) {
-//!     // For instance: "needs 4 MiB, 64 KiB allowed (RLIMIT_MEMLOCK), 0 bytes by this process
-//!     // alone in use (user->locked_vm); refused at offset 0x0"
-//!     Err(error) => println!("{error}"),
-//!     Ok(pin) => {
-//!         let mut frames = pin.runs(whole, FrameSource::detect(&memory))?;
-//!         let mut runs = [Span::default(); 64];
-//!         let mut bytes = 0;
-//!         loop {
-//!             let n = frames.next_batch(&mut runs)?;
-//!             if n == 0 {
-//!                 break;
-//!             }
-//!             bytes += runs[..n].iter().map(|run| run.len).sum::<u64>();
-//!         }
-//!         assert_eq!(bytes, len);
-//!         pin.unpin()?;
-//!     }
-//! }
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 //!
 //! All lengths, offsets and addresses are bytes unless a name says otherwise. What is on the
 //! machine is read, not changed, with one exception: [`RaisedPool`]. The process takes a signal only if it is

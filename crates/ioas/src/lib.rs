@@ -1,4 +1,6 @@
-//! I/O address spaces: areas over pinned memory, a ledger, domains.
+#![doc = include_str!("../README.md")]
+//!
+//! # What is where
 //!
 //! For authors of monitors, who give a guest's memory to devices, and of drivers in user space.
 //!
@@ -7,49 +9,6 @@
 //! pins it, learns its physical runs from the pin, and fills the page tables by these runs, all or
 //! nothing. What is mapped a second time, here or in another address space, is pinned and charged
 //! already. Unmapping goes the other way and unpins nothing before every unit has invalidated it.
-//!
-//! ```
-//! use std::sync::Arc;
-//!
-//! use ioas::{Ioas, Ledger, Memory, Synthetic};
-//! use iommu::{DeviceId, DomainId, RunMap, SoftwareUnit};
-//! use iopt::{AnyTable, FormatId, HeapTables, Prot};
-//! use runs::{PageSizes, Span};
-//!
-//! // Tables in VT-d's second-stage format, for the units that walk them: here the software unit.
-//! let tables = Arc::new(HeapTables::with_tables(64)?);
-//! let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables.clone())?;
-//! let ledger = Ledger::new("user->locked_vm", Some(8 << 20), 0);
-//! let space = Ioas::new(DomainId(1), table);
-//!
-//! // 4 MiB of memory in two runs: pinned, charged and mapped in one step each.
-//! let runs = [Span::new(0x4000_0000, 2 << 20), Span::new(0x8000_1000, 2 << 20)];
-//! let memory = Memory::new(Arc::new(Synthetic::new(runs)), &ledger);
-//! space.map(0x10_0000_0000, &memory, Span::new(0, 4 << 20), Prot::RW, &mut ())?;
-//! assert_eq!(space.leaf_at(0x10_0000_0000).map(|leaf| leaf.run.len), Some(2 << 20));
-//! assert_eq!(ledger.in_use(), 4 << 20);
-//!
-//! // Somewhere else once more: pinned and charged already.
-//! space.map(0x20_0000_0000, &memory, Span::new(1 << 20, 1 << 20), Prot::READ, &mut ())?;
-//! assert_eq!(ledger.in_use(), 4 << 20);
-//!
-//! // More than the limit allows is refused with numbers, and nothing happens.
-//! let more = Memory::new(Arc::new(Synthetic::new([Span::new(0x1_0000_0000, 5 << 20)])), &ledger);
-//! let refused = space.map(0x30_0000_0000, &more, Span::new(0, 5 << 20), Prot::RW, &mut ());
-//! assert_eq!(
-//!     refused.unwrap_err().to_string(),
-//!     "needs 5 MiB, 8 MiB allowed, 4 MiB in use (user->locked_vm)"
-//! );
-//!
-//! // A device sees the space for as long as it is attached.
-//! let data = RunMap::<Vec<std::sync::atomic::AtomicU64>>::new([])?;
-//! let unit = Arc::new(SoftwareUnit::new(tables.clone(), data));
-//! space.attach((unit.clone(), DeviceId::pci(0, 5, 0)))?;
-//!
-//! space.close()?; // unmapped, flushed, unpinned, given back
-//! assert_eq!(tables.in_use(), 0);
-//! # Ok::<_, Box<dyn std::error::Error>>(())
-//! ```
 //!
 //! The core needs an allocator but not `std`; without it locks spin, between the calls of a kernel's `LockHooks`. The
 //! feature `linux` adds memory objects that the kernel pins (`HostMemory`) and table memory of the host (`HostTables`,

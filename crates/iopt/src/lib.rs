@@ -1,4 +1,6 @@
-//! I/O page tables in hardware formats: one engine, every format, walkers.
+#![doc = include_str!("../README.md")]
+//!
+//! # What is where
 //!
 //! For authors of kernels and hypervisors, who fill an IOMMU's tables; of monitors that emulate one, who walk a
 //! guest's; and of tools that read tables out of a dump.
@@ -6,40 +8,6 @@
 //! A [`Table`] translates what a device calls an address (*iova*) into physical memory, in the
 //! bytes that an IOMMU reads. It is filled and emptied by **runs**: one descent per leaf table,
 //! the largest leaves that fit, all or nothing.
-//!
-//! ```
-//! use iopt::format::VtdSs;
-//! use iopt::{Gather, HeapTables, Prot, Table};
-//! use runs::{Run, Span};
-//!
-//! // Room for 1,024 tables; a kernel would give an arena over its direct map instead.
-//! let tables = HeapTables::with_tables(1024)?;
-//! let mut table = Table::new(VtdSs::new(4)?, &tables)?;
-//!
-//! // 2 MiB + 8 KiB of memory in two runs, laid end to end at iova 0x4000_0000.
-//! let memory = [Span::new(0x1_2340_0000, 2 << 20), Span::new(0x8000_0000, 8192)];
-//! table.map(0x4000_0000, &memory, Prot::RW)?;
-//! assert_eq!(table.translate(0x4000_1234), Some(0x1_2340_1234));
-//! assert_eq!(table.leaves(Span::new(0x4000_0000, 4 << 20)).count(), 3);
-//!
-//! // What is mapped cannot be mapped over, not even in part: nothing changes.
-//! assert!(table.map(0x4020_1000, &[Span::new(0x9000_0000, 8192)], Prot::RW).is_err());
-//!
-//! // Unmapping tells the runs, and what to flush before they may be used again.
-//! let mut gather = Gather::new();
-//! let mut runs = Vec::new();
-//! table.unmap(Span::new(0x4000_0000, (2 << 20) + 8192), &mut gather, &mut |run| runs.push(run))?;
-//! assert_eq!(runs[0], Run::new(0x4000_0000, Span::new(0x1_2340_0000, 2 << 20)));
-//! let flushed = gather.flush_with(|what| {
-//!     assert_eq!(what.ranges(), [Span::new(0x4000_0000, (2 << 20) + 8192)]);
-//!     Ok::<_, std::io::Error>(()) // here the unit invalidates, and is waited for
-//! })?;
-//! table.reclaim(flushed);
-//! assert_eq!(table.tables(), 1);
-//! # Ok::<_, Box<dyn std::error::Error>>(())
-//! ```
-//!
-//! # What is where
 //!
 //! * [`Table`], [`SharedTable`] for many threads, [`MapPages`] for drivers' narrow calls, and the
 //!   protocol of their operations: [`engine`];

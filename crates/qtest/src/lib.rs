@@ -1,41 +1,4 @@
-//! A client of QEMU's qtest protocol.
-//!
-//! For authors of drivers, and of device models in QEMU, who test without a kernel.
-//!
-//! A program owns a QEMU and works its machine from outside: reads and writes its memory and the
-//! registers of its devices, its ports and its clock, and hears of its interrupt lines. No code runs
-//! inside. So a driver can be shown on a device model from another project, in milliseconds and
-//! without a kernel.
-//!
-//! ```no_run
-//! use std::{fs, process::Command};
-//!
-//! use qtest::{Machine, edu::Edu, pci};
-//!
-//! // The processor stops at its first instruction; timers fire as soon as they are set.
-//! fs::write("halt.bin", qtest::HALT)?;
-//! let mut qemu = Command::new("qemu-system-x86_64");
-//! qemu.args(["-nodefaults", "-machine", "q35", "-accel", "tcg", "-icount", "shift=0,sleep=off"]);
-//! qemu.args(["-m", "128M", "-bios", "halt.bin", "-device", "edu,addr=5"]);
-//! let machine = Machine::start(qemu)?;
-//!
-//! // PCI is not set up yet.
-//! let config = pci::Config::q35(&machine, 0xb000_0000)?;
-//! let mut window = pci::Window::new(0xc000_0000, 0x1000_0000);
-//! let address = pci::Address::new(0, 5, 0);
-//! let bars = config.assign(address, &mut window)?;
-//! config.enable(address)?;
-//!
-//! // The device copies through a buffer of its own.
-//! let edu = Edu::new(&machine, bars[0].address)?;
-//! machine.write(0x10_0000, b"sixteen bytes ..")?;
-//! edu.read(0x10_0000, 0, 16)?;
-//! edu.write(0x20_0000, 0, 16)?;
-//! let mut bytes = [0; 16];
-//! machine.read(0x20_0000, &mut bytes)?;
-//! assert_eq!(&bytes, b"sixteen bytes ..");
-//! # Ok::<_, Box<dyn std::error::Error>>(())
-//! ```
+#![doc = include_str!("../README.md")]
 //!
 //! # What is where
 //!

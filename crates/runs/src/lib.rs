@@ -1,6 +1,6 @@
-//! Memory moves in runs, never page by page.
+#![doc = include_str!("../README.md")]
 //!
-//! It turns pages, folios and bitmaps into stretches; all other crates of `dmaspace` use it.
+//! # What is where
 //!
 //! A [`Run`] is a stretch that is contiguous in both address spaces: what a device calls
 //! `[iova, iova + len)` is `[pa, pa + len)` in memory. A [`Span<A>`](Span) is a stretch of one
@@ -13,25 +13,7 @@
 //!   size fits and how often;
 //! * [`SizeHistogram`] counts runs by size; [`Bytes`] prints a length.
 //!
-//! All lengths and addresses are bytes. Nothing here allocates, and nothing panics on any input.
-//!
-//! ```
-//! use runs::{Joiner, Pa, PageSizes, Span};
-//!
-//! // Three folios, the first two adjacent in memory: two runs.
-//! let mut runs = Vec::new();
-//! let mut joiner = Joiner::new();
-//! let folios = [(0x20_0000, 0x1000), (0x20_1000, 0x3000), (0x80_0000, 0x1000)];
-//! for folio in folios.map(|(at, len)| Span::<Pa>::new(at, len)) {
-//!     runs.extend(joiner.push(folio));
-//! }
-//! runs.extend(joiner.finish());
-//! assert_eq!(runs, [Span::new(0x20_0000, 0x4000), Span::new(0x80_0000, 0x1000)]);
-//!
-//! // 4 MiB at a 2 MiB boundary is two 2 MiB pages.
-//! let sizes = PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30);
-//! assert_eq!(sizes.step(0x20_0000, Span::new(0x4020_0000, 4 << 20)), Some((2 << 20, 2)));
-//! ```
+//! All lengths and addresses are bytes.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -1,4 +1,6 @@
-//! The virtio balloon: what goes over its queues, and the runs that come of it.
+#![doc = include_str!("../README.md")]
+//!
+//! # What is where
 //!
 //! For authors of monitors, who want the device; of guests' kernels, who want the driver; and of tools that read
 //! or write its messages.
@@ -24,35 +26,6 @@
 //! Addresses and lengths are bytes of the guest's physical address space, as [`runs::Span`]s, unless
 //! a name says pages. A page *number* counts pages of 4 KiB ([`WIRE_PAGE`]), however large the guest's
 //! own pages are. Nothing here allocates, and nothing panics on any input.
-//!
-//! ```
-//! use runs::Span;
-//! use virtio_balloon::{
-//!     BitmapRecords, Format, GuestPage, MemoryMap, Part, Refusals, Region, RunCollector, Source,
-//! };
-//!
-//! // Two stretches of the guest's memory become one message of three records.
-//! let format = BitmapRecords::new(GuestPage::SIZE_4K);
-//! let taken = [Span::new(0x20_0000, 2 << 20), Span::new(0x100_3000, 0x1000)];
-//! let mut source = Source::new(taken, GuestPage::SIZE_4K);
-//! let mut message = [0; 64];
-//! let len = format.encode(&mut source, &mut message)?;
-//! assert_eq!(len, 8 + 8 + 16);
-//! assert_eq!(format.encode(&mut source, &mut message)?, 0, "nothing is left");
-//!
-//! // The device gets the same stretches back.
-//! let regions = [Region::new(Span::new(0, 32 << 20))];
-//! let map = MemoryMap::new(&regions).expect("whole pages");
-//! let (mut refusals, mut outside) = (Refusals::new(), Refusals::new());
-//! let mut room = [Part::default(); 16];
-//! let mut collector = RunCollector::new(&mut room);
-//! format.decode(&message[..len], &mut refusals, |run| {
-//!     map.resolve(run, &mut outside, |part| collector.push(part, |_| unreachable!("there is room")));
-//! });
-//! collector.finish(|parts| assert!(parts.iter().map(|part| map.run(part)).eq(taken)));
-//! assert_eq!(refusals.total() + outside.total(), 0);
-//! # Ok::<_, virtio_balloon::EncodeError>(())
-//! ```
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -1,4 +1,6 @@
-//! virtio-iommu: a virtual IOMMU for guests (VIRTIO 1.3, 5.13, IOMMU device), over I/O address spaces.
+#![doc = include_str!("../README.md")]
+//!
+//! # What is where
 //!
 //! A guest's driver attaches devices, here called *endpoints*, to domains, and maps its memory in these.
 //! Each domain is an [`ioas::Ioas`]: a MAP request is one operation on it, by runs, pinned and charged as
@@ -14,52 +16,6 @@
 //! Where memory is, a monitor says by [`Region`]s: addresses of requests are the guest's. Nothing panics on
 //! any input, and nothing that a request names is allocated without a limit.
 //! `tests/device/requirements.txt` in the repository has the standard's requirements, each with its tests.
-//!
-//! ```
-//! use std::sync::Arc;
-//! use std::sync::atomic::AtomicU64;
-//!
-//! use ioas::{DomainIds, Ledger, Memory, Synthetic};
-//! use iommu::{DeviceId, RunMap, SoftwareUnit};
-//! use iopt::{FormatId, HeapTables};
-//! use runs::Span;
-//! use virtio_iommu::{Config, Device, Endpoint, Region, Units};
-//!
-//! // A unit, which walks tables for the guest's devices: here the one in software.
-//! let tables = Arc::new(HeapTables::with_tables(64)?);
-//! let data = RunMap::<Vec<AtomicU64>>::new([])?;
-//! let unit = Arc::new(SoftwareUnit::new(tables.clone(), data));
-//!
-//! // The guest's endpoint 8 is its device 00:01.0. The guest learns that by ACPI's table VIOT.
-//! let mut units = Units::new(tables, DomainIds::new(16), [FormatId::VtdSs]);
-//! units.insert(8, unit, DeviceId::pci(0, 1, 0));
-//! let mut device = Device::new(
-//!     Config {
-//!         // What four levels of tables reach.
-//!         input: Some(0..=(1 << 48) - 1),
-//!         endpoints: vec![Endpoint::new(8)],
-//!         ..Config::default()
-//!     },
-//!     units,
-//! )?;
-//!
-//! // The guest's memory. A monitor has it of `ioas::GuestRam`; this one is not really there.
-//! let ledger = Ledger::new("guest", Some(1 << 30), 0);
-//! let ram = Synthetic::new([Span::new(0x1_0000_0000, 1 << 30)]);
-//! let ram = Memory::new(Arc::new(ram), &ledger);
-//! device.set_memory(vec![Region::new(0, ram)])?;
-//!
-//! // The transport negotiates features. From then on, whenever the driver has notified a queue:
-//! // `device.requests(&mut queue, &memory)`, and `device.faults(...)` with what the unit has noted.
-//! device.ack_features(device.features())?;
-//! let mut page_sizes = [0; 8];
-//! device.read_config(0, &mut page_sizes);
-//! assert_eq!(u64::from_le_bytes(page_sizes), !0xfff);
-//!
-//! // The driver resets the device: endpoints reach nothing any more.
-//! assert!(device.reset());
-//! # Ok::<_, Box<dyn std::error::Error>>(())
-//! ```
 
 #![forbid(unsafe_code)]
 
