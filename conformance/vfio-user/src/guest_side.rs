@@ -56,6 +56,9 @@ pub const MACHINES: [Machine; 5] = [
     },
 ];
 
+/// That which is last where the rig is asked for it.
+pub const FIO: &str = "fio_verifies_what_it_writes";
+
 /// The tests of each machine, in order.
 pub const TESTS: [&str; 5] = [
     "the_disk_has_all_its_queues",

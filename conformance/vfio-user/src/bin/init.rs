@@ -4,14 +4,15 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use device_rig::engine::{self, ADDRESS, COMMAND, DATA, FETCH, STATUS};
 use device_rig::guest_side::{
-    FILE_BYTES, FILES, INSIDE, MACHINES, Machine, OPERATIONS, OUTSIDE, QUEUES, TESTS, THREADS, fill,
+    FILE_BYTES, FILES, FIO, INSIDE, MACHINES, Machine, OPERATIONS, OUTSIDE, QUEUES, TESTS, THREADS,
+    fill,
 };
 use guest::start::{self, RESULTS, say};
 use rustix::fs::OFlags;
@@ -21,6 +22,9 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 const DISK: &str = "/dev/vda";
 const SYSFS: &str = "/sys/block/vda";
 const PLACE: &str = "/tmp/disk";
+/// fio, and what loads it with the libraries beside it.
+const PROGRAM: &str = "/bin/fio";
+const LOADER: &str = "/bin/ld-linux-x86-64.so.2";
 /// How long a device may take to come or go, in a machine that is emulated.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -52,7 +56,8 @@ fn run(results: &mut File) -> anyhow::Result<()> {
     let machine = MACHINES.iter().find(|machine| machine.name == name);
     let machine = machine.context("no such machine")?;
     fs::create_dir_all(PLACE)?;
-    for (name, test) in TESTS.iter().zip(FUNCTIONS) {
+    let asked: Option<(&str, Test)> = Path::new(PROGRAM).exists().then_some((FIO, fio));
+    for (name, test) in TESTS.into_iter().zip(FUNCTIONS).chain(asked) {
         let begun = Instant::now();
         let line = match test(machine) {
             Ok(()) => format!("ok {name} {}", begun.elapsed().as_millis()),
@@ -279,4 +284,28 @@ fn outside(machine: &Machine) -> anyhow::Result<()> {
     // No driver has mapped anything for the engine.
     ensure!(inside != machine.iommu, "memory at {INSIDE:#x}: {inside}");
     Ok(())
+}
+
+/// By a program of others: threads with many requests under way write blocks of all lengths past the page cache, and read
+/// each back with its checksum.
+fn fio(_: &Machine) -> anyhow::Result<()> {
+    attach()?;
+    let mut command = Command::new(LOADER);
+    command.args(["--library-path", "/bin", PROGRAM, "--directory", PLACE]);
+    command.args(["--name=verify", "--thread", "--numjobs=4", "--size=2m"]);
+    command.args(["--rw=randwrite", "--bsrange=4k-128k", "--direct=1"]);
+    command.args(["--ioengine=io_uring", "--iodepth=16", "--fallocate=none"]);
+    command.args(["--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64"]);
+    command.args(["--loops=4", "--group_reporting"]);
+    let output = command.output().context("fio cannot be started")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    println!("{said}{complained}");
+    ensure!(
+        output.status.success() && said.contains("err= 0"),
+        "fio ended with {}",
+        output.status
+    );
+    check_files()?;
+    detach()
 }

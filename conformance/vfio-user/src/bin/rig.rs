@@ -16,7 +16,8 @@ use conformance::kernel::GUEST;
 use conformance::newer_qemu::{MACHINE, NewerQemu};
 use conformance::qmp::Qmp;
 use device_rig::guest_side::{
-    FILE_BYTES, FILES, INSIDE, MACHINES, Machine, OPERATIONS, OUTSIDE, QUEUES, TESTS, THREADS, fill,
+    FILE_BYTES, FILES, FIO, INSIDE, MACHINES, Machine, OPERATIONS, OUTSIDE, QUEUES, TESTS, THREADS,
+    fill,
 };
 use serde_json::{Value, json};
 
@@ -32,6 +33,9 @@ struct Options {
     /// The program of the devices.
     #[arg(long, value_name = "PROGRAM")]
     device: PathBuf,
+    /// Has this machine's fio verify the disk in the guest, too.
+    #[arg(long)]
+    fio: bool,
     /// Only this machine.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
@@ -70,6 +74,9 @@ fn run(options: &Options, kernel: &Path) -> anyhow::Result<()> {
     let initramfs = directory.join("initramfs");
     let mut archive = Initramfs::new()?;
     archive.program("init", &fs::read(&options.init)?)?;
+    if options.fio {
+        add_fio(&mut archive)?;
+    }
     fs::write(&initramfs, archive.finish()?)?;
     let only = options.only.as_deref();
     let machines = MACHINES
@@ -83,6 +90,10 @@ fn run(options: &Options, kernel: &Path) -> anyhow::Result<()> {
         initramfs: &initramfs,
         directory: &directory,
         device: &options.device,
+        tests: TESTS
+            .into_iter()
+            .chain(options.fio.then_some(FIO))
+            .collect(),
     };
     let mut failed = Vec::new();
     // One after the other: QEMU's processors share their threads' time with the devices.
@@ -110,6 +121,23 @@ struct Boot<'a> {
     initramfs: &'a Path,
     directory: &'a Path,
     device: &'a Path,
+    tests: Vec<&'static str>,
+}
+
+/// The program, its libraries, and what loads them, all in one directory.
+fn add_fio(archive: &mut Initramfs) -> anyhow::Result<()> {
+    let program = "/usr/bin/fio";
+    let named = Command::new("ldd").arg(program).output()?;
+    let named = String::from_utf8(named.stdout)?;
+    let libraries = named
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'));
+    for path in libraries.chain([program]) {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        let bytes = fs::read(path).with_context(|| path.to_owned())?;
+        archive.program(&format!("bin/{name}"), &bytes)?;
+    }
+    Ok(())
 }
 
 /// A process, ended when dropped, and the lines that it says.
@@ -326,7 +354,7 @@ impl Boot<'_> {
                 _ => bail!("{line}"),
             }
         }
-        ensure!(passed == TESTS, "only {passed:?}");
+        ensure!(passed == self.tests, "only {passed:?}");
         guest.child.wait()?;
         let said = fs::read_to_string(&qemu_log)?;
         ensure!(said.is_empty(), "QEMU says: {said}");
