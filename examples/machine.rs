@@ -23,6 +23,7 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "virtio-drivers")]
 #[path = "machine/in_process.rs"]
 pub mod in_process;
 

@@ -46,7 +46,7 @@ impl Mmio {
 
     /// The register of 32 or 64 bits at an offset, which may come from the unit: not one beyond the last.
     fn at<T>(&self, offset: usize) -> Option<NonNull<T>> {
-        let inside = offset.is_multiple_of(size_of::<T>()) && offset < self.bytes;
+        let inside = offset % size_of::<T>() == 0 && offset < self.bytes;
         // SAFETY: `offset` is a multiple of `T`'s size below `bytes`, so all of `T` lies in the mapping.
         inside.then(|| unsafe { self.base.add(offset) }.cast())
     }

@@ -129,6 +129,35 @@ impl Apt {
     }
 }
 
+/// Unpacks `package`, of the first of these `suites`, with everything that it needs, into the directory `root`,
+/// unless [it is there](is_complete).
+///
+/// # Errors
+///
+/// When packages cannot be fetched or unpacked.
+pub fn fetch_into(root: &Path, package: &str, suites: &[&str]) -> anyhow::Result<()> {
+    if is_complete(root) {
+        return Ok(());
+    }
+    if root.exists() {
+        fs::remove_dir_all(root)?;
+    }
+    fs::create_dir_all(root)?;
+    let (apt, suite) = (root.join("apt"), suites.first().context("no suite")?);
+    let packages = Apt::with(&apt, suites, None, |apt| {
+        apt.download_with_needs(package, suite)
+    })?;
+    unpack(&packages, root)?;
+    fs::remove_dir_all(apt)?;
+    fs::write(root.join("complete"), "")?;
+    Ok(())
+}
+
+/// Whether everything is unpacked that [`fetch_into`] fetches into `root`.
+pub fn is_complete(root: &Path) -> bool {
+    root.join("complete").exists()
+}
+
 /// Unpacks whole packages into the directory `into`.
 ///
 /// # Errors

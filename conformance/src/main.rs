@@ -17,6 +17,7 @@ use conformance::{
     differences::Seen,
     drive::{Amount, Outcome},
     kernel::Kernel,
+    oldest_rustc,
     server::Server,
     setup::{self, Setup},
     source, timing,
@@ -52,6 +53,8 @@ enum Command {
     /// Builds a kernel, unless it is there, a module for it if it has any, and the kernel with other tables if it has an
     /// IOMMU.
     Linux(Linux),
+    /// Fetches the oldest Rust compiler that is supported: the program `rustc` in the directory of `--work`.
+    Rustc,
 }
 
 #[derive(Args)]
@@ -78,6 +81,9 @@ const NO_SOURCE: u8 = 3;
 
 fn main() -> ExitCode {
     let options = Options::parse();
+    if let Some(Command::Rustc) = options.command {
+        return exit(oldest_rustc::fetch(&options.work).map(drop));
+    }
     let source = match source::fetch(&options.work) {
         Ok(source) => source,
         Err(error) => {
@@ -85,11 +91,14 @@ fn main() -> ExitCode {
             return ExitCode::from(NO_SOURCE);
         }
     };
-    let result = match &options.command {
+    exit(match &options.command {
         Some(Command::Time(wanted)) => time::time(wanted, &source, &options.work),
         Some(Command::Linux(wanted)) => linux(wanted, &options.work),
-        None => compare(&options, &source),
-    };
+        Some(Command::Rustc) | None => compare(&options, &source),
+    })
+}
+
+fn exit(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

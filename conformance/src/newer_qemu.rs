@@ -4,12 +4,11 @@
 //! from a later release of Debian; nothing of them is installed.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use crate::apt::{self, Apt};
+use crate::apt;
 
 /// What all machines have. Software emulation, whatever the machine offers: results are the same everywhere.
 pub const MACHINE: &[&str] = &[
@@ -41,7 +40,7 @@ impl NewerQemu {
     /// The packages below `directory`, if they are there.
     pub fn kept(directory: &Path) -> Option<Self> {
         let root = directory.join("newer-qemu");
-        root.join("complete").exists().then_some(Self { root })
+        apt::is_complete(&root).then_some(Self { root })
     }
 
     /// The packages below `directory`, fetched if they are not there: 40 MB.
@@ -50,21 +49,8 @@ impl NewerQemu {
     ///
     /// When they cannot be fetched or unpacked.
     pub fn fetch(directory: &Path) -> anyhow::Result<Self> {
-        if let Some(kept) = Self::kept(directory) {
-            return Ok(kept);
-        }
         let root = directory.join("newer-qemu");
-        if root.exists() {
-            fs::remove_dir_all(&root)?;
-        }
-        fs::create_dir_all(&root)?;
-        let apt = root.join("apt");
-        let packages = Apt::with(&apt, &[SUITE, RELEASE], None, |apt| {
-            apt.download_with_needs(PACKAGE, SUITE)
-        })?;
-        apt::unpack(&packages, &root)?;
-        fs::remove_dir_all(apt)?;
-        fs::write(root.join("complete"), "")?;
+        apt::fetch_into(&root, PACKAGE, &[SUITE, RELEASE])?;
         Ok(Self { root })
     }
 

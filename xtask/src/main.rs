@@ -28,6 +28,7 @@ mod libvirt;
 mod linux;
 mod listed;
 mod nostd;
+mod oldest;
 mod origins;
 mod parts;
 mod programs;
@@ -85,6 +86,8 @@ enum Command {
     BenchTables(Passed),
     /// Measures the figures of the feature table, and prints or writes its cells.
     Figures(figures::Options),
+    /// Checks what users build with the oldest compiler that is supported, which is fetched from Debian.
+    Oldest,
     /// Installs the program, its man pages and completions, and the C library.
     Install(install::Options),
     /// Makes the header of the C interface anew.
@@ -147,6 +150,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Sanitize(options) => sanitize::run(&options, repository),
         Command::BenchTables(passed) => bench_tables::run(&passed, repository),
         Command::Figures(options) => figures::run(&options, repository),
+        Command::Oldest => oldest::run(repository),
         Command::Install(options) => install::run(&options, repository),
         Command::Header => header::run(repository),
         Command::Soak(passed) => soak::run("soak", &passed, repository),

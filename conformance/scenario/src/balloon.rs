@@ -214,8 +214,7 @@ impl GuestPages for Free {
     }
 
     fn take(&mut self, bytes: u64) -> Option<u64> {
-        let fits =
-            |free: &&mut Span<GuestAddr>| free.start.is_multiple_of(bytes) && free.len >= bytes;
+        let fits = |free: &&mut Span<GuestAddr>| free.start % bytes == 0 && free.len >= bytes;
         let free = self.free.iter_mut().find(fits)?;
         let at = free.start;
         *free = Span::new(at + bytes, free.len - bytes);

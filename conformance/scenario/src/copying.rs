@@ -65,7 +65,7 @@ impl Halves {
                 }
                 count += 1;
                 device.copy(part, count)?;
-                if count.is_multiple_of(PROBE) {
+                if count % PROBE == 0 {
                     device.probe(count)?;
                 }
             }

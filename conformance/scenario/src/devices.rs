@@ -72,10 +72,10 @@ pub(crate) fn play(players: &mut [Player<'_>], seed: u64) {
                 }
                 player.access(&scene.gate(), page as usize, count + page);
             }
-            if count.is_multiple_of(PROBE) {
+            if count % PROBE == 0 {
                 player.probe(count);
             }
-            if count.is_multiple_of(PAUSE) {
+            if count % PAUSE == 0 {
                 thread::sleep(Duration::from_micros(20));
             }
         }

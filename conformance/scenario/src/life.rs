@@ -202,7 +202,7 @@ impl<'w> Life<'w> {
     }
 
     /// How many page tables there are now, whoever owns them.
-    pub const fn mapped_roots(&self) -> usize {
+    pub fn mapped_roots(&self) -> usize {
         match &self.world.backend {
             Backend::Own(hardware) => hardware.roots.len(),
             Backend::Kernel(_) => 0,

@@ -75,7 +75,7 @@ pub struct Manner {
 impl Manner {
     pub(crate) fn writes(&self, iova: u64, count: u64) -> bool {
         let inside = |spans: &Vec<Span<Iova>>| spans.iter().any(|span| span.contains(iova));
-        let only_reads = self.only_reads > 0 && count.is_multiple_of(self.only_reads);
+        let only_reads = self.only_reads > 0 && count % self.only_reads == 0;
         !only_reads && self.writes.as_ref().is_none_or(inside)
     }
 }
@@ -195,7 +195,7 @@ impl Scene {
     }
 
     /// How many pages of device addresses there are.
-    pub(crate) const fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.pages.len()
     }
 
@@ -412,10 +412,10 @@ impl Players {
     pub(crate) fn start(&mut self, play: Play) -> std::io::Result<()> {
         let scene = Arc::clone(&self.scene);
         let work = move || {
-            if let Err(why) = play(&scene)
-                && !scene.stopped()
-            {
-                *locked(&scene.failed) = Some(why);
+            if let Err(why) = play(&scene) {
+                if !scene.stopped() {
+                    *locked(&scene.failed) = Some(why);
+                }
             }
         };
         self.threads.push(thread::Builder::new().spawn(work)?);

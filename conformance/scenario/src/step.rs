@@ -139,7 +139,7 @@ pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();
     for (nth, digit) in digits.chars().enumerate() {
-        if nth > 0 && (digits.len() - nth).is_multiple_of(3) {
+        if nth > 0 && (digits.len() - nth) % 3 == 0 {
             out.push(',');
         }
         out.push(digit);

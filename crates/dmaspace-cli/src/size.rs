@@ -84,7 +84,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, SizeError> {
     let bytes = number.checked_mul(1 << shift).ok_or(SizeError::TooLarge)?;
     match bytes {
         0 => Err(SizeError::Zero),
-        bytes if !bytes.is_multiple_of(PAGE) => Err(SizeError::NotPages(bytes)),
+        bytes if bytes % PAGE != 0 => Err(SizeError::NotPages(bytes)),
         bytes => Ok(bytes),
     }
 }
@@ -170,7 +170,7 @@ pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
             grouped.push(',');
         }
         grouped.push(digit);

@@ -233,9 +233,7 @@ impl ClientMemory {
         file: Option<OwnedFd>,
     ) -> Result<(), MapRefusal> {
         let range = Span::<Iova>::checked(iova, size).filter(|range| range.is_aligned(PAGE));
-        let end = offset
-            .checked_add(size)
-            .filter(|_| offset.is_multiple_of(PAGE));
+        let end = offset.checked_add(size).filter(|_| offset % PAGE == 0);
         let (Some(range), Some(end), 1..) = (range, end, size) else {
             return Err(MapRefusal::Range { iova, size, offset });
         };
@@ -475,7 +473,7 @@ impl ClientMemory {
         }
         let refused = DirtyRefusal::Bitmap { iova, len, page };
         let words = len.div_ceil(page).div_ceil(64);
-        let fits = words > 0 && words * 8 <= MOST_DATA as u64 && iova.is_multiple_of(page);
+        let fits = words > 0 && words * 8 <= MOST_DATA as u64 && iova % page == 0;
         let span = Span::<Iova>::checked(iova, len).filter(|_| fits);
         let Some(span) = span else {
             return Err(refused);

@@ -127,9 +127,11 @@ impl Channel<'_> {
             if client {
                 return Ok(());
             }
-            if other && let Ok((refused, _)) = self.listener.accept() {
-                drop(refused);
-                self.refused += 1;
+            if other {
+                if let Ok((refused, _)) = self.listener.accept() {
+                    drop(refused);
+                    self.refused += 1;
+                }
             }
         }
     }

@@ -78,9 +78,7 @@ impl Monitor for Reported {
         match event {
             // Reported by the job, at its own pace.
             DeviceEvent::Progress { target, actual } => {
-                if actual == target
-                    && let Some(set) = self.target_set.take()
-                {
+                if let Some(set) = self.target_set.take_if(|_| actual == target) {
                     self.reached = set.elapsed();
                 }
             }
@@ -393,9 +391,8 @@ impl Backend for Balloon {
         let (Some(queue), Some(vring)) = (queue, vrings.get(usize::from(number))) else {
             return;
         };
-        if let Some(fresh) = inner.fresh.get_mut(usize::from(number))
-            && std::mem::take(fresh)
-        {
+        let fresh = inner.fresh.get_mut(usize::from(number));
+        if fresh.is_some_and(std::mem::take) {
             inner.settle(queue, vring);
         }
         if let Err(error) = inner.drain(queue, vring, &self.leaving) {

@@ -114,9 +114,7 @@ impl<H: IommuHost> Inner<H> {
     /// Looks at the queue of requests when it is used for the first time since features were taken: whether
     /// it goes on where it stood. See [`Iommu`].
     fn settle(&mut self, at: u16) {
-        if let Some(features) = self.fresh.take()
-            && at != self.at
-        {
+        if let Some(features) = self.fresh.take().filter(|_| at != self.at) {
             self.reset();
             let _ = self.device.ack_features(features);
         }

@@ -225,9 +225,8 @@ impl Running {
 
     /// Hands on what happened, and does what it is time for.
     fn look(&mut self, every: Option<Duration>, operator: &mut dyn Operator) {
-        if let (Some(every), Some(next)) = (every, self.next_stats)
-            && Instant::now() >= next
-        {
+        let due = self.next_stats.is_some_and(|next| Instant::now() >= next);
+        if let Some(every) = every.filter(|_| due) {
             self.next_stats = Some(Instant::now() + every);
             self.ask();
         }
@@ -235,7 +234,7 @@ impl Running {
         for event in &events {
             operator.tell(event);
         }
-        if config_changed && let Some(link) = &self.link {
+        if let Some(link) = self.link.as_ref().filter(|_| config_changed) {
             // A front end that does not listen has gone, or sees it later.
             let _ = link.config_changed();
         }

@@ -131,10 +131,10 @@ impl Socket {
         if self.waiting.len() > MOST_WAITING {
             self.screen();
         }
-        if self.waiting.len() > MOST_WAITING
-            && let Some(oldest) = self.oldest_silent()
-        {
-            self.waiting.remove(oldest);
+        if self.waiting.len() > MOST_WAITING {
+            if let Some(oldest) = self.oldest_silent() {
+                self.waiting.remove(oldest);
+            }
         }
     }
 

@@ -99,12 +99,13 @@ impl Backing {
             };
             let free = machine.pool(size).map_or(0, |pool| pool.unreserved());
             let needed = len.div_ceil(size.bytes());
-            if !len.is_multiple_of(size.bytes()) {
+            if len % size.bytes() != 0 {
                 if free > 0 {
                     against.push(format!("the size is no multiple of {size}"));
                 }
-            } else if let Some(cgroup) = machine.cgroup_below(backing, len)
-                && free >= needed
+            } else if let Some(cgroup) = machine
+                .cgroup_below(backing, len)
+                .filter(|_| free >= needed)
             {
                 against.push(format!("of huge pages of {size} {cgroup}"));
             } else if free >= needed && needed > 0 {

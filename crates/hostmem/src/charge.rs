@@ -19,10 +19,10 @@ pub(crate) fn charge(mapping: &Mapping, parts: &[Span<Offset>]) -> u64 {
     for part in parts {
         let mut start = base + part.start;
         let mut end = start + part.len;
-        if !start.is_multiple_of(huge) && lies_in_huge(mapping, part.start) {
+        if start % huge != 0 && lies_in_huge(mapping, part.start) {
             start -= start % huge;
         }
-        if !end.is_multiple_of(huge) && lies_in_huge(mapping, part.last() - 4095) {
+        if end % huge != 0 && lies_in_huge(mapping, part.last() - 4095) {
             end = end.next_multiple_of(huge);
         }
         // Two parts may share a huge page.

@@ -160,10 +160,10 @@ struct Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        if !self.leave
-            && let Err(error) = self.settle()
-        {
-            tracing::error!(%error, "a pool of huge pages was not restored by its keeper");
+        if !self.leave {
+            if let Err(error) = self.settle() {
+                tracing::error!(%error, "a pool of huge pages was not restored by its keeper");
+            }
         }
     }
 }

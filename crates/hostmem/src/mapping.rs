@@ -306,7 +306,7 @@ impl Mapping {
         };
         check_pages(backing, len)?;
         let (address, page) = (start.as_ptr() as u64, backing.page());
-        if !address.is_multiple_of(page) {
+        if address % page != 0 {
             return Err(MappingError::Address {
                 address,
                 backing,
@@ -410,7 +410,7 @@ fn check_pages(backing: Backing, len: u64) -> Result<Machine, MappingError> {
     if len == 0 {
         return Err(MappingError::Empty);
     }
-    if !len.is_multiple_of(page) {
+    if len % page != 0 {
         return Err(MappingError::Unaligned { len, backing, page });
     }
     let machine = Machine::probe()?;

@@ -92,9 +92,10 @@ impl ProcessPages {
                 Pages::Huge => huge.max(PAGE),
             };
             self.runs(span, page, &mut entries, &mut |run| {
-                if !open.as_mut().is_some_and(|open| open.join(&run))
-                    && let Some(done) = open.replace(run)
-                {
+                if open.as_mut().is_some_and(|open| open.join(&run)) {
+                    return;
+                }
+                if let Some(done) = open.replace(run) {
                     each(done);
                 }
             })?;
@@ -126,8 +127,8 @@ impl ProcessPages {
                 // The process has ended.
                 return Ok(());
             }
-            for entry in bytes.get(..read).unwrap_or_default().as_chunks().0 {
-                let entry = u64::from_ne_bytes(*entry);
+            for entry in bytes.get(..read).unwrap_or_default().chunks_exact(8) {
+                let entry = u64::from_ne_bytes(entry.try_into().unwrap_or_default());
                 let next = ((at / page + 1) * page).min(end);
                 let frame = entry & ENTRY_FRAME;
                 if entry & ENTRY_PRESENT != 0 {

@@ -129,10 +129,8 @@ impl Ioas {
         let op = self.op(&core);
         let check = |state: &mut State| {
             for end in [range.start, range.last()] {
-                if let Some((out, area)) = state.areas.0.at(end)
-                    && area.out
-                    && !range.covers(&out)
-                {
+                let there = state.areas.0.at(end).filter(|(_, area)| area.out);
+                if let Some((out, _)) = there.filter(|(out, _)| !range.covers(out)) {
                     return Err(MapError::NotOut { range, out });
                 }
             }

@@ -392,10 +392,10 @@ struct Back<'m> {
 
 impl Drop for Back<'_> {
     fn drop(&mut self) {
-        if let Some(here) = self.here.take()
-            && let Some(Some(held)) = self.memory.pins.lock().held.get_mut(self.pin)
-        {
-            held.pin = Some(Arc::new(here));
+        if let Some(here) = self.here.take() {
+            if let Some(Some(held)) = self.memory.pins.lock().held.get_mut(self.pin) {
+                held.pin = Some(Arc::new(here));
+            }
         }
         self.memory.changed.notify();
     }

@@ -52,11 +52,11 @@ impl Reserved {
 
     /// Keeps what `more` keeps for the same area as well.
     fn add(&mut self, mut more: Self) {
-        if let Some(alone) = &mut self.alone
-            && let Some(charge) = more.alone.take()
-        {
-            more.part = Span::default();
-            alone.join(charge);
+        if let Some(alone) = &mut self.alone {
+            if let Some(charge) = more.alone.take() {
+                more.part = Span::default();
+                alone.join(charge);
+            }
         }
     }
 

@@ -97,9 +97,8 @@ impl MemoryObject for Synthetic {
         part: Span<Offset>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
-        if let Some(offset) = self.refused
-            && part.contains(offset)
-        {
+        let refused = self.refused.filter(|offset| part.contains(*offset));
+        if let Some(offset) = refused {
             return Err(PinFailed::Refused(Box::new(Refused(offset))));
         }
         if progress(part.len).is_break() {

@@ -223,10 +223,10 @@ impl DriverMemory {
 
     /// A place for a buffer that the device reaches.
     fn place(&self, len: usize) -> Result<(PhysAddr, NonNull<u8>), DriverMemoryError> {
-        if let Ok(found) = self.free.allocate(len as u64)
-            && let Some((_, address)) = self.in_window(self.window.iova + found.start, found.len)
-        {
-            return Ok((self.window.iova + found.start, address));
+        if let Ok(found) = self.free.allocate(len as u64) {
+            if let Some((_, address)) = self.in_window(self.window.iova + found.start, found.len) {
+                return Ok((self.window.iova + found.start, address));
+            }
         }
         self.allocate(len.div_ceil(PAGE_SIZE), BufferDirection::Both)
     }
@@ -456,9 +456,10 @@ unsafe impl<S: HalMemory> Hal for VirtioHal<S> {
     }
 
     unsafe fn dma_dealloc(paddr: PhysAddr, _: NonNull<u8>, _: usize) -> i32 {
-        if let Some(memory) = S::memory()
-            && let Err(error) = memory.free(paddr)
-        {
+        let Some(memory) = S::memory() else {
+            return 0;
+        };
+        if let Err(error) = memory.free(paddr) {
             memory.fails(error);
         }
         0
@@ -484,10 +485,11 @@ unsafe impl<S: HalMemory> Hal for VirtioHal<S> {
     }
 
     unsafe fn unshare(paddr: PhysAddr, buffer: NonNull<[u8]>, direction: BufferDirection) {
-        if let Some(memory) = S::memory()
-            // SAFETY: the caller answers for the buffer.
-            && let Err(error) = unsafe { memory.unshare(paddr, buffer, direction) }
-        {
+        let Some(memory) = S::memory() else {
+            return;
+        };
+        // SAFETY: the caller answers for the buffer.
+        if let Err(error) = unsafe { memory.unshare(paddr, buffer, direction) } {
             memory.fails(error);
         }
     }

@@ -43,7 +43,7 @@ impl<O: AsRef<[AtomicU64]>> RunMap<O> {
             if span.is_empty() {
                 continue;
             }
-            if !address.is_multiple_of(8) || Span::<Pa>::checked(address, span.len).is_none() {
+            if address % 8 != 0 || Span::<Pa>::checked(address, span.len).is_none() {
                 return Err(MemoryOverlap {
                     piece: span,
                     there: span,
@@ -53,13 +53,13 @@ impl<O: AsRef<[AtomicU64]>> RunMap<O> {
         }
         sorted.sort_by_key(|(span, _)| span.start);
         for pair in sorted.windows(2) {
-            if let [(there, _), (piece, _)] = pair
-                && there.overlaps(piece)
-            {
-                return Err(MemoryOverlap {
-                    piece: *piece,
-                    there: *there,
-                });
+            if let [(there, _), (piece, _)] = pair {
+                if there.overlaps(piece) {
+                    return Err(MemoryOverlap {
+                        piece: *piece,
+                        there: *there,
+                    });
+                }
             }
         }
         Ok(Self { pieces: sorted })
@@ -71,7 +71,7 @@ impl<O: AsRef<[AtomicU64]>> RunMap<O> {
         if piece.is_empty() {
             return Ok(());
         }
-        if !address.is_multiple_of(8) || Span::<Pa>::checked(address, piece.len).is_none() {
+        if address % 8 != 0 || Span::<Pa>::checked(address, piece.len).is_none() {
             return Err(MemoryOverlap {
                 piece,
                 there: piece,

@@ -258,7 +258,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
 
     /// The cell at `address`.
     pub(crate) fn cell(&self, address: u64) -> Option<&S::Cell> {
-        if !self.contains(address) || !address.is_multiple_of(S::Cell::BYTES as u64) {
+        if !self.contains(address) || address % S::Cell::BYTES as u64 != 0 {
             return None;
         }
         self.entries(address, 1).first()

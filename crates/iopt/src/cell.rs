@@ -59,7 +59,8 @@ pub trait Cell {
         Self: Sized,
     {
         // Eight at a time: the store is the least of what a loop has to do.
-        let (eights, rest) = cells.as_chunks::<8>();
+        let eights = cells.chunks_exact(8);
+        let rest = eights.remainder();
         for eight in eights {
             for (nth, cell) in eight.iter().enumerate() {
                 cell.set(series.next_after(nth));
@@ -97,16 +98,19 @@ pub trait Cell {
         Self: Sized,
     {
         // Several sums, so that none waits for another.
-        let (eights, rest) = cells.as_chunks::<8>();
+        let eights = cells.chunks_exact(8);
+        let rest = eights.remainder().iter();
         let mut bits = [0; 4];
         for eight in eights {
-            let [a, b, c, d, e, f, g, h] = eight;
+            let [a, b, c, d, e, f, g, h] = eight else {
+                break;
+            };
             bits[0] |= a.get() | b.get();
             bits[1] |= c.get() | d.get();
             bits[2] |= e.get() | f.get();
             bits[3] |= g.get() | h.get();
         }
-        let rest = rest.iter().fold(0, |bits, cell| bits | cell.get());
+        let rest = rest.fold(0, |bits, cell| bits | cell.get());
         bits.iter().fold(rest, |all, bits| all | bits)
     }
 
@@ -146,9 +150,8 @@ impl Series {
 #[inline(always)]
 fn go_along<C: Cell>(cells: &[C], mut series: Series, each: impl Fn(&C)) -> usize {
     // Eight at a time, with one decision: most series are long.
-    let (eights, _) = cells.as_chunks::<8>();
     let mut done = 0;
-    for eight in eights {
+    for eight in cells.chunks_exact(8) {
         let mut next = series.next;
         let mut differs = 0;
         for cell in eight {

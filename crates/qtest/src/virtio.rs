@@ -128,9 +128,8 @@ impl<'a> Virtio<'a> {
                 let offset = config.read32(address, at + 8)?;
                 let bar = bars.iter().find(|bar| bar.index == index);
                 let bar = bar.filter(|bar| matches!(bar.kind, BarKind::Memory { .. }));
-                if let Some(place) = places.get_mut(usize::from(kind))
-                    && place.is_none()
-                {
+                let place = places.get_mut(usize::from(kind));
+                if let Some(place) = place.filter(|place| place.is_none()) {
                     *place = bar.map(|bar| bar.address + u64::from(offset));
                     if kind == NOTIFY {
                         multiplier = config.read32(address, at + 16)?.into();

@@ -42,13 +42,14 @@ impl<'a> RunCollector<'a> {
     #[inline]
     pub fn push(&mut self, part: Part, spill: impl FnMut(&[Part])) {
         // Mostly a part comes behind the open one, and there is room for it.
-        if let Some([open, place, ..]) = self.room.get_mut(self.used.wrapping_sub(1)..)
-            && has_gap(open, &part)
-            && Span::<Offset>::checked(part.offsets.start, part.offsets.len).is_some()
-        {
-            *place = part;
-            self.used += 1;
-            return;
+        if let Some([open, place, ..]) = self.room.get_mut(self.used.wrapping_sub(1)..) {
+            if has_gap(open, &part)
+                && Span::<Offset>::checked(part.offsets.start, part.offsets.len).is_some()
+            {
+                *place = part;
+                self.used += 1;
+                return;
+            }
         }
         self.push_any(part, spill);
     }
@@ -73,9 +74,8 @@ impl<'a> RunCollector<'a> {
         if let Some(open) = open {
             let Part { region, offsets } = *open;
             // Nothing follows the last byte of an address space, and all of it has no length.
-            if region == part.region
-                && let Some(len) = offsets.len.checked_add(run.len)
-            {
+            let len = offsets.len.checked_add(run.len);
+            if let Some(len) = len.filter(|_| region == part.region) {
                 if run.start == offsets.start.wrapping_add(offsets.len) && run.start != 0 {
                     open.offsets.len = len;
                     return;

@@ -160,9 +160,10 @@ impl Stats {
     /// out (5.5.6.3.2); an entry that is cut short is refused.
     pub fn decode(buffer: &[u8], order: ByteOrder, refusals: &mut Refusals) -> Self {
         let mut stats = Self::default();
-        let (entries, rest) = buffer.as_chunks::<{ Stat::BYTES }>();
+        let entries = buffer.chunks_exact(Stat::BYTES);
+        let rest = entries.remainder();
         for entry in entries {
-            let stat = Stat::from_bytes(*entry, order);
+            let stat = Stat::from_bytes(entry.try_into().unwrap_or_default(), order);
             if let Some(tag) = Tag::from_number(stat.tag) {
                 stats.set(tag, stat.value);
             }

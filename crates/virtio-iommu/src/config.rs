@@ -220,11 +220,11 @@ impl Config {
         }
         all.sort_by_key(|part| *part.range.start());
         for pair in all.windows(2) {
-            if let [before, next] = pair
-                && next.range.start() <= before.range.end()
-            {
-                let at = *next.range.start();
-                return Err(SetupError::Overlap { id, at });
+            if let [before, next] = pair {
+                if next.range.start() <= before.range.end() {
+                    let at = *next.range.start();
+                    return Err(SetupError::Overlap { id, at });
+                }
             }
         }
         for span in of_back_end.iter().filter(|span| !span.is_empty()) {

@@ -324,9 +324,8 @@ impl Observer for Clock<'_, '_> {
     }
 
     fn end(&mut self, step: Step, _bytes: u64) {
-        if let Some((begun, at)) = self.begun.take()
-            && begun == step
-        {
+        let begun = self.begun.take().filter(|(begun, _)| *begun == step);
+        if let Some((_, at)) = begun {
             self.taken.push((step, at.elapsed()));
         }
     }

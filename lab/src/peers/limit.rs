@@ -321,15 +321,15 @@ impl<C: Word> Ready<C> {
         if kind == Kind::Vectors {
             let all = &mut self.all[self.skip..];
             for (from, to) in parts(range) {
-                let (eights, rest) = all[from..to].as_chunks_mut::<8>();
+                let mut eights = all[from..to].chunks_exact_mut(8);
                 let mut next = at;
-                for eight in eights {
+                for eight in &mut eights {
                     for (cell, n) in eight.iter_mut().zip(0..) {
                         cell.put(next + n * step);
                     }
                     next += 8 * step;
                 }
-                for (cell, n) in rest.iter_mut().zip(0..) {
+                for (cell, n) in eights.into_remainder().iter_mut().zip(0..) {
                     cell.put(next + n * step);
                 }
                 at += (to - from) as u64 * step;
@@ -363,15 +363,16 @@ impl<C: Word> Ready<C> {
         } else if kind == Kind::Vectors {
             let all = &mut self.all[self.skip..];
             for (from, to) in parts(range) {
-                let (eights, rest) = all[from..to].as_chunks_mut::<8>();
+                let mut eights = all[from..to].chunks_exact_mut(8);
                 let mut bits = [0; 8];
-                for eight in eights {
+                for eight in &mut eights {
                     for (cell, bits) in eight.iter_mut().zip(&mut bits) {
                         *bits |= cell.take();
                     }
                 }
                 found |= bits.iter().fold(0, |all, bits| all | bits);
-                found |= rest.iter_mut().fold(0, |all, cell| all | cell.take());
+                let rest = eights.into_remainder().iter_mut();
+                found |= rest.fold(0, |all, cell| all | cell.take());
             }
         } else {
             for cells in self.cells(range) {
@@ -478,7 +479,8 @@ fn parts((first, count): (usize, usize)) -> impl Iterator<Item = (usize, usize)>
 /// atomics as they are.
 #[inline(always)]
 fn unrolled<C>(cells: &[C], mut what: impl FnMut(&C, u64)) {
-    let (eights, rest) = cells.as_chunks::<8>();
+    let eights = cells.chunks_exact(8);
+    let rest = eights.remainder();
     let mut at = 0;
     for eight in eights {
         for (cell, n) in eight.iter().zip(0..) {

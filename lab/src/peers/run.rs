@@ -79,8 +79,7 @@ impl Plan {
             };
             // What our tables do not have in this format is not a row of it, whoever else has it.
             let ours = entrants.iter_mut().find(|(who, _)| *who == Who::Exclusive);
-            if let Some((_, ours)) = ours
-                && ours.sample(&work).is_ok_and(|sample| sample.is_none())
+            if ours.is_some_and(|(_, ours)| ours.sample(&work).is_ok_and(|sample| sample.is_none()))
             {
                 continue;
             }
@@ -205,9 +204,8 @@ impl Plan {
                 if len / page * 8 * 2 > available_memory() {
                     break;
                 }
-                if let Some(samples) = contest.translations(page, len, self.few())?
-                    && let Some(figure) = Figure::of(&samples)
-                {
+                let samples = contest.translations(page, len, self.few())?;
+                if let Some(figure) = samples.and_then(|samples| Figure::of(&samples)) {
                     let name = "dmaspace-iopt, exclusive".to_owned();
                     let entry = Entry {
                         who: Who::Exclusive,

@@ -145,9 +145,10 @@ impl<'a> Machine<'a> {
         for request in 0..self.requests.len() {
             self.start(request)?;
         }
-        while self.running > 0
-            && let Some(Reverse((time, _, event))) = self.events.pop()
-        {
+        while self.running > 0 {
+            let Some(Reverse((time, _, event))) = self.events.pop() else {
+                break;
+            };
             self.now = time;
             match event {
                 Event::Walked(request) => self.walked(request)?,
@@ -262,9 +263,10 @@ impl<'a> Machine<'a> {
             self.requests[other].page = page;
             self.after(own, Event::Translated(other));
         }
-        while self.units[model.unit].busy < self.given.units[model.unit].walks
-            && let Some(next) = self.units[model.unit].queue.pop_front()
-        {
+        while self.units[model.unit].busy < self.given.units[model.unit].walks {
+            let Some(next) = self.units[model.unit].queue.pop_front() else {
+                break;
+            };
             self.turn(next)?;
         }
         Ok(())

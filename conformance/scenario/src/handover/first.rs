@@ -257,9 +257,10 @@ impl Hardware {
                 Ok(())
             }
             (Some(&"invalidate"), &[number, domain, levels, tables, ref ranges @ ..]) => {
-                let (pairs, _) = ranges.as_chunks::<2>();
-                let ranges = pairs.iter();
-                let ranges = ranges.map(|[at, len]| Span::checked(*at, *len).ok_or_else(none));
+                let ranges = ranges.chunks_exact(2).map(|pair| match pair {
+                    [at, len] => Span::checked(*at, *len).ok_or_else(none),
+                    _ => Err(none()),
+                });
                 let ranges = ranges.collect::<Result<Vec<Span<Iova>>, _>>()?;
                 let (domain, levels) = (DomainId(domain as u32), levels as u32);
                 let done = unit(number)?.invalidate_ranges(domain, &ranges, levels, tables != 0);
@@ -429,7 +430,7 @@ impl World {
             return Ok(Hole::Refused(capability.into(), error.into()));
         }
         let [start, len] = second.serve_numbers(&self.backend, "opening")?;
-        let pages = (start | len).is_multiple_of(PAGE) && len > 0;
+        let pages = (start | len) % PAGE == 0 && len > 0;
         let hole = Span::checked(start, len).filter(|hole| pages && self.range().covers(hole));
         let hole = hole.ok_or_else(|| unexpected(format!("opening {start} {len}")))?;
         let pages = self.scene.pages_of(hole);
@@ -520,11 +521,11 @@ impl World {
             second.serve_numbers(&self.backend, "left")?;
         second.answer("ok")?;
         second.end()?;
-        if let Backend::Own(hardware) = &self.backend
-            && hardware.physical.runs_of_successor() > 0
-        {
-            self.scene
-                .complain("the second process has ended, and has runs pinned".into());
+        if let Backend::Own(hardware) = &self.backend {
+            if hardware.physical.runs_of_successor() > 0 {
+                self.scene
+                    .complain("the second process has ended, and has runs pinned".into());
+            }
         }
         let kernel = Counted {
             locked_bytes,

@@ -160,10 +160,9 @@ impl Function {
                 break;
             }
             let kind = usize::from(self.get8(at + KIND)?);
-            if self.get8(at)? == VENDOR_CAPABILITY
-                && let Some(place) = places.get_mut(kind)
-                && place.is_none()
-            {
+            let vendor = self.get8(at)? == VENDOR_CAPABILITY;
+            let place = places.get_mut(kind);
+            if let Some(place) = place.filter(|place| vendor && place.is_none()) {
                 let (bar, offset) = (self.get8(at + BAR)?, self.get32(at + OFFSET)?);
                 // Others are reserved (4.1.4).
                 *place = (bar < 6).then_some(Place { bar, offset });

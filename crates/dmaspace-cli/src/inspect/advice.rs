@@ -5,9 +5,9 @@ use std::fmt;
 use hostmem::ThpMode;
 use serde::Serialize;
 
+use super::ProcessReport;
 use super::guest::{GIANT, Guest, Host, Interface, Monitor, THP};
 use super::start::Estimate;
-use super::{Limit, ProcessReport};
 use crate::pool;
 use crate::size::{Short, bytes};
 
@@ -73,7 +73,7 @@ impl Now<'_> {
                         *mode = ThpMode::Madvise;
                     }
                 }
-                Change::Pool(page) if ram.bytes.is_multiple_of(page) => {
+                Change::Pool(page) if ram.bytes % page == 0 => {
                     if ram.page_bytes(&host) < page || ram.pool_bytes.is_none() {
                         (ram.pool_bytes, ram.file) = (Some(page), None);
                         ram.shared = true;
@@ -356,12 +356,9 @@ pub(super) fn others(report: &ProcessReport) -> Vec<Advice> {
         });
     };
     let needed = report.charged_bytes();
-    if let Limit {
-        memlock_bytes: Some(limit),
-        lifted: false,
-    } = report.limit
-        && limit < needed
-    {
+    let limit = report.limit.memlock_bytes;
+    let limit = limit.filter(|limit| !report.limit.lifted && *limit < needed);
+    if let Some(limit) = limit {
         let (limit, needed) = (bytes(limit), bytes(needed));
         say(
             format!("its limit on locked memory is {limit}, and {needed} would be charged"),
@@ -384,6 +381,7 @@ pub(super) fn others(report: &ProcessReport) -> Vec<Advice> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Limit;
     use super::super::guest::Ram;
     use super::super::start::StartReport;
     use super::super::start::tests::{HOST, of, speeds};

@@ -96,9 +96,9 @@ fn read(file: &File, block: u64) -> Option<Box<[u8]>> {
     let mut flags = vec![0; BLOCK as usize * 8];
     // The last block of the machine's memory may be shorter.
     let read = file.read_at(&mut flags, block * 8).ok()?;
-    let flags = flags.get(..read)?.as_chunks().0;
-    let flags: Vec<u64> = flags.iter().map(|word| u64::from_ne_bytes(*word)).collect();
-    Some(sizes(&flags))
+    let words = flags.get(..read)?.chunks_exact(8);
+    let words = words.map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()));
+    Some(sizes(&words.collect::<Vec<u64>>()))
 }
 
 /// A head and the tails behind it are one folio; of one that began before the block the part in it.

@@ -452,12 +452,9 @@ fn findings(
             "iommu.passthrough=0 on the kernel's command line, or DMA in a group's `type`",
         ),
     }
-    if let Some(value) = text(
-        &places
-            .sys
-            .join("module/vfio_iommu_type1/parameters/disable_hugepages"),
-    ) && value == "Y"
-    {
+    let type1 = places.sys.join("module/vfio_iommu_type1/parameters");
+    let small = text(&type1.join("disable_hugepages"));
+    if small.is_some_and(|small| small == "Y") {
         say(
             "VFIO maps page by page: tables are 512 times as large".into(),
             "vfio_iommu_type1.disable_hugepages=0",

@@ -155,9 +155,7 @@ pub fn areas(smaps: &str) -> Vec<Area> {
     for line in smaps.lines() {
         if let Some(area) = header(line) {
             areas.push(area);
-        } else if let Some(area) = areas.last_mut()
-            && let Some((name, value)) = line.split_once(':')
-        {
+        } else if let Some((area, (name, value))) = areas.last_mut().zip(line.split_once(':')) {
             detail(area, name, value.trim());
         }
     }

@@ -42,7 +42,7 @@ fn choose_backing(job: &LifeJob, size: u64, machine: &Machine) -> Result<Backing
         let fits = |backing: &Backing| {
             let pool = backing.huge_size().and_then(|size| machine.pool(size));
             let free = pool.map_or(0, |pool| pool.unreserved());
-            size.is_multiple_of(PARTS * backing.page())
+            size % (PARTS * backing.page()) == 0
                 && free >= size / backing.page()
                 && machine.cgroup_below(*backing, size).is_none()
         };
@@ -89,7 +89,7 @@ fn choose_size(
         }
         return Ok((size, Some(reason)));
     };
-    if size == 0 || !size.is_multiple_of(unit) {
+    if size == 0 || size % unit != 0 {
         return Err(LifeError::Input(format!(
             "a size of {size} bytes is not 16 equal parts of whole pages, multiples of {}, or is 0",
             Bytes(unit)

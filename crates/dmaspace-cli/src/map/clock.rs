@@ -55,9 +55,8 @@ impl Observer for Clock<'_> {
     }
 
     fn end(&mut self, step: Step, bytes: u64) {
-        if let Some((begun, at)) = self.begun.take()
-            && begun == step
-        {
+        let begun = self.begun.take().filter(|(begun, _)| *begun == step);
+        if let Some((_, at)) = begun {
             let taken = at.elapsed();
             match self.taken.iter_mut().find(|(known, ..)| *known == step) {
                 Some((_, time, handled)) => {

@@ -143,7 +143,7 @@ impl GuestTopology {
             return Err(GuestError::NoNodes);
         }
         let bytes = memory_bytes;
-        if let Some(page) = huge_bytes.filter(|page| !bytes.is_multiple_of(*page)) {
+        if let Some(page) = huge_bytes.filter(|page| bytes.checked_rem(*page) != Some(0)) {
             return Err(GuestError::HugePages { bytes, page });
         }
         let unit = huge_bytes.unwrap_or(UNIT);

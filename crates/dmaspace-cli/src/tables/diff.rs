@@ -55,7 +55,7 @@ pub struct Reached {
 
 impl DiffReport {
     /// True when both translate everything alike.
-    pub const fn is_same(&self) -> bool {
+    pub fn is_same(&self) -> bool {
         self.changes.is_empty() && self.complete
     }
 }
@@ -152,11 +152,12 @@ fn note(
         (Some(was), Some((pa, prot))) => was.pa.checked_add(len) == Some(pa) && was.prot == prot,
         _ => false,
     };
-    if let Some(last) = changes.last_mut()
-        && last.iova.checked_add(last.bytes) == Some(iova)
-        && continues(&last.before, before, last.bytes)
-        && continues(&last.after, after, last.bytes)
-    {
+    let continued = changes.last_mut().filter(|last| {
+        last.iova.checked_add(last.bytes) == Some(iova)
+            && continues(&last.before, before, last.bytes)
+            && continues(&last.after, after, last.bytes)
+    });
+    if let Some(last) = continued {
         last.bytes = last.bytes.saturating_add(bytes);
         return;
     }

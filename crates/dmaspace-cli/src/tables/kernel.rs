@@ -237,7 +237,7 @@ fn sections(
             break;
         }
         let wrong = KernelTextError::Line { line };
-        let Ok(words) = str::from_utf8(&bytes).map(str::trim) else {
+        let Ok(words) = std::str::from_utf8(&bytes).map(str::trim) else {
             return Err(wrong);
         };
         if let Some(device) = words.strip_prefix("Device ") {

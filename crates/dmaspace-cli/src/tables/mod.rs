@@ -428,10 +428,11 @@ impl<'a> Tables<'a> {
     fn check_root(&self) -> Result<(), WalkReason> {
         let mut first = Ok(());
         self.walker.scan(self, |entry| {
-            if let Err(reason @ WalkReason::NoMemory { .. }) = entry.says
-                && entry.index == 0
-            {
-                first = Err(reason);
+            match entry.says {
+                Err(reason @ WalkReason::NoMemory { .. }) if entry.index == 0 => {
+                    first = Err(reason);
+                }
+                _ => {}
             }
             iopt::walk::ScanStep::End
         })?;

@@ -324,7 +324,7 @@ impl Scan {
         class.count += 1;
         class.bytes = class.bytes.saturating_add(covered);
         if covered < page.len {
-            let text = format_args!(
+            let text = format!(
                 "is marked as part of a leaf of {}, of which only {} entries are marked",
                 runs::Bytes(page.len),
                 runs::Bytes(covered)
@@ -365,11 +365,11 @@ impl Scan {
             let text = "leads to a table without an entry that is present";
             self.find(&by, FindingKind::Empty, Severity::Note, &text);
         }
-        if let Some((run, _)) = open.whole
-            && run.len == 1 << by.log2
-            && run.pa & (run.len - 1) == 0
-            && self.has_leaf(by.level, run.len)
-        {
+        if open.whole.is_some_and(|(run, _)| {
+            run.len == 1 << by.log2
+                && run.pa & (run.len - 1) == 0
+                && self.has_leaf(by.level, run.len)
+        }) {
             self.survey.waste.mergeable_tables += 1;
             self.survey.waste.mergeable_bytes += open.bytes;
         }

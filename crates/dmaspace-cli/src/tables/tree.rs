@@ -95,7 +95,7 @@ impl Tree {
     }
 
     /// What is beyond the most is dropped; a little is let in, since the last lines may still join.
-    const fn has_room(&self) -> bool {
+    fn has_room(&self) -> bool {
         self.lines.len() < self.most.saturating_add(64)
     }
 
@@ -130,26 +130,28 @@ impl Tree {
     }
 
     pub(super) fn leaf(&mut self, at: usize, entry: &Visited, part: Run, page: u64) {
-        if let Some(TreeLine::Leaves {
-            depth,
-            index,
-            count,
-            iova,
-            pa,
-            bytes,
-            page_bytes,
-            ..
-        }) = self.lines.last_mut()
-            && *depth == at - 1
-            && u64::from(*index) + *count == u64::from(entry.index)
-            && *page_bytes == page
-            && self.prot == entry.prot
-            && iova.checked_add(*bytes) == Some(part.iova)
-            && pa.checked_add(*bytes) == Some(part.pa)
-        {
-            *count += 1;
-            *bytes += part.len;
-            return;
+        match self.lines.last_mut() {
+            Some(TreeLine::Leaves {
+                depth,
+                index,
+                count,
+                iova,
+                pa,
+                bytes,
+                page_bytes,
+                ..
+            }) if *depth == at - 1
+                && u64::from(*index) + *count == u64::from(entry.index)
+                && *page_bytes == page
+                && self.prot == entry.prot
+                && iova.checked_add(*bytes) == Some(part.iova)
+                && pa.checked_add(*bytes) == Some(part.pa) =>
+            {
+                *count += 1;
+                *bytes += part.len;
+                return;
+            }
+            _ => {}
         }
         self.prot = entry.prot;
         self.push(TreeLine::Leaves {

@@ -96,9 +96,11 @@ fn handover(root: u64, lines: &str) -> String {
         let words: Vec<_> = line.split_whitespace().collect();
         if let ["word", nth, by] = words[..]
             && let (Ok(nth), Ok(by)) = (nth.parse::<usize>(), by.parse::<u64>())
-            && let Some(word) = bytes.as_chunks_mut::<8>().0.get_mut(nth)
+            && let Some(word) = bytes.chunks_exact_mut(8).nth(nth)
         {
-            *word = (u64::from_le_bytes(*word) ^ by).to_le_bytes();
+            for (byte, by) in word.iter_mut().zip(by.to_le_bytes()) {
+                *byte ^= by;
+            }
         }
     }
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()

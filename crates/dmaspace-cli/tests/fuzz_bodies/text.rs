@@ -24,7 +24,7 @@ pub fn topology(data: &[u8]) {
     let distances = (topology.nodes().len() as u64).pow(2);
     within(most + 256 * distances, || {
         if let Ok(mut guest) = GuestTopology::new(&topology, 8 << 30, Some(2 << 20)) {
-            guest.viommu = bytes.is_multiple_of(2);
+            guest.viommu = bytes % 2 == 0;
             guest.qemu().expect("the bus numbers were shared out");
             let _ = guest.libvirt();
         }

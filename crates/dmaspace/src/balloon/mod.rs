@@ -214,9 +214,10 @@ impl<T: Borrow<Arc<Memory>>> Dma<T> for BalloonDma {
         let mut told = self.in_all(map, parts, release);
         for (part, memory) in memories(map, parts) {
             let (mut at, end) = (part.offsets.start, part.offsets.start + part.offsets.len);
-            while at < end
-                && let Some(held) = memory.first_held(Span::new(at, end - at))
-            {
+            while at < end {
+                let Some(held) = memory.first_held(Span::new(at, end - at)) else {
+                    break;
+                };
                 told.push((Part::new(part.region, held), Reason::PinnedElsewhere));
                 at = held.start + held.len;
             }

@@ -177,9 +177,10 @@ impl Scan {
             let count = ((range.start + range.len - at) / PAGE).min(BATCH as u64);
             let entries = &mut entries[..count as usize * 8];
             self.pagemap.read_exact_at(entries, at / PAGE * 8)?;
-            for (page, entry) in (0..).zip(entries.as_chunks::<8>().0) {
+            for (page, entry) in (0..).zip(entries.chunks_exact(8)) {
+                let entry = u64::from_ne_bytes(entry.try_into().unwrap_or_default());
                 let own = PRESENT | EXCLUSIVE;
-                if u64::from_ne_bytes(*entry) & own == own {
+                if entry & own == own {
                     told(Span::new(at + page * PAGE, PAGE), false);
                 }
             }

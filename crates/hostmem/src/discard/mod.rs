@@ -257,7 +257,7 @@ impl Discard {
 
     fn of(memory: Memory, backed: Backed, calls: Box<dyn Calls>) -> Result<Self, DiscardError> {
         let (offset, page) = (memory.file().map_or(0, |(_, offset)| offset), backed.page);
-        if !offset.is_multiple_of(page) {
+        if offset % page != 0 {
             return Err(DiscardError::FileOffset { offset, page });
         }
         let batches = backed.store == Store::Private && calls.has_batch();

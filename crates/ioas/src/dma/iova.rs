@@ -243,9 +243,8 @@ mod tests {
         let iovas = Iovas::new(windows, 4096, 1);
         let mut plain = BTreeMap::new();
         for (len, nth) in steps {
-            if *nth % 3 == 0
-                && let Some((start, len)) = plain.iter().nth(*nth as usize % plain.len().max(1))
-            {
+            let old = plain.iter().nth(*nth as usize % plain.len().max(1));
+            if let Some((start, len)) = old.filter(|_| *nth % 3 == 0) {
                 let (start, len): (u64, u64) = (*start, *len);
                 iovas.free(start, len);
                 plain.remove(&start);

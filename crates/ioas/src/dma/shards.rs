@@ -251,10 +251,10 @@ impl Local {
         let record = self.records.get_mut(place as usize)?.take()?;
         self.free.push(place);
         for part in record.parts() {
-            if let Part::Given(place) = part
-                && let Some(used) = self.memories.get_mut(*place)
-            {
-                used.parts -= 1;
+            if let Part::Given(place) = part {
+                if let Some(used) = self.memories.get_mut(*place) {
+                    used.parts -= 1;
+                }
             }
         }
         Some(record)

@@ -142,7 +142,7 @@ impl<R: Rest, const N: usize> Node<R, N> {
     /// Every node but the root has at least this many entries.
     pub(super) const HALF: usize = {
         assert!(
-            N >= 8 && N.is_multiple_of(2),
+            N >= 8 && N % 2 == 0,
             "the way down has room for halves of four"
         );
         N / 2

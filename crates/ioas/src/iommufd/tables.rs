@@ -178,9 +178,8 @@ impl Tables {
             return;
         };
         let left = self.0.remove(place).table;
-        if let Some(table) = left
-            && self.0.iter().all(|member| member.table != left)
-        {
+        let used = self.0.iter().any(|member| member.table == left);
+        if let Some(table) = left.filter(|_| !used) {
             kernel.remove(table);
         }
     }

@@ -68,14 +68,14 @@ pub(super) fn source(
     offset: u64,
     profile: Profile,
 ) -> Option<Source<'_>> {
-    #[cfg(feature = "iommufd")]
-    if profile == Profile::Iommufd
-        && let Some((file, base)) = object.file()
-    {
-        return Some(Source::File(file, base.checked_add(offset)?));
-    }
-    if profile == Profile::Iommufd && object.is_mmio() {
-        return None;
+    if profile == Profile::Iommufd {
+        #[cfg(feature = "iommufd")]
+        if let Some((file, base)) = object.file() {
+            return Some(Source::File(file, base.checked_add(offset)?));
+        }
+        if object.is_mmio() {
+            return None;
+        }
     }
     let address = object.in_process()?.address().checked_add(offset)?;
     Some(Source::Address(address))

@@ -164,16 +164,16 @@ impl Origins {
             }
             let last = (memory, kind, part.start);
             let before = self.0.range((memory, kind, 0)..=last).next_back();
-            if let Some((&(_, _, offset), origin)) = before
-                && part.start - offset < origin.len
-                && let Some(pages) = origin.pages.upgrade()
-            {
-                let source = Source::Copy {
-                    space: origin.space,
-                    iova: origin.iova + (part.start - offset),
-                };
-                let len = part.len.min(offset + origin.len - part.start);
-                return (len, Some((source, pages)));
+            let here = before.filter(|((.., offset), origin)| part.start - offset < origin.len);
+            if let Some((&(.., offset), origin)) = here {
+                if let Some(pages) = origin.pages.upgrade() {
+                    let source = Source::Copy {
+                        space: origin.space,
+                        iova: origin.iova + (part.start - offset),
+                    };
+                    let len = part.len.min(offset + origin.len - part.start);
+                    return (len, Some((source, pages)));
+                }
             }
             // Behind the first byte: what is there cannot be copied, so that there is always progress.
             let behind = (Excluded(last), Included((memory, kind, part.last())));

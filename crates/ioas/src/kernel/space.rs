@@ -390,11 +390,10 @@ impl<K: Mapper> KernelSpace<K> {
             let starts: Vec<u64> = self.pieces().map(|range| range.start).collect();
             // A container without groups has no mappings, and takes no calls. (One that iommufd
             // plays has, and does.)
-            if let Err(error) = self.unmap_everything()
-                && K::PROFILE == Profile::Type1
-                && errno(&error) == Some(Errno::EINVAL)
-            {
-                self.mapped.remove(&starts);
+            if let Err(error) = self.unmap_everything() {
+                if K::PROFILE == Profile::Type1 && errno(&error) == Some(Errno::EINVAL) {
+                    self.mapped.remove(&starts);
+                }
             }
         }
         // If it is not learned, the windows are narrower than they could be.

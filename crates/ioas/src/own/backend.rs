@@ -159,9 +159,11 @@ impl Backend for Own {
                 .into_iter()
                 .flat_map(|(areas, _)| domain.within(areas))
             {
-                if looked && let Some(leaf) = domain.leaf_over_ends(range) {
-                    let cause = iopt::TableUnmapError::InsideLeaf { range, leaf };
-                    return Err(UnmapError::Table(cause));
+                if looked {
+                    if let Some(leaf) = domain.leaf_over_ends(range) {
+                        let cause = iopt::TableUnmapError::InsideLeaf { range, leaf };
+                        return Err(UnmapError::Table(cause));
+                    }
                 }
                 looked = true;
             }

@@ -193,9 +193,13 @@ impl FromStr for Handover {
 
     fn from_str(text: &str) -> Result<Self, DecodeError> {
         let digit = |digit: &u8| char::from(*digit).to_digit(16);
-        let (pairs, rest) = text.as_bytes().as_chunks();
-        let byte = |[high, low]: &[u8; 2]| Some((digit(high)? << 4 | digit(low)?) as u8);
-        let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
+        let pairs = text.as_bytes().chunks_exact(2);
+        let rest = pairs.remainder();
+        let byte = |pair: &[u8]| match pair {
+            [high, low] => Some((digit(high)? << 4 | digit(low)?) as u8),
+            _ => None,
+        };
+        let bytes: Option<Vec<u8>> = pairs.map(byte).collect();
         match bytes.filter(|_| rest.is_empty()) {
             Some(bytes) => Self::decode(&bytes),
             None => Err(DecodeError::Digits),

@@ -126,12 +126,13 @@ impl<'a> Fill<'a> {
                 break;
             }
             // Everything is found: nothing follows that the last run could be joined with.
-            if found == self.range.len
-                && let Some(slot) = self.batch.get_mut(complete)
-                && let Some(run) = joiner.finish()
-            {
-                *slot = run;
-                complete += 1;
+            if found == self.range.len {
+                if let Some(slot) = self.batch.get_mut(complete) {
+                    if let Some(run) = joiner.finish() {
+                        *slot = run;
+                        complete += 1;
+                    }
+                }
             }
             self.fill(complete, observer)?;
         }

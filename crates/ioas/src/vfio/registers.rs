@@ -87,7 +87,7 @@ registers!(u8 u16 u32 u64);
 /// Refuses a register that is not aligned or does not lie within `len` bytes.
 pub(crate) fn check_register<T: Register>(offset: u64, len: u64) -> Result<()> {
     let size = size_of::<T>() as u64;
-    if !offset.is_multiple_of(size) {
+    if offset % size != 0 {
         return Err(KernelError::Unaligned { offset, size });
     }
     check_part(Span::new(offset, size), len)

@@ -87,11 +87,11 @@ impl Mapper for ContainerMapper {
 
     fn enter(&mut self, group: &Group, _with: Entering) -> Result<()> {
         group.set_container(&self.container)?;
-        if self.groups == 0
-            && let Err(error) = self.container.set_iommu(IommuModel::Type1V2)
-        {
-            let _ = group.unset_container();
-            return Err(error);
+        if self.groups == 0 {
+            if let Err(error) = self.container.set_iommu(IommuModel::Type1V2) {
+                let _ = group.unset_container();
+                return Err(error);
+            }
         }
         self.groups += 1;
         Ok(())

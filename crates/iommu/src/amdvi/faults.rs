@@ -147,8 +147,8 @@ impl Log {
         since: usize,
     ) -> impl Iterator<Item = &'m [M::Cell; 2]> + use<'m, R, M> {
         let count = (place(registers, EVENT_TAIL) + RING - since) % RING;
-        let (events, _) = self.cells(memory).as_chunks();
-        (0..count).filter_map(move |n| events.get((since + n) % RING))
+        let cells = self.cells(memory);
+        (0..count).filter_map(move |n| cells.get((since + n) % RING * 2..)?.first_chunk())
     }
 }
 

@@ -307,7 +307,7 @@ impl Drop for Locked<'_> {
 /// its processor.
 fn pause(tries: &mut u32) {
     *tries += 1;
-    if tries.is_multiple_of(64) {
+    if *tries % 64 == 0 {
         thread::yield_now();
     } else {
         hint::spin_loop();

@@ -206,7 +206,7 @@ impl<T: WalkMemory, D: TargetMemory> Port<T, D> {
         access: Access,
         copy: &mut dyn FnMut(&[AtomicU64]),
     ) -> Result<(), Aborted> {
-        if len > 0 && !iova.is_multiple_of(8) {
+        if len > 0 && iova % 8 != 0 {
             return Err(self.refused(iova, access, FaultReason::Misaligned));
         }
         self.each_run(iova, len, access, &mut |data, run, done| {

@@ -51,8 +51,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
             }
         }
-        if whole && let Some(hole) = first_empty::<F, _>(here) {
-            return Err(Refusal::Hole(at + ((hole as u64) << shift)));
+        if whole {
+            if let Some(hole) = first_empty::<F, _>(here) {
+                return Err(Refusal::Hole(at + ((hole as u64) << shift)));
+            }
         }
         Ok(())
     }

@@ -39,15 +39,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         spread: u64,
         access: P,
     ) -> (u64, usize) {
-        if V::N > 0
-            && spread >> F::shift(V::N) == 0
-            && let Some(cell) = self.cells(table, V::N).get(self.index(V::N, at))
-            && let Entry::Table(below) = F::decode(V::N, P::follow(cell))
-        {
-            if MAPS {
-                self.maps_below(cell, access);
+        if V::N > 0 && spread >> F::shift(V::N) == 0 {
+            if let Some(cell) = self.cells(table, V::N).get(self.index(V::N, at)) {
+                if let Entry::Table(below) = F::decode(V::N, P::follow(cell)) {
+                    if MAPS {
+                        self.maps_below(cell, access);
+                    }
+                    return self.lowest_inlined::<V::Below, P, MAPS>(below, at, spread, access);
+                }
             }
-            return self.lowest_inlined::<V::Below, P, MAPS>(below, at, spread, access);
         }
         (table, V::N)
     }

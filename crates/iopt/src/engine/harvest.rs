@@ -170,11 +170,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             });
         }
         for end in [range.start, range.last()] {
-            if let Some(leaf) = self.leaf_at(end)
-                && !range.covers(&leaf.run.input())
-            {
-                let leaf = leaf.run;
-                return Err(DirtyError::InsideLeaf { range, leaf });
+            if let Some(leaf) = self.leaf_at(end) {
+                if !range.covers(&leaf.run.input()) {
+                    let leaf = leaf.run;
+                    return Err(DirtyError::InsideLeaf { range, leaf });
+                }
             }
         }
         let mut harvest = Harvest {

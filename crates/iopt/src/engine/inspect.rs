@@ -100,7 +100,7 @@ pub(crate) fn inspect<F: Format, E: From<Damage>>(
                     return Err(damage(DamageKind::Unknown).into());
                 }
                 let group = 1usize << (log2 - F::shift(level));
-                let whole = index.is_multiple_of(group) && index + group <= entries;
+                let whole = index % group == 0 && index + group <= entries;
                 let complete = whole
                     && (0..group).all(|n| {
                         let step = if F::GROUPS_ADVANCE {

@@ -144,9 +144,10 @@ impl Plan<'_> {
         while let Some((table, _)) = more.take(memory) {
             all.push(memory, table);
         }
-        while all.len() < self.needed
-            && let Some(table) = spare.pop(memory)
-        {
+        while all.len() < self.needed {
+            let Some(table) = spare.pop(memory) else {
+                break;
+            };
             all.push(memory, table);
             self.spared += 1;
         }
@@ -158,9 +159,10 @@ impl Plan<'_> {
     pub(crate) fn give_back<M: TableMemory>(&mut self, memory: &M) {
         let mut rest = mem::replace(&mut self.reserve, Reserve::empty());
         if let Some(spare) = &mut self.spare {
-            while self.spared > 0
-                && let Some((table, _)) = rest.take(memory)
-            {
+            while self.spared > 0 {
+                let Some((table, _)) = rest.take(memory) else {
+                    break;
+                };
                 spare.push(memory, table);
                 self.spared -= 1;
             }

@@ -144,11 +144,13 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
                 }
             }
         }
-        if whole && let Some(hole) = tables.first_hole::<V>(table, at, todo, &mut self.run) {
-            return Err(TableUnmapError::Hole {
-                range: self.named,
-                at: aperture.extend(hole),
-            });
+        if whole {
+            if let Some(hole) = tables.first_hole::<V>(table, at, todo, &mut self.run) {
+                return Err(TableUnmapError::Hole {
+                    range: self.named,
+                    at: aperture.extend(hole),
+                });
+            }
         }
         Ok(todo)
     }
@@ -193,10 +195,10 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Pages {
             // The pages are those of a table below.
             let cell = tables.cells(table, V::N).get(index);
             let word = cell.map_or(0, Cell::get_acquire);
-            if V::N > 0
-                && let Entry::Table(below) = F::decode(V::N, word)
-            {
-                return self.check::<V::Below>(tables, below, at, todo);
+            if V::N > 0 {
+                if let Entry::Table(below) = F::decode(V::N, word) {
+                    return self.check::<V::Below>(tables, below, at, todo);
+                }
             }
         }
         let cells = tables.cells(table, V::N);

@@ -39,16 +39,16 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.announce(request);
         let mut rest = cells;
         while let Some((log2, count)) = self.leaves_here(V::N, &cursor, u64::MAX) {
-            if V::N == 0
-                && let Some(runs) = self.single_leaves(&cursor, (log2, count), cursor.todo)
-            {
-                let entries = (runs << log2 >> F::shift(0)) as usize;
-                let (here, behind) = rest.split_at_checked(entries).unwrap_or((rest, &[]));
-                let starts = cursor.starts(runs);
-                store_single_leaves::<F, V, M::Cell>(here, starts, log2, request.bits);
-                cursor.pass_single_leaves(log2, runs);
-                rest = behind;
-                continue;
+            if V::N == 0 {
+                if let Some(runs) = self.single_leaves(&cursor, (log2, count), cursor.todo) {
+                    let entries = (runs << log2 >> F::shift(0)) as usize;
+                    let (here, behind) = rest.split_at_checked(entries).unwrap_or((rest, &[]));
+                    let starts = cursor.starts(runs);
+                    store_single_leaves::<F, V, M::Cell>(here, starts, log2, request.bits);
+                    cursor.pass_single_leaves(log2, runs);
+                    rest = behind;
+                    continue;
+                }
             }
             let bytes = count << log2;
             let entries = (bytes >> F::shift(V::N)) as usize;

@@ -379,9 +379,10 @@ impl<'a> Image<'a> {
                         let Some((place, _)) = found else {
                             return Err(damage(DamageKind::Foreign { table: below }).into());
                         };
-                        if let Some(place) = place.checked_sub(from)
-                            && let Some(bits) = linked.get_mut(place / 64)
-                        {
+                        let Some(place) = place.checked_sub(from) else {
+                            return Ok(());
+                        };
+                        if let Some(bits) = linked.get_mut(place / 64) {
                             if *bits >> (place % 64) & 1 == 1 {
                                 return Err(damage(DamageKind::Shared { table: below }).into());
                             }
@@ -468,7 +469,7 @@ impl core::fmt::Debug for Image<'_> {
 impl WalkMemory for Image<'_> {
     fn read_u64(&self, address: u64) -> Result<u64, BadAddress> {
         let bad = BadAddress { address };
-        if self.entry_bytes != 8 || !address.is_multiple_of(8) {
+        if self.entry_bytes != 8 || address % 8 != 0 {
             return Err(bad);
         }
         self.read(address).ok_or(bad)
@@ -476,7 +477,7 @@ impl WalkMemory for Image<'_> {
 
     fn read_u32(&self, address: u64) -> Result<u32, BadAddress> {
         let bad = BadAddress { address };
-        if !address.is_multiple_of(4) {
+        if address % 4 != 0 {
             return Err(bad);
         }
         let half = if self.entry_bytes == 8 {

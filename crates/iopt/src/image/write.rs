@@ -132,11 +132,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             // Level + 1; 0 where there is no table.
             let mut levels = [0u8; WINDOW];
             self.for_each_table(&mut |table, level| {
+                if table == root {
+                    return;
+                }
                 let place = table.checked_sub(start).map(|bytes| bytes / F::TABLE_BYTES);
-                if table != root
-                    && let Some(Ok(place)) = place.map(usize::try_from)
-                    && let Some(slot) = levels.get_mut(place)
-                {
+                let place = place.and_then(|place| usize::try_from(place).ok());
+                if let Some(slot) = place.and_then(|place| levels.get_mut(place)) {
                     *slot = level + 1;
                 }
             });

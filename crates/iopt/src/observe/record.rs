@@ -294,12 +294,12 @@ mod heap {
 
         /// Makes `at` a beginning, if it is mapped.
         fn split(&mut self, at: u64) {
-            if let Some((&iova, mapping)) = self.0.range_mut(..at).next_back()
-                && at - iova < mapping.len
-            {
-                let Mapping { pa, len, prot } = *mapping;
-                mapping.len = at - iova;
-                self.put(Run { iova, pa, len }.skip(at - iova), prot);
+            if let Some((&iova, mapping)) = self.0.range_mut(..at).next_back() {
+                if at - iova < mapping.len {
+                    let Mapping { pa, len, prot } = *mapping;
+                    mapping.len = at - iova;
+                    self.put(Run { iova, pa, len }.skip(at - iova), prot);
+                }
             }
         }
     }
@@ -381,12 +381,12 @@ mod heap {
 
         /// Makes `at` a beginning, if a domain can write to it.
         fn split(&mut self, at: u64) {
-            if let Some((&start, stretch)) = self.0.range_mut(..at).next_back()
-                && at - start < stretch.len
-            {
-                let (len, by) = (stretch.len - (at - start), stretch.by.clone());
-                stretch.len = at - start;
-                self.0.insert(at, Stretch { len, by });
+            if let Some((&start, stretch)) = self.0.range_mut(..at).next_back() {
+                if at - start < stretch.len {
+                    let (len, by) = (stretch.len - (at - start), stretch.by.clone());
+                    stretch.len = at - start;
+                    self.0.insert(at, Stretch { len, by });
+                }
             }
         }
     }

@@ -42,11 +42,10 @@ impl<C: Cell, const N: usize> Reclaim for Slots<C, N> {
         let mut round = 0;
         let mut index = memory.place() % N;
         loop {
-            if let Some(Slot(slot)) = self.slots.get(index)
-                && slot.get() == 0
-                && slot.set_if_and_fence(0, self.clock.now()).is_ok()
-            {
-                return SlotGuard { slot };
+            if let Some(Slot(slot)) = self.slots.get(index) {
+                if slot.get() == 0 && slot.set_if_and_fence(0, self.clock.now()).is_ok() {
+                    return SlotGuard { slot };
+                }
             }
             index = (index + 1) % N;
             round += 1;

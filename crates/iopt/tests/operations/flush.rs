@@ -171,7 +171,7 @@ impl CacheLines for &'static Machine {
     const LINE: usize = 64;
 
     fn write_back(&self, line: *const u8) {
-        assert!(line.addr().is_multiple_of(64));
+        assert!(line.addr() % 64 == 0);
         self.lines.fetch_add(1, Ordering::Relaxed);
         let own = (thread::current().id(), line.addr());
         self.on_their_way.lock().unwrap().push(own);

@@ -153,7 +153,7 @@ impl<'a> Config<'a> {
     ///
     /// [`Error::Ecam`] unless `base` is a multiple of 256 MiB below 64 GiB.
     pub fn q35(machine: &'a Machine, base: u64) -> Result<Self, Error> {
-        if !base.is_multiple_of(ECAM_BYTES) || base >> 36 != 0 {
+        if base % ECAM_BYTES != 0 || base >> 36 != 0 {
             return Err(Error::Ecam { base });
         }
         let (ports, bridge) = (Self::ports(machine), Address::new(0, 0, 0));
@@ -209,7 +209,7 @@ impl<'a> Config<'a> {
     /// Where a register is to be found: at an address, or at the data port once the other is set.
     fn select(&self, address: Address, offset: u16, bytes: u16) -> Result<Place, Error> {
         let size = if self.ecam.is_some() { 4096 } else { 256 };
-        if !offset.is_multiple_of(bytes) || offset >= size {
+        if offset % bytes != 0 || offset >= size {
             return Err(Error::Offset {
                 offset,
                 bytes,

@@ -126,8 +126,7 @@ impl Wire {
             match self {
                 Self::Bulk(format, _) => format.decode(message, refusals, sink),
                 Self::Pfns(ByteOrder::Big) => {
-                    let (numbers, _) = message.as_chunks_mut::<4>();
-                    numbers.iter_mut().for_each(|number| number.reverse());
+                    message.chunks_exact_mut(4).for_each(<[u8]>::reverse);
                     LePfns.decode(message, refusals, sink);
                 }
                 _ => LePfns.decode(message, refusals, sink),

@@ -64,9 +64,7 @@ impl Partial {
 
     /// These parts, which ascend, are inflated.
     fn touch(&mut self, parts: &[Part]) {
-        if let [first, ..] = parts
-            && let [.., last] = parts
-        {
+        if let Some((first, last)) = parts.first().zip(parts.last()) {
             let (first, last) = (first.offsets.start, last.offsets.last());
             let touched = self.touched.get_or_insert((first, last));
             *touched = (touched.0.min(first), touched.1.max(last));

@@ -209,9 +209,8 @@ where
     /// time (5.5.6.5), and does when memory is short. The device is not told. Returns the bytes.
     pub fn give_back_hinted(&mut self, bytes: u64) -> u64 {
         let mut left = bytes;
-        while let Some(hinted) = self.hinted.as_mut()
-            && let Some(run) = hinted.take_front(left)
-        {
+        let hinted = &mut self.hinted;
+        while let Some(run) = hinted.as_mut().and_then(|hinted| hinted.take_front(left)) {
             left -= run.len;
             self.pages.give_back(run);
         }

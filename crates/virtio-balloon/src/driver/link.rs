@@ -237,8 +237,10 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
             Some(Virtqueue::Platform {
                 number, in_flight, ..
             }) => {
-                if *in_flight && let Some(queues) = self.transport.queues() {
-                    *in_flight = !queues.answered(*number).map_err(Error::Seam)?;
+                if *in_flight {
+                    if let Some(queues) = self.transport.queues() {
+                        *in_flight = !queues.answered(*number).map_err(Error::Seam)?;
+                    }
                 }
                 Ok(!*in_flight)
             }

@@ -240,9 +240,8 @@ where
             let size = settings.queue_size;
             self.link.enable(Queue::Requests, number, size)?;
         }
-        if let Some(poison) = settings.poison
-            && accepted.contains(Features::PAGE_POISON)
-        {
+        let poisons = accepted.contains(Features::PAGE_POISON);
+        if let Some(poison) = settings.poison.filter(|_| poisons) {
             let transport = &mut self.link.transport;
             transport
                 .write_config(POISON, poison)

@@ -48,8 +48,10 @@ where
         }
         let request = self.link.request()?;
         let answered = self.answer(request);
-        while let Some(unused) = self.unused.as_mut()
-            && let Some(run) = unused.take_front(u64::MAX)
+        let unused = &mut self.unused;
+        while let Some(run) = unused
+            .as_mut()
+            .and_then(|unused| unused.take_front(u64::MAX))
         {
             self.pages.give_back(run);
         }

@@ -193,7 +193,7 @@ impl Format for BitmapRecords {
             let start = head << WIRE_SHIFT;
             let shift = (head >> PFN_BITS) as u32 & 0x3f;
             let bytes = (head >> 58) as usize;
-            if !bytes.is_multiple_of(8) {
+            if bytes % 8 != 0 {
                 return refusals.add(Refusal::Bitmap { at: place, bytes });
             }
             if left - 8 < bytes {
@@ -215,13 +215,13 @@ impl Format for BitmapRecords {
                 hand_on(start, pages, refusals, &mut sink);
                 continue;
             }
-            let (words, _) = bitmap.as_chunks::<8>();
+            let words = bitmap.chunks_exact(8).map(|bits| word(bits, 0));
             // 448 bits of 2^51 bytes at most: below 2^60.
             let all = (8 * bytes as u64) << shift;
             if start.checked_add(all).is_some() {
                 let mut base = start;
                 for bits in words {
-                    runs_of(u64::from_le_bytes(*bits), base, shift, &mut sink);
+                    runs_of(bits, base, shift, &mut sink);
                     base += WORD << shift;
                 }
                 continue;
@@ -229,7 +229,7 @@ impl Format for BitmapRecords {
             for (nr, bits) in (0u64..).zip(words) {
                 // From the word's own first page on, so that nothing wraps around here.
                 let base = (WORD * nr) << shift;
-                runs_of(u64::from_le_bytes(*bits), base, shift, |run| {
+                runs_of(bits, base, shift, |run| {
                     let pages = run.len >> WIRE_SHIFT;
                     match start.checked_add(run.start) {
                         Some(start) => hand_on(start, pages, refusals, &mut sink),

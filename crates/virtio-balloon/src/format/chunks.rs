@@ -53,12 +53,12 @@ impl Format for Chunks {
                 most: HEAD + MOST_DATA_BYTES,
             });
         }
-        let (pairs, rest) = data.as_chunks::<PAIR>();
+        let pairs = data.chunks_exact(PAIR);
         let (stated, found) = (u64::from_le_bytes(*number), pairs.len() as u64);
-        if stated != found || !rest.is_empty() {
+        if stated != found || !pairs.remainder().is_empty() {
             return refusals.add(Refusal::Stated { stated, found });
         }
-        for (nr, pair) in pairs.iter().enumerate() {
+        for (nr, pair) in pairs.enumerate() {
             let at = HEAD + nr * PAIR;
             let (start, len) = (word(pair, 0), word(pair, 8));
             let wrong = [start, len].into_iter().find(|word| word % WIRE_PAGE != 0);

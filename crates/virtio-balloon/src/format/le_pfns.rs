@@ -38,9 +38,9 @@ impl Format for LePfns {
                 needed = 4;
                 break;
             }
-            let (places, _) = out.room(4 * pages as usize).as_chunks_mut();
-            for (place, page) in places.iter_mut().zip(first..) {
-                *place = (page as u32).to_le_bytes();
+            let places = out.room(4 * pages as usize).chunks_exact_mut(4);
+            for (place, page) in places.zip(first..) {
+                place.copy_from_slice(&(page as u32).to_le_bytes());
             }
             source.advance(pages << WIRE_SHIFT);
         }
@@ -54,10 +54,11 @@ impl Format for LePfns {
         refusals: &mut Refusals,
         mut sink: impl FnMut(Span<GuestAddr>),
     ) {
-        let (numbers, rest) = message.as_chunks::<4>();
+        let numbers = message.chunks_exact(4);
+        let rest = numbers.remainder();
         let mut numbers = numbers
-            .iter()
-            .map(|number| u64::from(u32::from_le_bytes(*number)));
+            .map(|number| u32::from_le_bytes(number.try_into().unwrap_or_default()))
+            .map(u64::from);
         let mut next = numbers.next();
         while let Some(first) = next {
             let mut behind = first + 1;

@@ -119,8 +119,9 @@ impl Format for ScatterGather {
                 most: MOST_DATA_BYTES,
             });
         }
-        let (descriptors, rest) = message.as_chunks::<DESCRIPTOR>();
-        for (nr, descriptor) in descriptors.iter().enumerate() {
+        let descriptors = message.chunks_exact(DESCRIPTOR);
+        let rest = descriptors.remainder();
+        for (nr, descriptor) in descriptors.enumerate() {
             let len = word(descriptor, 8) as u32;
             Self::take(nr, word(descriptor, 0), len, refusals, &mut sink);
         }

@@ -124,14 +124,14 @@ impl Format for SizedRuns {
         let Some(data) = ResponseHeader::data(message, refusals) else {
             return;
         };
-        let (records, rest) = data.as_chunks::<8>();
-        if !rest.is_empty() {
+        let records = data.chunks_exact(8);
+        if !records.remainder().is_empty() {
             refusals.add(Refusal::Length {
                 bytes: data.len(),
                 unit: 8,
             });
         }
-        for (nr, record) in records.iter().enumerate() {
+        for (nr, record) in records.enumerate() {
             let at = HEAD + nr * 8;
             let word = word(record, 0);
             let start = word & !0xfff;

@@ -100,7 +100,7 @@ fn thousands(number: usize) -> String {
     let digits = number.to_string();
     let mut out = String::new();
     for (nr, digit) in digits.chars().enumerate() {
-        if nr > 0 && (digits.len() - nr).is_multiple_of(3) {
+        if nr > 0 && (digits.len() - nr) % 3 == 0 {
             out.push(',');
         }
         out.push(digit);

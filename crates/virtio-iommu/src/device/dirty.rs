@@ -61,9 +61,8 @@ impl Dirty {
     /// Keeps all that could be written to in `range`.
     fn keep_writable(&mut self, space: &Ioas, range: Span<Iova>, regions: &[Region]) {
         for area in space.areas() {
-            if let Some(here) = area.range().intersection(&range)
-                && area.prot().contains(Prot::WRITE)
-            {
+            let here = area.range().intersection(&range);
+            if let Some(here) = here.filter(|_| area.prot().contains(Prot::WRITE)) {
                 let offset = area.part().start + (here.start - area.range().start);
                 self.keep(area.memory(), Span::new(offset, here.len), regions);
             }

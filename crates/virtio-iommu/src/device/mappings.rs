@@ -56,9 +56,9 @@ impl<D: Domains> Device<D> {
         };
         let prot = prot(request.flags);
         let mapped = map_all(space, &parts, prot);
-        if let (Err((cause, nr)), Some(dirty)) = (&mapped, &mut self.dirty)
-            && prot.contains(Prot::WRITE)
-        {
+        let dirty = self.dirty.as_mut();
+        let dirty = dirty.filter(|_| prot.contains(Prot::WRITE));
+        if let (Err((cause, nr)), Some(dirty)) = (&mapped, dirty) {
             // What was mapped for a moment.
             let there = nr + usize::from(!is_refused_before(cause));
             for part in parts.iter().take(there) {

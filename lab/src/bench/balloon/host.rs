@@ -63,8 +63,9 @@ impl Pages {
         let memory = [Region::new(self.memory)];
         let map = MemoryMap::new(&memory).map_err(|_| "no memory of a guest")?;
         let mut refusals = Refusals::new();
-        for number in message.as_chunks::<4>().0 {
-            let page = u64::from(u32::from_le_bytes(*number)) * WIRE_PAGE;
+        for number in message.chunks_exact(4) {
+            let number = u32::from_le_bytes(number.try_into().unwrap_or_default());
+            let page = u64::from(number) * WIRE_PAGE;
             map.resolve(Span::new(page, WIRE_PAGE), &mut refusals, |page| {
                 self.offsets.push(page.offsets.start);
             });
@@ -77,7 +78,7 @@ impl Pages {
             let offset = *offset;
             // As QEMU: a huge page is discarded when all of it has come in order.
             self.come = match self.come {
-                (bytes, next) if next == offset && !offset.is_multiple_of(backing) => {
+                (bytes, next) if next == offset && offset % backing != 0 => {
                     (bytes + WIRE_PAGE, next + WIRE_PAGE)
                 }
                 _ => (WIRE_PAGE, offset + WIRE_PAGE),

@@ -4,6 +4,8 @@
 //! memory of a pool is brought in at the start (`qemuBuildMemoryBackendProps` of `src/qemu/qemu_command.c`),
 //! by QEMU with as many threads as the guest has processors, unless a number is given.
 
+use std::borrow::Cow;
+
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
@@ -33,7 +35,7 @@ pub fn libvirt(text: &str, default_pool: u64) -> Result<Guest, ConfigError> {
                 if depth > DEEPEST {
                     return Err(ConfigError::Deep { most: DEEPEST });
                 }
-                let name = plain(element.name().as_ref());
+                let name = plain(&text_of(element.name().as_ref()));
                 if depth == 1 && name != "domain" {
                     return Err(ConfigError::NotADomain { found: name });
                 }
@@ -46,7 +48,7 @@ pub fn libvirt(text: &str, default_pool: u64) -> Result<Guest, ConfigError> {
                     close(&mut path, &mut depth);
                 }
             }
-            Event::Text(part) => inner += &part,
+            Event::Text(part) => inner += &text_of(&part),
             Event::End(_) => {
                 domain.text(&path, inner.trim())?;
                 inner.clear();
@@ -63,6 +65,11 @@ pub fn libvirt(text: &str, default_pool: u64) -> Result<Guest, ConfigError> {
     domain.guest()
 }
 
+/// A part of what was a text as a whole.
+fn text_of(part: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(part)
+}
+
 fn close(path: &mut String, depth: &mut usize) {
     path.truncate(path.rfind('/').unwrap_or(0));
     *depth = depth.saturating_sub(1);
@@ -75,7 +82,8 @@ impl Attributes {
     fn of(element: &BytesStart<'_>) -> Result<Self, quick_xml::Error> {
         let pairs = element.attributes().map(|attribute| {
             let attribute = attribute?;
-            Ok((plain(attribute.key.as_ref()), plain(&attribute.value)))
+            let (key, value) = (text_of(attribute.key.as_ref()), text_of(&attribute.value));
+            Ok((plain(&key), plain(&value)))
         });
         pairs.collect::<Result<_, quick_xml::Error>>().map(Self)
     }

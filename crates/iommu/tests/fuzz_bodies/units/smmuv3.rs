@@ -37,7 +37,7 @@ pub(in super::super) struct Registers {
 impl Model for Registers {
     fn read(&self, state: &State, offset: usize) -> u64 {
         match offset {
-            0x00..0x18 if offset.is_multiple_of(4) => self.idr[offset / 4],
+            0x00..0x18 if offset % 4 == 0 => self.idr[offset / 4],
             // What was written is in force, and commands are taken at once.
             0x24 => state.register(CR0),
             0x44 => state.register(0x44) & !(1 << 31),

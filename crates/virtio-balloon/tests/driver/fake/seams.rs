@@ -225,7 +225,7 @@ impl GuestPages for Handle {
             let step = world.page.bytes();
             let pages = |start: u64| (start..start + bytes).step_by(step as usize);
             let fits = |start: &&u64| {
-                start.is_multiple_of(bytes) && pages(**start).all(|page| world.free.contains(&page))
+                **start % bytes == 0 && pages(**start).all(|page| world.free.contains(&page))
             };
             let start = *world.free.iter().find(fits)?;
             for page in pages(start) {

@@ -38,22 +38,14 @@ pub(crate) fn patterns(guest: u64) -> [(&'static str, Vec<u64>); 6] {
         ),
         (
             "7 of 8 blocks of 2 MiB whole, the eighth half full",
-            bitmap(guest, |page| {
-                page / 512 % 8 != 7 || half().is_multiple_of(2)
-            }),
+            bitmap(guest, |page| page / 512 % 8 != 7 || half() % 2 == 0),
         ),
-        (
-            "random 7 of 8",
-            bitmap(guest, |_| !seven().is_multiple_of(8)),
-        ),
-        ("random half", bitmap(guest, |_| two().is_multiple_of(2))),
-        (
-            "every second page",
-            bitmap(guest, |page| page.is_multiple_of(2)),
-        ),
+        ("random 7 of 8", bitmap(guest, |_| seven() % 8 != 0)),
+        ("random half", bitmap(guest, |_| two() % 2 == 0)),
+        ("every second page", bitmap(guest, |page| page % 2 == 0)),
         (
             "every second 16 pages",
-            bitmap(guest, |page| (page / 16).is_multiple_of(2)),
+            bitmap(guest, |page| page / 16 % 2 == 0),
         ),
     ]
 }
