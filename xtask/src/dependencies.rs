@@ -71,7 +71,7 @@ fn shipped(metadata: &Metadata) -> anyhow::Result<BTreeSet<PackageId>> {
     let resolve = metadata.resolve.as_ref().context("nothing is resolved")?;
     let members = metadata.workspace_packages().into_iter();
     let mut open: Vec<&PackageId> = members
-        .filter(|package| is_published(package) || *package.name == PROGRAM)
+        .filter(|package| is_published(package) || package.name == PROGRAM)
         .map(|package| &package.id)
         .collect();
     let mut found: BTreeSet<PackageId> = open.iter().copied().cloned().collect();
@@ -120,7 +120,7 @@ fn compiler_fault(package: &Package, metadata: &Metadata) -> Option<String> {
 
 /// A dependency that a crate which is for everywhere has come to.
 fn size_fault(package: &Package) -> Option<String> {
-    let (name, allowed) = SMALL.iter().find(|(name, _)| *package.name == *name)?;
+    let (name, allowed) = SMALL.iter().find(|(name, _)| package.name == *name)?;
     let mut mandatory = package.dependencies.iter().filter(|dependency| {
         dependency.kind != DependencyKind::Development && !dependency.optional
     });

@@ -25,9 +25,7 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
 
 fn names(repository: &Repository) -> anyhow::Result<Vec<String>> {
     let packages = repository.metadata.workspace_packages();
-    let package = packages
-        .into_iter()
-        .find(|package| *package.name == PACKAGE);
+    let package = packages.into_iter().find(|package| package.name == PACKAGE);
     let targets = package.with_context(|| format!("there is no {PACKAGE}"))?;
     let examples = targets.targets.iter().filter(|target| target.is_example());
     Ok(examples.map(|target| target.name.clone()).collect())

@@ -323,7 +323,7 @@ impl Crate {
 }
 
 fn output(command: &mut Command) -> anyhow::Result<String> {
-    let name = command.get_program().display().to_string();
+    let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| name.clone())?;
     ensure!(
         output.status.success(),

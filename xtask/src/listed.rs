@@ -23,10 +23,11 @@ pub(crate) fn tests(repository: &Repository) -> anyhow::Result<BTreeSet<String>>
         let mut build = build.args(selection).stdout(Stdio::piped()).spawn()?;
         let said = build.stdout.take().context("cargo says nothing")?;
         for message in Message::parse_stream(BufReader::new(said)) {
-            if let Message::CompilerArtifact(artifact) = message?
-                && artifact.profile.test
-                && let Some(program) = &artifact.executable
-            {
+            let Message::CompilerArtifact(artifact) = message? else {
+                continue;
+            };
+            let program = artifact.executable.as_ref();
+            if let Some(program) = program.filter(|_| artifact.profile.test) {
                 let prefix = prefix(repository, &artifact);
                 let ignored = list(program, &["--ignored"])?;
                 let runs = list(program, &[])?.into_iter();

@@ -1,5 +1,5 @@
-//! The oldest compiler that is supported, Debian stable's: everything that a user builds compiles with it. Tests, this
-//! program and the rigs are built with a newer one.
+//! The oldest compiler that is supported, Debian stable's: everything that a user builds compiles with it. Tests and
+//! rigs are built with a newer one.
 
 use crate::cargo::{self, Repository};
 
