@@ -286,17 +286,17 @@ fn outside(machine: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// By a program of others: threads with many requests under way write blocks of all lengths past the page cache, and read
-/// each back with its checksum.
+/// By a program of others: threads with many requests under way write blocks of all lengths past the page cache, each place
+/// once, and read each back with its checksum.
 fn fio(_: &Machine) -> anyhow::Result<()> {
     attach()?;
     let mut command = Command::new(LOADER);
     command.args(["--library-path", "/bin", PROGRAM, "--directory", PLACE]);
-    command.args(["--name=verify", "--thread", "--numjobs=4", "--size=2m"]);
+    command.args(["--name=verify", "--thread", "--numjobs=4", "--size=4m"]);
     command.args(["--rw=randwrite", "--bsrange=4k-128k", "--direct=1"]);
     command.args(["--ioengine=io_uring", "--iodepth=16", "--fallocate=none"]);
     command.args(["--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64"]);
-    command.args(["--loops=4", "--group_reporting"]);
+    command.arg("--group_reporting");
     let output = command.output().context("fio cannot be started")?;
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
