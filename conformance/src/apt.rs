@@ -130,13 +130,14 @@ impl Apt {
 }
 
 /// Unpacks `package`, of the first of these `suites`, with everything that it needs, into the directory `root`,
-/// unless [it is there](is_complete).
+/// unless it is there.
 ///
 /// # Errors
 ///
 /// When packages cannot be fetched or unpacked.
 pub fn fetch_into(root: &Path, package: &str, suites: &[&str]) -> anyhow::Result<()> {
-    if is_complete(root) {
+    let complete = root.join("complete");
+    if complete.exists() {
         return Ok(());
     }
     if root.exists() {
@@ -149,13 +150,7 @@ pub fn fetch_into(root: &Path, package: &str, suites: &[&str]) -> anyhow::Result
     })?;
     unpack(&packages, root)?;
     fs::remove_dir_all(apt)?;
-    fs::write(root.join("complete"), "")?;
-    Ok(())
-}
-
-/// Whether everything is unpacked that [`fetch_into`] fetches into `root`.
-pub fn is_complete(root: &Path) -> bool {
-    root.join("complete").exists()
+    Ok(fs::write(complete, "")?)
 }
 
 /// Unpacks whole packages into the directory `into`.

@@ -10,7 +10,8 @@
 //! process ([`timing`]), for whoever measures ours beside it.
 //!
 //! For the other rigs there are kernels ([`kernel`]), packages of Debian ([`apt`]), a QEMU of a later release
-//! ([`newer_qemu`]), the oldest Rust compiler that is supported ([`oldest_rustc`]), QEMU's monitor ([`qmp`]), and what a guest finds when it boots ([`initramfs`]).
+//! ([`newer_qemu`]), the oldest Rust compiler that is supported ([`oldest_rustc`]), QEMU's monitor ([`qmp`]), and what a
+//! guest finds when it boots ([`initramfs`]).
 
 pub mod apt;
 pub mod build;

@@ -37,12 +37,6 @@ pub struct NewerQemu {
 }
 
 impl NewerQemu {
-    /// The packages below `directory`, if they are there.
-    pub fn kept(directory: &Path) -> Option<Self> {
-        let root = directory.join("newer-qemu");
-        apt::is_complete(&root).then_some(Self { root })
-    }
-
     /// The packages below `directory`, fetched if they are not there: 40 MB.
     ///
     /// # Errors
