@@ -405,7 +405,7 @@ fn pages_of_file(file: &File) -> Result<Backing, MappingError> {
 }
 
 /// Refuses what is not made of whole pages of the backing.
-fn check_pages(backing: Backing, len: u64) -> Result<Machine, MappingError> {
+fn check_pages(backing: Backing, len: u64) -> Result<(), MappingError> {
     let page = backing.page();
     if len == 0 {
         return Err(MappingError::Empty);
@@ -413,16 +413,16 @@ fn check_pages(backing: Backing, len: u64) -> Result<Machine, MappingError> {
     if len % page != 0 {
         return Err(MappingError::Unaligned { len, backing, page });
     }
-    let machine = Machine::probe()?;
-    if machine.page != 4096 {
-        return Err(MappingError::BasePage { page: machine.page });
+    match sys::page_size() {
+        4096 => Ok(()),
+        page => Err(MappingError::BasePage { page }),
     }
-    Ok(machine)
 }
 
 /// Refuses that, and more than can be had now.
 fn check_length(backing: Backing, len: u64) -> Result<(), MappingError> {
-    let machine = check_pages(backing, len)?;
+    check_pages(backing, len)?;
+    let machine = Machine::probe()?;
     if let Some(size) = backing.huge_size() {
         let free = machine.pool(size).map_or(0, |pool| pool.unreserved());
         let needed = len / size.bytes();
