@@ -32,6 +32,8 @@ use crate::{
     virtio_iommu::Host,
 };
 
+/// Where a kernel has a driver of NVMe, the device is for the tests all the same.
+const NO_DRIVER: &str = "initcall_blacklist=nvme_init";
 /// QEMU's program.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 
@@ -186,7 +188,7 @@ impl Boot<'_> {
         remove(&log)?;
         let qemu_log = File::create(&qemu_log)?;
         let mut words = format!(
-            "console=ttyS0 no_timer_check panic=-1 hugepages={HUGE_PAGES} {} {} {} dmaspace.machine={}",
+            "console=ttyS0 no_timer_check panic=-1 {NO_DRIVER} hugepages={HUGE_PAGES} {} {} {} dmaspace.machine={}",
             machine.unit.kernel(),
             machine.kernel(),
             self.tables.word(),
