@@ -3,8 +3,8 @@
 //! What the balloon did is seen from outside: the pages that the machine holds for the guest's memory
 //! ([`Guest::held`]), and what the guest's own kernel counts.
 
-use std::thread;
 use std::time::Duration;
+use std::{mem, thread};
 
 use anyhow::{Context, ensure};
 
@@ -438,37 +438,60 @@ pub fn scatter(guest: &mut Guest) -> anyhow::Result<()> {
 ///
 /// # Errors
 ///
-/// When there are none, or the books of both sides differ afterwards.
+/// When there are none, or the books of both sides stay different.
 pub fn migration(guest: &mut Guest, balloon: &mut impl Balloon) -> anyhow::Result<u64> {
-    const MOVED: &str = "balloon_migrate";
+    let before = until(
+        "a page of the balloon that the guest's compaction moves",
+        || {
+            let before = in_scattered_memory(guest, balloon)?;
+            guest.run("rm -r /tmp/scattered && echo 1 > /proc/sys/vm/compact_memory")?;
+            // Only pages below others that are free: it is chance who lies where.
+            let moved = books(guest, balloon)?.moved > before.moved;
+            Ok(moved.then_some(before))
+        },
+    )?;
+    until("books of both sides that say the same", || {
+        let now = books(guest, balloon)?;
+        let moved = now.moved - before.moved;
+        let taken = (moved + before.held).saturating_sub(now.held);
+        let exchanged = before
+            .exchanged
+            .map(|[given, back]| [given + 4096 * moved, back + 4096 * taken]);
+        let same = now.exchanged == exchanged && balloon.actual()? == 4096 * now.held;
+        Ok(same.then_some(moved))
+    })
+}
+
+/// A balloon of single pages, whatever its driver takes first, and what was counted then.
+fn in_scattered_memory(guest: &mut Guest, balloon: &mut impl Balloon) -> anyhow::Result<Books> {
     balloon.reach(0)?;
-    // So the balloon has single pages, whatever its driver takes first.
     scatter(guest)?;
     let bytes = free(guest)?.saturating_sub(24 * MIB) & !(MIB - 1);
     balloon.reach(bytes)?;
-    guest.run("rm -r /tmp/scattered")?;
-    // In scattered memory the stack of a new process may be had from the OOM notifier alone: of these bytes some may
-    // have come back by now.
-    let held = count_of(guest, "nr_balloon_pages")?;
-    let (moved, before) = (count_of(guest, MOVED)?, balloon.exchanged()?);
-    let moved = until(
-        "a page of the balloon that the guest's compaction moves",
-        || {
-            guest.run("echo 1 > /proc/sys/vm/compact_memory")?;
-            let moved = count_of(guest, MOVED)? - moved;
-            Ok((moved > 0).then_some(moved))
-        },
-    )?;
-    until("the exchange of the pages that moved", || {
-        let exchanged = before.map(|counts| counts.map(|count| count + 4096 * moved));
-        Ok((balloon.exchanged()? == exchanged).then_some(()))
+    // From now on any process that starts may find no room for its stack but by compaction, or by the OOM notifier,
+    // and the guest may go on with it in the background: the pages that moved are those that moved from here.
+    let mut before = books(guest, balloon)?;
+    until("a guest that moves nothing", || {
+        let was = mem::replace(&mut before, books(guest, balloon)?);
+        Ok((was == before).then_some(()))
     })?;
-    let (actual, now) = (balloon.actual()?, count_of(guest, "nr_balloon_pages")?);
-    ensure!(
-        actual == 4096 * held && now == held,
-        "{actual} bytes are in a balloon of {held} pages, and {now} pages"
-    );
-    Ok(moved)
+    Ok(before)
+}
+
+/// What the guest has counted, in pages, and the device in bytes.
+#[derive(PartialEq)]
+struct Books {
+    moved: u64,
+    held: u64,
+    exchanged: Option<[u64; 2]>,
+}
+
+fn books(guest: &mut Guest, balloon: &mut impl Balloon) -> anyhow::Result<Books> {
+    Ok(Books {
+        moved: count_of(guest, "balloon_migrate")?,
+        held: count_of(guest, "nr_balloon_pages")?,
+        exchanged: balloon.exchanged()?,
+    })
 }
 
 /// Files whose bytes are to outlast everything.
