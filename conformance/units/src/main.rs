@@ -4,11 +4,13 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
     time::Instant,
 };
 
 use anyhow::Context as _;
 use clap::Parser;
+use rayon::iter::{IntoParallelRefIterator as _, ParallelIterator as _};
 use units::{
     Board, Kind, Qemu, Rig, Unit,
     checks::{CHECKS, Check},
@@ -64,7 +66,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Counts of all.
+/// Counts of some tables, or of all.
 #[derive(Default)]
 struct Total {
     report: Report,
@@ -76,13 +78,16 @@ struct Total {
 fn run(options: &Options) -> anyhow::Result<bool> {
     let begun = Instant::now();
     let mut total = Total::default();
+    let mut tables = Vec::new();
     for board in Board::ALL {
         let units = Unit::ALL.into_iter().filter(|unit| unit.board() == board);
-        if units.clone().next().is_none() {
+        let kinds = units.flat_map(|unit| unit.kinds().iter().map(move |kind| (unit, *kind)));
+        let mut kinds = kinds.peekable();
+        if kinds.peek().is_none() {
             continue;
         }
         let qemu = match Qemu::find(options.program(board), board) {
-            Ok(qemu) => qemu,
+            Ok(qemu) => Arc::new(qemu),
             Err(error) => {
                 println!("  NOT RUN {board:?}: {error:#}");
                 total.left_out += 1;
@@ -92,11 +97,16 @@ fn run(options: &Options) -> anyhow::Result<bool> {
         println!("{board:?}: {}", qemu.version());
         let version = qemu.version().to_owned();
         total.report.programs.push((board, version));
-        for unit in units {
-            for kind in unit.kinds() {
-                total.with_tables(options, &qemu, unit, *kind);
-            }
-        }
+        tables.extend(kinds.map(|(unit, kind)| (Arc::clone(&qemu), unit, kind)));
+    }
+    // Side by side: an emulator and who drives it wait for each other in turns.
+    let of_one =
+        |(qemu, unit, kind): &(Arc<Qemu>, _, _)| Total::with_tables(options, qemu, *unit, *kind);
+    let totals: Vec<_> = tables.par_iter().map(of_one).collect();
+    for of_tables in totals {
+        total.report.done.extend(of_tables.report.done);
+        total.failed += of_tables.failed;
+        total.left_out += of_tables.left_out;
     }
     let Total {
         mut report,
@@ -156,7 +166,8 @@ fn compare(file: &Path, report: &Report, document: &str) -> anyhow::Result<bool>
 
 impl Total {
     /// All checks of one unit with one kind of tables; a line for what failed, and one for the others.
-    fn with_tables(&mut self, options: &Options, qemu: &Qemu, unit: Unit, kind: Kind) {
+    fn with_tables(options: &Options, qemu: &Qemu, unit: Unit, kind: Kind) -> Self {
+        let mut total = Self::default();
         let start = Instant::now();
         let (mut passed, mut copies) = (0, 0);
         for check in CHECKS.iter().filter(|check| (check.applies)(unit, kind)) {
@@ -166,7 +177,7 @@ impl Total {
             }
             if !qemu.offers(unit) {
                 println!("  NOT RUN {name}: this QEMU has no such unit");
-                self.left_out += 1;
+                total.left_out += 1;
                 continue;
             }
             let rounds = if check.random { options.rounds } else { 1 };
@@ -175,11 +186,11 @@ impl Total {
                     Ok(done) => {
                         passed += 1;
                         copies += done.copies;
-                        self.report.done.push(done);
+                        total.report.done.push(done);
                     }
                     Err(error) => {
                         println!("  FAILED  {name} (round {round}): {error:#}");
-                        self.failed += 1;
+                        total.failed += 1;
                     }
                 }
             }
@@ -189,6 +200,7 @@ impl Total {
             let unit = unit.name();
             println!("  ok      {unit}, {kind}: {passed} checks, {copies} copies, {took:.2} s");
         }
+        total
     }
 }
 
