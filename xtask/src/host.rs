@@ -83,16 +83,20 @@ impl Host for Debian {
         let own = |package: &&str| {
             candidate(package).is_some_and(|version| recent_enough(package, &version))
         };
-        let (own, newer): (Vec<&str>, Vec<&str>) =
-            packages.iter().copied().partition(|package| own(package));
+        let (any, recent): (Vec<&str>, Vec<&str>) = packages
+            .iter()
+            .partition(|package| least(package).is_none());
         let install = ["install", "--yes", "--no-install-recommends"];
-        if !own.is_empty() {
-            apt_get(&[&install[..], &own].concat())?;
+        if !any.is_empty() {
+            apt_get(&[&install[..], &any].concat())?;
         }
-        if !newer.is_empty() {
+        // A candidate may be of the backports already, and need others of them.
+        let done = recent.is_empty()
+            || recent.iter().all(own) && apt_get(&[&install[..], &recent].concat()).is_ok();
+        if !done {
             let suite = add_backports()?;
             apt_get(&["update"])?;
-            apt_get(&[&install[..], &["--target-release", &suite], &newer].concat())?;
+            apt_get(&[&install[..], &["--target-release", &suite], &recent].concat())?;
         }
         Ok(())
     }
