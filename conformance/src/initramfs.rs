@@ -2,7 +2,13 @@
 //!
 //! Source: Linux, Documentation/driver-api/early-userspace/buffer-format.rst.
 
-use std::io::{self, Write as _};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, Write as _},
+    path::Path,
+    process::Command,
+};
 
 use cpio::newc::{Builder, trailer};
 
@@ -15,6 +21,8 @@ const CHARACTER: u32 = 0o020_600;
 pub struct Initramfs {
     bytes: Vec<u8>,
     entries: u32,
+    /// Directories and libraries that are there.
+    there: BTreeSet<String>,
 }
 
 impl Initramfs {
@@ -26,7 +34,7 @@ impl Initramfs {
     pub fn new() -> io::Result<Self> {
         let mut archive = Self::default();
         for directory in ["bin", "dev", "proc", "sys", "tmp"] {
-            archive.entry(Builder::new(directory).mode(DIRECTORY), &[])?;
+            archive.directory(directory)?;
         }
         for (name, major, minor) in [("dev/console", 5, 1), ("dev/null", 1, 3)] {
             let device = Builder::new(name).mode(CHARACTER);
@@ -44,6 +52,29 @@ impl Initramfs {
         self.entry(Builder::new(path).mode(PROGRAM), data)
     }
 
+    /// Adds the program that is the file `from` here, and the libraries that it is linked to, where they are here.
+    ///
+    /// # Errors
+    ///
+    /// When one of them cannot be read, or ldd(1) does not know them.
+    pub fn with_libraries(&mut self, path: &str, from: &Path) -> io::Result<()> {
+        let ldd = Command::new("ldd").arg(from).output()?;
+        let said = String::from_utf8_lossy(&ldd.stdout);
+        // Of a name, an arrow, a path and an address; the loader has a path alone.
+        for library in said.split_whitespace() {
+            let Some(name) = library.strip_prefix('/') else {
+                continue;
+            };
+            if self.there.insert(name.to_owned()) {
+                for (end, _) in name.match_indices('/') {
+                    self.directory(name.get(..end).unwrap_or_default())?;
+                }
+                self.program(name, &fs::read(library)?)?;
+            }
+        }
+        self.program(path, &fs::read(from)?)
+    }
+
     /// The archive.
     ///
     /// # Errors
@@ -51,6 +82,13 @@ impl Initramfs {
     /// None: it is written to memory.
     pub fn finish(self) -> io::Result<Vec<u8>> {
         trailer(self.bytes)
+    }
+
+    fn directory(&mut self, path: &str) -> io::Result<()> {
+        match self.there.insert(path.to_owned()) {
+            true => self.entry(Builder::new(path).mode(DIRECTORY), &[]),
+            false => Ok(()),
+        }
     }
 
     fn entry(&mut self, entry: Builder, data: &[u8]) -> io::Result<()> {

@@ -5,8 +5,7 @@ use std::process::{Command, ExitStatus};
 use anyhow::{Context as _, ensure};
 
 use crate::{
-    cargo::{self, Repository},
-    guests::{STATIC, TARGET},
+    cargo::Repository,
     host::Need,
     linux,
     parts::Outcome,
@@ -20,11 +19,6 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Package("gcc"),
     Need::Package("libc6-dev"),
 ];
-
-const PACKAGE: &str = "dmaspace-device-rig";
-
-/// What runs in the guest.
-const INIT: &str = "vfio-user-init";
 
 /// The part `vfio-user` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
@@ -44,17 +38,11 @@ pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Resul
 }
 
 fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
-    // Linked statically: there is no other file in the guest.
-    let mut build = repository.cargo(&["build", "--profile", "guest", "--package", PACKAGE]);
-    build.args(["--bin", INIT, "--target", TARGET]);
-    build.env("RUSTFLAGS", STATIC);
-    cargo::run(&mut build)?;
-    let built = repository.metadata.target_directory.join(TARGET);
     let programs = Programs::build(repository)?;
     let mut command: Command = programs.command("vfio-user-rig", repository);
     let work = repository.metadata.target_directory.join("conformance");
     command.arg("--work").arg(work);
-    command.arg("--init").arg(built.join("guest").join(INIT));
+    command.arg("--init").arg(programs.path("vfio-user-init"));
     command
         .arg("--device")
         .arg(programs.path("vfio-user-device"));

@@ -3,30 +3,22 @@
 use std::process::{Command, ExitStatus};
 
 use anyhow::{Context as _, ensure};
-use cargo_metadata::camino::Utf8Path;
 
 use crate::{
     cargo::{self, Repository},
     host::Need,
-    linux,
+    install, linux,
     parts::Outcome,
     programs::{Passed, Programs},
 };
 
-/// The emulator, what fetches a newer one, and the C library to link into the guest's programs.
+/// The emulator, what fetches a newer one, and what links the example in C.
 pub(crate) const NEEDS: &[Need] = &[
     Need::Package("debian-archive-keyring"),
     Need::Package("gcc"),
     Need::Package("libc6-dev"),
     Need::Package("qemu-system-x86"),
 ];
-
-/// What the guest's programs are built for; the host's own, but named, so that flags for them are
-/// not flags for what only the build runs.
-pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
-
-/// Flags for programs without a file beside them.
-pub(crate) const STATIC: &str = "-C target-feature=+crt-static";
 
 /// What measures in a guest.
 const DMA: &str = "guest-dma";
@@ -68,14 +60,11 @@ pub(crate) fn dma_command(passed: &Passed, repository: &Repository) -> anyhow::R
     if !linux::build(kernel, repository)? {
         return Ok(false);
     }
-    let mut build = repository.cargo(&["build", "--release", "--package", "dmaspace-guest"]);
-    build.args(["--features", "measure", "--bin", DMA, "--target", TARGET]);
-    build.env("RUSTFLAGS", STATIC);
-    cargo::run(&mut build)?;
-    let built = repository.metadata.target_directory.join(TARGET);
-    let mut command = host(repository)?;
+    let measures = ["-pdmaspace-guest", "--features=measure"];
+    let measures = Programs::optimized(repository, &measures)?;
+    let mut command = host(&Programs::build(repository)?, repository);
     command.args(["dma", "--init"]);
-    command.arg(built.join("release").join(DMA));
+    command.arg(measures.path(DMA));
     command.args(passed.options());
     let status = command.status().context("the rig cannot be started")?;
     Ok(status.success())
@@ -100,7 +89,7 @@ pub(crate) fn linux_tests(
     only: Option<&str>,
     repository: &Repository,
 ) -> anyhow::Result<bool> {
-    let mut command = host(repository)?;
+    let mut command = host(&Programs::build(repository)?, repository);
     command.args(["linux-tests", "--kernel", kernel]);
     command.args(only.iter().flat_map(|only| ["--only", only]));
     let status = command.status().context("the rig cannot be started")?;
@@ -114,53 +103,47 @@ fn other_machine() -> Option<Outcome> {
 }
 
 fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
-    // Linked statically: there is no other file in the guest.
-    let mut build = repository.cargo(&["build", "--profile", "guest", "--bins", "--lib"]);
-    build.args(["--target", TARGET]);
-    for package in ["guest", "cli", "examples", "capi"] {
-        build.args(["--package", &format!("dmaspace-{package}")]);
-    }
-    for example in EXAMPLES {
-        build.args(["--example", example]);
-    }
-    build.env("RUSTFLAGS", STATIC);
-    cargo::run(&mut build)?;
-    let built = &repository.metadata.target_directory;
-    let built = built.join(TARGET).join("guest");
-    let mut command = host(repository)?;
+    // As they are published: an emulated processor runs them.
+    let packages = ["guest", "cli", "examples", "capi"].map(|name| format!("-pdmaspace-{name}"));
+    let examples = EXAMPLES.map(|name| format!("--example={name}"));
+    let wanted = packages.iter().chain(&examples).map(String::as_str);
+    let wanted: Vec<_> = wanted.chain(["--lib"]).collect();
+    let programs = Programs::optimized(repository, &wanted)?;
+    let mut command = host(&Programs::build(repository)?, repository);
     command
         .args(["run", "--init"])
-        .arg(built.join("guest-init"))
+        .arg(programs.path("guest-init"))
         .arg("--dmaspace")
-        .arg(built.join("dmaspace"));
-    c_example(repository, &built)?;
+        .arg(programs.path("dmaspace"));
+    c_example(repository, &programs)?;
     for example in EXAMPLES.into_iter().chain([C_EXAMPLE]) {
         command
             .arg("--example")
-            .arg(built.join("examples").join(example));
+            .arg(programs.path("examples").join(example));
     }
     command.args(options);
     command.status().context("the rig cannot be started")
 }
 
-/// Links the example in C with the library for C that lies in `built`, statically too.
-fn c_example(repository: &Repository, built: &Utf8Path) -> anyhow::Result<()> {
+/// Links the example in C with the library for C.
+fn c_example(repository: &Repository, programs: &Programs) -> anyhow::Result<()> {
     let mut gcc = Command::new("gcc");
     // What of the library it does not call is left out.
-    gcc.args(["-std=c11", "-static", "-Wl,--gc-sections", "-s", "-o"])
-        .arg(built.join("examples").join(C_EXAMPLE));
+    gcc.args(["-std=c11", "-Wl,--gc-sections", "-s", "-o"])
+        .arg(programs.path("examples").join(C_EXAMPLE));
     let include = repository.root.join("crates/dmaspace-capi/include");
     gcc.arg("-I").arg(include);
     let source = format!("examples/c/{C_EXAMPLE}.c");
     gcc.arg(repository.root.join(source));
-    gcc.arg(built.join("libdmaspace_capi.a"));
+    gcc.arg(programs.path("libdmaspace_capi.a"));
+    gcc.args(install::STATIC.split_whitespace());
     cargo::run(&mut gcc)
 }
 
 /// The program on this side of the emulator.
-fn host(repository: &Repository) -> anyhow::Result<Command> {
-    let mut command = Programs::build(repository)?.command("guests", repository);
+fn host(programs: &Programs, repository: &Repository) -> Command {
+    let mut command = programs.command("guests", repository);
     let work = repository.metadata.target_directory.join("conformance");
     command.arg("--work").arg(work);
-    Ok(command)
+    command
 }

@@ -14,11 +14,12 @@ use crate::{
     cargo::{self, Repository},
     host::Need,
     parts::Outcome,
+    programs::Programs,
 };
 
 const LIBRARY: &str = "libdmaspace_capi";
 /// What a static library of Rust needs of glibc and gcc: `rustc --print native-static-libs`.
-const STATIC: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
+pub(crate) const STATIC: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
 
 /// Where to.
 #[derive(clap::Args)]
@@ -32,21 +33,26 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
     let stage = env::var_os("DESTDIR").filter(|stage| !stage.is_empty());
     let stage = stage.unwrap_or_else(|| "/".into());
-    install(repository, &options.prefix, Path::new(&stage))?;
+    let packages = ["-pdmaspace-cli", "-pdmaspace-capi"];
+    let wanted = [&packages[..], &["--lib", "--example=manuals"]].concat();
+    let programs = Programs::optimized(repository, &wanted)?;
+    install(&programs, repository, &options.prefix, Path::new(&stage))?;
     Ok(true)
 }
 
 /// What the part needs.
 pub(crate) const NEEDS: &[Need] = &[Need::Package("pkg-config")];
 
-/// The part `install`: a C program is built by pkg-config from what was installed, and runs.
+/// The part `install`: a C program is built by pkg-config from what was installed, and runs. What is installed is what
+/// the rigs start.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     let prefix = repository.metadata.target_directory.join("install");
     match fs::remove_dir_all(&prefix) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    install(repository, prefix.as_std_path(), Path::new("/"))?;
+    let programs = Programs::build(repository)?;
+    install(&programs, repository, prefix.as_std_path(), Path::new("/"))?;
     let build = |linking: &str| -> anyhow::Result<Command> {
         let mut pkg_config = Command::new("pkg-config");
         pkg_config.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
@@ -74,35 +80,33 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-fn install(repository: &Repository, prefix: &Path, stage: &Path) -> anyhow::Result<()> {
+fn install(
+    programs: &Programs,
+    repository: &Repository,
+    prefix: &Path,
+    stage: &Path,
+) -> anyhow::Result<()> {
     ensure!(prefix.is_absolute(), "{}: not absolute", prefix.display());
     let mut packages = repository.metadata.packages.iter();
     let library = packages.find(|package| package.name.as_str() == "dmaspace-capi");
     let version = &library.context("no package dmaspace-capi")?.version;
+    // As the library's build.rs says it.
     let soname = format!("{LIBRARY}.so.{}", compatible(version));
-
-    cargo::run(&mut repository.cargo(&["build", "--release", "--package", "dmaspace-cli"]))?;
-    let library = ["rustc", "--release", "--package", "dmaspace-capi"];
-    cargo::run(repository.cargo(&library).args([
-        "--crate-type=cdylib,staticlib",
-        "--",
-        &format!("-Clink-arg=-Wl,-soname,{soname}"),
-    ]))?;
 
     // An absolute path would replace what it is joined to.
     let below = stage.join(prefix.strip_prefix("/").unwrap_or(prefix));
-    let built = repository.metadata.target_directory.join("release");
     let header = repository
-        .root
+        .metadata
+        .workspace_root
         .join("crates/dmaspace-capi/include/dmaspace.h");
     let files = [
-        (built.join("dmaspace").into(), "bin/dmaspace".to_owned()),
+        (programs.path("dmaspace"), "bin/dmaspace".to_owned()),
         (
-            built.join(format!("{LIBRARY}.so")).into(),
+            programs.path(&format!("{LIBRARY}.so")),
             format!("lib/{soname}"),
         ),
         (
-            built.join(format!("{LIBRARY}.a")).into(),
+            programs.path(&format!("{LIBRARY}.a")),
             format!("lib/{LIBRARY}.a"),
         ),
         (header, "include/dmaspace.h".to_owned()),
@@ -117,9 +121,8 @@ fn install(repository: &Repository, prefix: &Path, stage: &Path) -> anyhow::Resu
         fs::write(to, pkg_config(prefix, version))
     })?;
 
-    let manuals = ["run", "--release", "--package", "dmaspace-cli", "--example"];
-    let mut manuals = repository.cargo(&manuals);
-    cargo::run(manuals.args(["manuals", "--"]).arg(below.join("share")))
+    let mut manuals = programs.example("manuals", repository);
+    cargo::run(manuals.arg(below.join("share")))
 }
 
 /// Makes a file in place of one that is there.

@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::cargo::{self, Repository};
 
-/// All programs and examples of the workspace.
+/// All programs and examples of the workspace, and the library for C.
 pub(crate) struct Programs {
     directory: Utf8PathBuf,
 }
@@ -20,17 +20,20 @@ impl Programs {
     pub(crate) fn build(repository: &Repository) -> anyhow::Result<Self> {
         // All packages, this one too: with fewer, features of foreign crates are others, and so are they.
         let all = ["build", "--workspace", "--all-features"];
-        cargo::run(repository.cargo(&all).args(["--bins", "--examples"]))?;
+        cargo::run(
+            repository
+                .cargo(&all)
+                .args(["--lib", "--bins", "--examples"]),
+        )?;
         Ok(Self {
             directory: repository.metadata.target_directory.join("debug"),
         })
     }
 
-    /// Those of `packages` alone, for what is measured.
-    pub(crate) fn optimized(repository: &Repository, packages: &[&str]) -> anyhow::Result<Self> {
+    /// Those that `options` of Cargo choose, for what is measured.
+    pub(crate) fn optimized(repository: &Repository, options: &[&str]) -> anyhow::Result<Self> {
         let mut build = repository.cargo(&["build", "--release", "--bins"]);
-        build.args(packages.iter().flat_map(|package| ["--package", package]));
-        cargo::run(&mut build)?;
+        cargo::run(build.args(options))?;
         Ok(Self {
             directory: repository.metadata.target_directory.join("release"),
         })

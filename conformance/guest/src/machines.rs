@@ -474,11 +474,6 @@ impl Machine {
         let wanted = move |name: &str| only.is_none_or(|part| name.contains(part));
         self.tests.iter().copied().filter(move |name| wanted(name))
     }
-
-    /// Whether it takes a QEMU from version 11 on.
-    pub fn newer_qemu(&self) -> bool {
-        self.unit.newer_qemu() || self.balloon == Some(Balloon::VhostUser)
-    }
 }
 
 #[cfg(test)]

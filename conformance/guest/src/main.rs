@@ -41,13 +41,13 @@ struct Options {
 enum Command {
     /// Boots the machines.
     Run {
-        /// The guest's first process, linked statically.
+        /// The guest's first process.
         #[arg(long, value_name = "PROGRAM")]
         init: PathBuf,
-        /// The command line `dmaspace`, linked statically.
+        /// The command line `dmaspace`.
         #[arg(long, value_name = "PROGRAM")]
         dmaspace: PathBuf,
-        /// A further program that is packed, linked statically.
+        /// A further program that is packed.
         #[arg(long, value_name = "PROGRAM")]
         example: Vec<PathBuf>,
         /// Only tests whose name contains this, or all of the machine of this name.
@@ -65,7 +65,7 @@ enum Command {
     },
     /// Measures Linux's DMA API beside `ioas::Dma`, in instructions.
     Dma {
-        /// The guest's first process, linked statically.
+        /// The guest's first process.
         #[arg(long, value_name = "PROGRAM")]
         init: PathBuf,
         /// Only behind this IOMMU: intel, amd.
@@ -201,22 +201,19 @@ fn run(
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join("initramfs");
     let mut archive = Initramfs::new()?;
-    archive.program("init", &program(programs.init)?)?;
-    archive.program("bin/dmaspace", &program(programs.dmaspace)?)?;
+    archive.with_libraries("init", programs.init)?;
+    archive.with_libraries("bin/dmaspace", programs.dmaspace)?;
     // For the machine that starts the next one.
-    archive.program("bin/kernel", &program(&kernel)?)?;
+    archive.program("bin/kernel", &fs::read(&kernel)?)?;
     for example in programs.examples {
         let name = example.file_name().unwrap_or_default().to_string_lossy();
-        archive.program(&format!("bin/{name}"), &program(example)?)?;
+        archive.with_libraries(&format!("bin/{name}"), example)?;
     }
     fs::write(&initramfs, archive.finish()?)?;
-    let newer = match chosen.iter().any(|machine| machine.newer_qemu()) {
-        true => Some(NewerQemu::fetch(work)?),
-        false => None,
-    };
+    let newer = NewerQemu::fetch(work)?;
     let boot = Boot {
         dmaspace: programs.dmaspace,
-        newer: newer.as_ref(),
+        newer: &newer,
         kernel: &kernel,
         tables,
         initramfs: &initramfs,
@@ -248,10 +245,6 @@ fn run(
     Ok(Done::All)
 }
 
-fn program(path: &Path) -> anyhow::Result<Vec<u8>> {
-    fs::read(path).with_context(|| path.display().to_string())
-}
-
 fn measure(
     work: &Path,
     init: &Path,
@@ -270,7 +263,7 @@ fn measure(
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join("dma.initramfs");
     let mut archive = Initramfs::new()?;
-    archive.program("init", &program(init)?)?;
+    archive.with_libraries("init", init)?;
     fs::write(&initramfs, archive.finish()?)?;
     let measure = Measure {
         kernel: &kernel,

@@ -1,6 +1,6 @@
 //! `dmaspace life` over the interfaces of the kernel, with `edu`, which copies all the time.
 
-use std::{ffi::OsStr, process::Command, thread};
+use std::{process::Command, thread};
 
 use anyhow::{Context as _, ensure};
 use guest::machines::EDU;
@@ -86,9 +86,7 @@ fn unprivileged(backend: &'static str) -> anyhow::Result<Value> {
     let run = move || -> anyhow::Result<Value> {
         remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK)?;
         let mut command = life(backend);
-        let shown = command.output()?;
-        println!("{}", String::from_utf8_lossy(&shown.stdout));
-        let output = command.arg(OsStr::new("--json")).output()?;
+        let output = command.arg("--json").output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         let report = String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success(), "{}: {said}{report}", output.status);

@@ -227,6 +227,8 @@ fn measured(group: &str, wanted: &[(&str, &str)]) -> anyhow::Result<()> {
     let file = format!("/tmp/{group}.json");
     let output = Command::new(PROGRAM)
         .args(["bench", group, "--quick", "--json", &file])
+        // Little: it is emulated.
+        .args(["--memory", "8M"])
         .output()
         .context("dmaspace cannot be started")?;
     let said = String::from_utf8_lossy(&output.stderr);

@@ -22,9 +22,7 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 const DISK: &str = "/dev/vda";
 const SYSFS: &str = "/sys/block/vda";
 const PLACE: &str = "/tmp/disk";
-/// fio, and what loads it with the libraries beside it.
 const PROGRAM: &str = "/bin/fio";
-const LOADER: &str = "/bin/ld-linux-x86-64.so.2";
 /// How long a device may take to come or go, in a machine that is emulated.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -290,8 +288,8 @@ fn outside(machine: &Machine) -> anyhow::Result<()> {
 /// once, and read each back with its checksum.
 fn fio(_: &Machine) -> anyhow::Result<()> {
     attach()?;
-    let mut command = Command::new(LOADER);
-    command.args(["--library-path", "/bin", PROGRAM, "--directory", PLACE]);
+    let mut command = Command::new(PROGRAM);
+    command.args(["--directory", PLACE]);
     command.args(["--name=verify", "--thread", "--numjobs=4", "--size=4m"]);
     command.args(["--rw=randwrite", "--bsrange=4k-128k", "--direct=1"]);
     command.args(["--ioengine=io_uring", "--iodepth=16", "--fallocate=none"]);

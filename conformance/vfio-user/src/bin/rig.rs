@@ -27,7 +27,7 @@ struct Options {
     /// Where the kernel, QEMU and what they say lie.
     #[arg(long, value_name = "DIRECTORY", default_value = "target/conformance")]
     work: PathBuf,
-    /// The guest's first process, linked statically.
+    /// The guest's first process.
     #[arg(long, value_name = "PROGRAM")]
     init: PathBuf,
     /// The program of the devices.
@@ -73,9 +73,9 @@ fn run(options: &Options, kernel: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join("initramfs");
     let mut archive = Initramfs::new()?;
-    archive.program("init", &fs::read(&options.init)?)?;
+    archive.with_libraries("init", &options.init)?;
     if options.fio {
-        add_fio(&mut archive)?;
+        archive.with_libraries("bin/fio", Path::new("/usr/bin/fio"))?;
     }
     fs::write(&initramfs, archive.finish()?)?;
     let only = options.only.as_deref();
@@ -122,22 +122,6 @@ struct Boot<'a> {
     directory: &'a Path,
     device: &'a Path,
     tests: Vec<&'static str>,
-}
-
-/// The program, its libraries, and what loads them, all in one directory.
-fn add_fio(archive: &mut Initramfs) -> anyhow::Result<()> {
-    let program = "/usr/bin/fio";
-    let named = Command::new("ldd").arg(program).output()?;
-    let named = String::from_utf8(named.stdout)?;
-    let libraries = named
-        .split_whitespace()
-        .filter(|word| word.starts_with('/'));
-    for path in libraries.chain([program]) {
-        let name = path.rsplit('/').next().unwrap_or(path);
-        let bytes = fs::read(path).with_context(|| path.to_owned())?;
-        archive.program(&format!("bin/{name}"), &bytes)?;
-    }
-    Ok(())
 }
 
 /// A process, ended when dropped, and the lines that it says.

@@ -18,7 +18,7 @@ use crate::draw::sheet::Paint;
 use crate::draw::terminal::progress_chars;
 use crate::stop::Stop;
 use crate::target::Target;
-use crate::{exit, fail, json, print, refuse};
+use crate::{exit, fail, json, print, refuse, size};
 
 use program::Program;
 
@@ -53,6 +53,12 @@ pub(crate) struct BenchArgs {
     /// Example: --quick
     #[arg(long)]
     quick: bool,
+
+    /// Map this much memory in `pin`, if that much is there [default: 8G, with --quick 1G]
+    ///
+    /// Example: --memory 64G
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    memory: Option<u64>,
 
     /// Write the figures into FILE as JSON
     ///
@@ -136,10 +142,11 @@ pub(crate) fn run(args: &BenchArgs, verbose: bool) -> u8 {
         Ok(stop) => stop,
         Err(error) => return fail(&error, exit::WRONG),
     };
-    let settings = match args.quick {
+    let mut settings = match args.quick {
         true => Settings::quick(),
         false => Settings::full(),
     };
+    settings.memory_bytes = args.memory.unwrap_or(settings.memory_bytes);
     let job = Bench {
         groups: args.what.groups(),
         settings,
