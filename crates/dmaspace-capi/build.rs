@@ -1,16 +1,14 @@
-//! Names the shared library by what programs that are linked to it depend on: before 1.0 each minor version.
+//! Gives the shared library a SONAME when it is built to be installed (`cargo xtask install`): beside its own file name a
+//! program would not find it.
 
 use std::env;
 
+const SONAME: &str = "DMASPACE_SONAME";
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    let of = |name: &str| env::var(name).unwrap_or_default();
-    if of("CARGO_CFG_TARGET_OS") != "linux" {
-        return;
+    println!("cargo::rerun-if-env-changed={SONAME}");
+    if let Ok(soname) = env::var(SONAME) {
+        println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{soname}");
     }
-    let compatible = match of("CARGO_PKG_VERSION_MAJOR") {
-        major if major == "0" => format!("0.{}", of("CARGO_PKG_VERSION_MINOR")),
-        major => major,
-    };
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libdmaspace_capi.so.{compatible}");
 }

@@ -44,7 +44,11 @@ pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Resul
 fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
     // What is measured is built as users build it.
     let programs = match options.contains(&"--bench") {
-        true => Programs::optimized(repository, &["-pdmaspace-cli", "-pdmaspace-balloon-rig"])?,
+        true => Programs::optimized(
+            &["-pdmaspace-cli", "-pdmaspace-balloon-rig"],
+            &[],
+            repository,
+        )?,
         false => Programs::build(repository)?,
     };
     let mut command = programs.command("dmaspace-balloon-rig", repository);

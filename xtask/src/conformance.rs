@@ -59,7 +59,7 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
 pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Result<bool> {
     let options = passed.options();
     // With optimization, since every word of every table is looked at after each operation.
-    let programs = Programs::optimized(repository, &["-pdmaspace-conformance"])?;
+    let programs = Programs::optimized(&["-pdmaspace-conformance"], &[], repository)?;
     let compared = run(&programs, &options, repository)?.success();
     // A part of the tables is for the compare test alone.
     let part = options.iter().any(|option| option.starts_with("--only"));

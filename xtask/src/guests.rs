@@ -61,7 +61,7 @@ pub(crate) fn dma_command(passed: &Passed, repository: &Repository) -> anyhow::R
         return Ok(false);
     }
     let measures = ["-pdmaspace-guest", "--features=measure"];
-    let measures = Programs::optimized(repository, &measures)?;
+    let measures = Programs::optimized(&measures, &[], repository)?;
     let mut command = host(&Programs::build(repository)?, repository);
     command.args(["dma", "--init"]);
     command.arg(measures.path(DMA));
@@ -108,7 +108,7 @@ fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> 
     let examples = EXAMPLES.map(|name| format!("--example={name}"));
     let wanted = packages.iter().chain(&examples).map(String::as_str);
     let wanted: Vec<_> = wanted.chain(["--lib"]).collect();
-    let programs = Programs::optimized(repository, &wanted)?;
+    let programs = Programs::optimized(&wanted, &[], repository)?;
     let mut command = host(&Programs::build(repository)?, repository);
     command
         .args(["run", "--init"])

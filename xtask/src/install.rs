@@ -18,6 +18,8 @@ use crate::{
 };
 
 const LIBRARY: &str = "libdmaspace_capi";
+/// Where the build script of `dmaspace-capi` is told what the library shall be called.
+const SONAME: &str = "DMASPACE_SONAME";
 /// What a static library of Rust needs of glibc and gcc: `rustc --print native-static-libs`.
 pub(crate) const STATIC: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
 
@@ -35,7 +37,8 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     let stage = stage.unwrap_or_else(|| "/".into());
     let packages = ["-pdmaspace-cli", "-pdmaspace-capi"];
     let wanted = [&packages[..], &["--lib", "--example=manuals"]].concat();
-    let programs = Programs::optimized(repository, &wanted)?;
+    let (_, soname) = version(repository)?;
+    let programs = Programs::optimized(&wanted, &[(SONAME, &soname)], repository)?;
     install(&programs, repository, &options.prefix, Path::new(&stage))?;
     Ok(true)
 }
@@ -51,7 +54,8 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let programs = Programs::build(repository)?;
+    let (_, soname) = version(repository)?;
+    let programs = Programs::in_environment(&[(SONAME, &soname)], repository)?;
     install(&programs, repository, prefix.as_std_path(), Path::new("/"))?;
     let build = |linking: &str| -> anyhow::Result<Command> {
         let mut pkg_config = Command::new("pkg-config");
@@ -80,6 +84,14 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// The library's version, and what it shall be called.
+fn version(repository: &Repository) -> anyhow::Result<(&Version, String)> {
+    let mut packages = repository.metadata.packages.iter();
+    let library = packages.find(|package| package.name.as_str() == "dmaspace-capi");
+    let version = &library.context("no package dmaspace-capi")?.version;
+    Ok((version, format!("{LIBRARY}.so.{}", compatible(version))))
+}
+
 fn install(
     programs: &Programs,
     repository: &Repository,
@@ -87,12 +99,7 @@ fn install(
     stage: &Path,
 ) -> anyhow::Result<()> {
     ensure!(prefix.is_absolute(), "{}: not absolute", prefix.display());
-    let mut packages = repository.metadata.packages.iter();
-    let library = packages.find(|package| package.name.as_str() == "dmaspace-capi");
-    let version = &library.context("no package dmaspace-capi")?.version;
-    // As the library's build.rs says it.
-    let soname = format!("{LIBRARY}.so.{}", compatible(version));
-
+    let (version, soname) = version(repository)?;
     // An absolute path would replace what it is joined to.
     let below = stage.join(prefix.strip_prefix("/").unwrap_or(prefix));
     let header = repository

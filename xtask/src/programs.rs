@@ -18,22 +18,33 @@ pub(crate) struct Programs {
 impl Programs {
     /// Builds what is not built yet.
     pub(crate) fn build(repository: &Repository) -> anyhow::Result<Self> {
+        Self::in_environment(&[], repository)
+    }
+
+    /// The same with these variables, which build scripts ask for.
+    pub(crate) fn in_environment(
+        variables: &[(&str, &str)],
+        repository: &Repository,
+    ) -> anyhow::Result<Self> {
         // All packages, this one too: with fewer, features of foreign crates are others, and so are they.
         let all = ["build", "--workspace", "--all-features"];
-        cargo::run(
-            repository
-                .cargo(&all)
-                .args(["--lib", "--bins", "--examples"]),
-        )?;
+        let mut build = repository.cargo(&all);
+        build.args(["--lib", "--bins", "--examples"]);
+        cargo::run(build.envs(variables.iter().copied()))?;
         Ok(Self {
             directory: repository.metadata.target_directory.join("debug"),
         })
     }
 
-    /// Those that `options` of Cargo choose, for what is measured.
-    pub(crate) fn optimized(repository: &Repository, options: &[&str]) -> anyhow::Result<Self> {
+    /// Those that `options` of Cargo choose, for what is measured, or runs in an emulator.
+    pub(crate) fn optimized(
+        options: &[&str],
+        variables: &[(&str, &str)],
+        repository: &Repository,
+    ) -> anyhow::Result<Self> {
         let mut build = repository.cargo(&["build", "--release", "--bins"]);
-        cargo::run(build.args(options))?;
+        build.args(options);
+        cargo::run(build.envs(variables.iter().copied()))?;
         Ok(Self {
             directory: repository.metadata.target_directory.join("release"),
         })
