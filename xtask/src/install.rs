@@ -18,7 +18,7 @@ use crate::{
 };
 
 const LIBRARY: &str = "libdmaspace_capi";
-/// Where the build script of `dmaspace-capi` is told what the library shall be called.
+/// Tells the build script of `dmaspace-capi` the SONAME.
 const SONAME: &str = "DMASPACE_SONAME";
 /// What a static library of Rust needs of glibc and gcc: `rustc --print native-static-libs`.
 pub(crate) const STATIC: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
@@ -84,7 +84,7 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The library's version, and what it shall be called.
+/// The version of the library, and its SONAME.
 fn version(repository: &Repository) -> anyhow::Result<(&Version, String)> {
     let mut packages = repository.metadata.packages.iter();
     let library = packages.find(|package| package.name.as_str() == "dmaspace-capi");

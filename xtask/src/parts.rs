@@ -2,7 +2,7 @@
 //!
 //! A new part is a function (in a file of its own when it is more than one command) and one
 //! line in [`PARTS`]. Budgets are for two idle cores and a fresh clone: the parts without a rig take ten
-//! minutes together, those with rigs thirty-one more.
+//! minutes together, those with rigs thirty more.
 
 use std::{process::Command, time::Duration};
 
@@ -39,7 +39,7 @@ impl Group {
     pub(crate) const fn budget(self) -> Duration {
         Duration::from_secs(match self {
             Self::Basic => 600,
-            Self::Rig => 1860,
+            Self::Rig => 1800,
         })
     }
 }
@@ -99,7 +99,7 @@ pub(crate) const PARTS: &[Part] = &[
     // Asks what the parts docs and tests have built.
     part("origins", Group::Basic, 10, &[], origins::part),
     part("header", Group::Rig, 15, &[], header::part),
-    part("install", Group::Rig, 230, install::NEEDS, install::part),
+    part("install", Group::Rig, 90, install::NEEDS, install::part),
     part("rig-tests", Group::Rig, 100, &[], rig_tests),
     part(
         "system-calls",
@@ -111,13 +111,13 @@ pub(crate) const PARTS: &[Part] = &[
     part(
         "compare",
         Group::Rig,
-        130,
+        150,
         conformance::NEEDS,
         conformance::part,
     ),
     part("libvirt", Group::Rig, 5, libvirt::NEEDS, libvirt::part),
-    part("units", Group::Rig, 260, units::NEEDS, units::part),
-    part("linux", Group::Rig, 420, linux::NEEDS, linux::part),
+    part("units", Group::Rig, 200, units::NEEDS, units::part),
+    part("linux", Group::Rig, 600, linux::NEEDS, linux::part),
     part("balloon", Group::Rig, 150, linux::NEEDS, balloon::part),
     part(
         "balloon-qemu",
@@ -127,7 +127,7 @@ pub(crate) const PARTS: &[Part] = &[
         units::balloon_part,
     ),
     part("examples", Group::Rig, 5, units::NEEDS, examples::part),
-    part("guests", Group::Rig, 350, guests::NEEDS, guests::part),
+    part("guests", Group::Rig, 240, guests::NEEDS, guests::part),
     part("vfio-user", Group::Rig, 75, device::NEEDS, device::part),
     part(
         "balloon-guest",

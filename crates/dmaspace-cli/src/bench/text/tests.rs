@@ -97,7 +97,14 @@ fn masked(group: Group) -> Measured {
     }
 }
 
+/// In one test, since each has a process of its own, and the run takes long.
 #[test]
+fn one_run_is_reported_as_text_as_json_and_on_a_page() {
+    the_report_of_each_group_is_as_it_was();
+    json_has_a_row_for_each_figure_with_stable_names();
+    the_page_is_whole_and_refers_to_nothing_outside();
+}
+
 fn the_report_of_each_group_is_as_it_was() {
     let golden = [
         (Group::Pin, include_str!("golden/pin.txt")),
@@ -120,7 +127,6 @@ fn the_report_of_each_group_is_as_it_was() {
     }
 }
 
-#[test]
 fn json_has_a_row_for_each_figure_with_stable_names() {
     let text = crate::json(measured()).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -178,7 +184,6 @@ fn json_has_a_row_for_each_figure_with_stable_names() {
     }
 }
 
-#[test]
 fn the_page_is_whole_and_refers_to_nothing_outside() {
     let page = page(measured());
     for outside in [
