@@ -56,7 +56,7 @@ impl Initramfs {
     ///
     /// # Errors
     ///
-    /// When one of them cannot be read, or ldd(1) does not know them.
+    /// When one of them cannot be read, which is named, or ldd(1) cannot be started.
     pub fn with_libraries(&mut self, path: &str, from: &Path) -> io::Result<()> {
         let ldd = Command::new("ldd").arg(from).output()?;
         let said = String::from_utf8_lossy(&ldd.stdout);
@@ -69,10 +69,10 @@ impl Initramfs {
                 for (end, _) in name.match_indices('/') {
                     self.directory(name.get(..end).unwrap_or_default())?;
                 }
-                self.program(name, &fs::read(library)?)?;
+                self.program(name, &read(Path::new(library))?)?;
             }
         }
-        self.program(path, &fs::read(from)?)
+        self.program(path, &read(from)?)
     }
 
     /// The archive.
@@ -101,6 +101,11 @@ impl Initramfs {
     }
 }
 
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    fs::read(path)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
@@ -109,13 +114,10 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn what_was_put_in_is_read_back_in_order() {
-        let mut archive = Initramfs::new().unwrap();
-        for len in 0..9 {
-            let name = format!("bin/{len}");
-            archive.program(&name, &vec![b'x'; len]).unwrap();
-        }
+    /// Name, mode, device and bytes.
+    type Entry = (String, u32, (u32, u32), Vec<u8>);
+
+    fn entries(archive: Initramfs) -> Vec<Entry> {
         let archive = archive.finish().unwrap();
         let mut rest = archive.as_slice();
         let mut entries = Vec::new();
@@ -134,6 +136,17 @@ mod tests {
             entries.push((name, mode, device, data));
         }
         assert_eq!(rest, b"");
+        entries
+    }
+
+    #[test]
+    fn what_was_put_in_is_read_back_in_order() {
+        let mut archive = Initramfs::new().unwrap();
+        for len in 0..9 {
+            let name = format!("bin/{len}");
+            archive.program(&name, &vec![b'x'; len]).unwrap();
+        }
+        let entries = entries(archive);
         assert_eq!(entries[0], ("bin".into(), DIRECTORY, (0, 0), vec![]));
         let console = ("dev/console".into(), CHARACTER, (5, 1), vec![]);
         assert_eq!(entries[5], console);
@@ -142,5 +155,31 @@ mod tests {
             assert_eq!(*entry, (name, PROGRAM, (0, 0), vec![b'x'; len]));
         }
         assert_eq!(entries.len(), 16);
+    }
+
+    #[test]
+    fn a_program_comes_with_its_libraries_once_below_directories_that_are_there() {
+        let mut archive = Initramfs::new().unwrap();
+        let this = std::env::current_exe().unwrap();
+        for name in ["init", "bin/again"] {
+            archive.with_libraries(name, &this).unwrap();
+        }
+        let entries = entries(archive);
+        let names: Vec<_> = entries.iter().map(|(name, ..)| name.as_str()).collect();
+        let once: BTreeSet<_> = names.iter().collect();
+        assert_eq!(once.len(), names.len(), "{names:?}");
+        let library = |name: &&&str| name.ends_with("/libc.so.6");
+        let library = names.iter().find(library).unwrap();
+        for (nr, name) in names.iter().enumerate() {
+            let Some((directory, _)) = name.rsplit_once('/') else {
+                continue;
+            };
+            assert!(names[..nr].contains(&directory), "{name} in {names:?}");
+        }
+        let packed = |name: &str| &entries.iter().find(|entry| entry.0 == name).unwrap().3;
+        assert_eq!(*packed("bin/again"), fs::read(&this).unwrap());
+        assert_eq!(*packed(library), fs::read(format!("/{library}")).unwrap());
+        let refused = Initramfs::default().with_libraries("x", Path::new("/no/such"));
+        assert!(refused.unwrap_err().to_string().contains("/no/such"));
     }
 }
