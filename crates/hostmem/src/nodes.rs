@@ -46,7 +46,15 @@ impl NodePolicy for KernelNodes {
     }
 
     fn prefer(&self, address: u64, len: u64, node: u32) -> io::Result<()> {
-        sys::prefer_node(address, len, node)
+        match sys::prefer_node(address, len, node) {
+            // Without `CONFIG_NUMA` all memory is on one node.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => match &*self.memory_nodes()
+            {
+                [only] if *only == node => Ok(()),
+                _ => Err(error),
+            },
+            asked => asked,
+        }
     }
 
     fn nodes_of(&self, addresses: &[u64], nodes: &mut [i32]) -> io::Result<()> {
