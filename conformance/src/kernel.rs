@@ -13,7 +13,10 @@ use std::{
     thread,
 };
 
-use crate::{patch::Patch, source};
+use crate::{
+    patch::{self, Patch},
+    source,
+};
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use walkdir::WalkDir;
@@ -223,6 +226,9 @@ const EXACT_COUNTS: &str = concat!(
 );
 const UNMAPS: &str = include_str!("../guest/unmaps.c");
 
+/// What Linux lacks for RISC-V.
+const LACKING: &str = include_str!("../../linux/patches/riscv.c");
+
 /// Whose I/O page tables a kernel has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Tables {
@@ -288,6 +294,9 @@ impl Kernel {
         source::unpack(package, &tree, &[])?;
         if self.options.contains(SUITES) {
             add_suites(&tree.join(IOMMU).join(GENERIC))?;
+        }
+        if self.arch == Arch::RiscV {
+            patch::patch(&tree, LACKING)?;
         }
         fs::write(tree.join("our.config"), self.options)?;
         self.make(&tree, &["allnoconfig", "KCONFIG_ALLCONFIG=our.config"])?;

@@ -1,14 +1,14 @@
 //! A QEMU that is newer than the distribution's, unpacked beside the system with a C library of its own.
 //!
-//! Some devices came late: `vhost-user-test-device-pci` is there from version 11 on. The packages come
-//! from a later release of Debian; nothing of them is installed.
+//! Some devices came late, `vhost-user-test-device-pci` with version 11, and so did what others do: the RISC-V IOMMU walks
+//! pages of 64 KiB since. The packages come from a later release of Debian; nothing of them is installed.
 
 use std::{
     path::{Path, PathBuf},
     process::Command,
 };
 
-use crate::apt;
+use crate::{apt, kernel::Arch};
 
 /// What all machines have. Software emulation, whatever the machine offers: results are the same everywhere.
 pub const MACHINE: &[&str] = &[
@@ -25,8 +25,7 @@ pub const MACHINE: &[&str] = &[
     "2",
 ];
 
-/// The package, the suite that has it, and the release that has what it needs.
-const PACKAGE: &str = "qemu-system-x86";
+/// The suite that has the package, and the release that has what it needs.
 const SUITE: &str = "trixie-backports";
 const RELEASE: &str = "trixie";
 
@@ -34,28 +33,34 @@ const RELEASE: &str = "trixie";
 #[derive(Clone, Debug)]
 pub struct NewerQemu {
     root: PathBuf,
+    program: &'static str,
 }
 
 impl NewerQemu {
-    /// The packages below `directory`, fetched if they are not there: 40 MB.
+    /// The packages for machines of this architecture below `directory`, fetched if they are not there: 40 MB.
     ///
     /// # Errors
     ///
     /// When they cannot be fetched or unpacked.
-    pub fn fetch(directory: &Path) -> anyhow::Result<Self> {
-        let root = directory.join("newer-qemu");
-        apt::fetch_into(&root, PACKAGE, &[SUITE, RELEASE])?;
-        Ok(Self { root })
+    pub fn fetch(arch: Arch, directory: &Path) -> anyhow::Result<Self> {
+        let (package, program) = match arch {
+            Arch::Arm => ("qemu-system-arm", "qemu-system-aarch64"),
+            Arch::RiscV => ("qemu-system-riscv", "qemu-system-riscv64"),
+            Arch::X86 | Arch::Um => ("qemu-system-x86", "qemu-system-x86_64"),
+        };
+        let root = directory.join("newer-qemu").join(package);
+        apt::fetch_into(&root, package, &[SUITE, RELEASE])?;
+        Ok(Self { root, program })
     }
 
-    /// QEMU for x86-64 machines, with its own libraries and firmware.
+    /// QEMU, with its own libraries and firmware.
     pub fn command(&self) -> Command {
         let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
         let mut command = Command::new(libraries.join("ld-linux-x86-64.so.2"));
         command
             .arg("--library-path")
             .arg(&libraries)
-            .arg(self.root.join("usr/bin/qemu-system-x86_64"))
+            .arg(self.root.join("usr/bin").join(self.program))
             .env("QEMU_MODULE_DIR", libraries.join("qemu"));
         for firmware in ["usr/share/qemu", "usr/share/seabios"] {
             command.arg("-L").arg(self.root.join(firmware));

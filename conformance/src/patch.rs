@@ -47,7 +47,7 @@ impl Patch {
 }
 
 /// Puts the lines of a patch where they go.
-fn patch(tree: &Path, patch: &str) -> anyhow::Result<()> {
+pub(crate) fn patch(tree: &Path, patch: &str) -> anyhow::Result<()> {
     // Before the first place there is a comment for readers.
     for part in patch.split(GOES).skip(1) {
         let (place, lines) = part.split_once('\n').unwrap_or((part, ""));

@@ -9,15 +9,14 @@ use crate::{
     host::Need,
     install, linux,
     parts::Outcome,
-    programs::{Passed, Programs},
+    programs::{Passed, Programs, TARGET},
 };
 
-/// The emulator, what fetches a newer one, and what links the example in C.
+/// What fetches the emulator, and what links the example in C.
 pub(crate) const NEEDS: &[Need] = &[
     Need::Package("debian-archive-keyring"),
     Need::Package("gcc"),
     Need::Package("libc6-dev"),
-    Need::Package("qemu-system-x86"),
 ];
 
 /// What measures in a guest.
@@ -25,6 +24,58 @@ const DMA: &str = "guest-dma";
 
 /// The examples that want devices: they run in the guests.
 const EXAMPLES: [&str; 3] = ["nvme", "vfio_ioctls", "vmm"];
+
+/// What programs are built for when they run on another processor than this machine's.
+struct Foreign {
+    kernel: &'static str,
+    /// The IOMMUs behind which Linux's DMA API is measured there.
+    units: &'static [&'static str],
+    /// As Rust calls it.
+    target: &'static str,
+    /// What links them.
+    gcc: &'static str,
+}
+
+const FOREIGN: [Foreign; 2] = [
+    Foreign {
+        kernel: linux::ARM,
+        units: &["smmu1", "smmu2"],
+        target: "aarch64-unknown-linux-gnu",
+        gcc: "aarch64-linux-gnu-gcc",
+    },
+    Foreign {
+        kernel: linux::RISCV,
+        units: &[],
+        target: "riscv64gc-unknown-linux-gnu",
+        gcc: "riscv64-linux-gnu-gcc",
+    },
+];
+
+impl Foreign {
+    /// What an option names, if one does.
+    fn named(options: &[&str]) -> Option<&'static Self> {
+        let names = |foreign: &&Self| {
+            let mut options = options.iter();
+            options.any(|option| *option == foreign.kernel || foreign.units.contains(option))
+        };
+        FOREIGN.iter().find(names)
+    }
+}
+
+/// The programs that `wanted` chooses, as they are published: an emulated processor runs them. What they are linked to is on
+/// this machine, or in them.
+fn programs(
+    wanted: &[&str],
+    foreign: Option<&Foreign>,
+    repository: &Repository,
+) -> anyhow::Result<Programs> {
+    let Some(Foreign { target, gcc, .. }) = foreign else {
+        return Programs::optimized(wanted, &[], repository);
+    };
+    let flags = format!("-Clinker={gcc}\u{1f}-Ctarget-feature=+crt-static");
+    let variables = [(TARGET, *target), ("CARGO_ENCODED_RUSTFLAGS", &flags)];
+    Programs::optimized(wanted, &variables, repository)
+}
 
 /// The one of them in C, below `examples/c`.
 const C_EXAMPLE: &str = "vfio";
@@ -53,15 +104,17 @@ pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Resul
 
 /// The command `cargo xtask guest-dma`. Not a part of the test command: it takes long, and a kernel of its own.
 pub(crate) fn dma_command(passed: &Passed, repository: &Repository) -> anyhow::Result<bool> {
-    let kernel = match passed.options().contains(&"--trace") {
-        true => linux::TRACED,
-        false => linux::DMA,
+    let foreign = Foreign::named(&passed.options());
+    let kernel = match foreign {
+        Some(foreign) => foreign.kernel,
+        None if passed.options().contains(&"--trace") => linux::TRACED,
+        None => linux::DMA,
     };
     if !linux::build(kernel, repository)? {
         return Ok(false);
     }
     let measures = ["-pdmaspace-guest", "--features=measure"];
-    let measures = Programs::optimized(&measures, &[], repository)?;
+    let measures = programs(&measures, foreign, repository)?;
     let mut command = host(&Programs::build(repository)?, repository);
     command.args(["dma", "--init"]);
     command.arg(measures.path(DMA));
@@ -103,19 +156,19 @@ fn other_machine() -> Option<Outcome> {
 }
 
 fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
-    // As they are published: an emulated processor runs them.
     let packages = ["guest", "cli", "examples", "capi"].map(|name| format!("-pdmaspace-{name}"));
     let examples = EXAMPLES.map(|name| format!("--example={name}"));
     let wanted = packages.iter().chain(&examples).map(String::as_str);
     let wanted: Vec<_> = wanted.chain(["--lib"]).collect();
-    let programs = Programs::optimized(&wanted, &[], repository)?;
+    let foreign = Foreign::named(options);
+    let programs = programs(&wanted, foreign, repository)?;
     let mut command = host(&Programs::build(repository)?, repository);
     command
         .args(["run", "--init"])
         .arg(programs.path("guest-init"))
         .arg("--dmaspace")
         .arg(programs.path("dmaspace"));
-    c_example(repository, &programs)?;
+    c_example(repository, &programs, foreign)?;
     for example in EXAMPLES.into_iter().chain([C_EXAMPLE]) {
         command
             .arg("--example")
@@ -126,8 +179,12 @@ fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> 
 }
 
 /// Links the example in C with the library for C.
-fn c_example(repository: &Repository, programs: &Programs) -> anyhow::Result<()> {
-    let mut gcc = Command::new("gcc");
+fn c_example(
+    repository: &Repository,
+    programs: &Programs,
+    foreign: Option<&Foreign>,
+) -> anyhow::Result<()> {
+    let mut gcc = Command::new(foreign.map_or("gcc", |foreign| foreign.gcc));
     // What of the library it does not call is left out.
     gcc.args(["-std=c11", "-Wl,--gc-sections", "-s", "-o"])
         .arg(programs.path("examples").join(C_EXAMPLE));
@@ -136,7 +193,12 @@ fn c_example(repository: &Repository, programs: &Programs) -> anyhow::Result<()>
     let source = format!("examples/c/{C_EXAMPLE}.c");
     gcc.arg(repository.root.join(source));
     gcc.arg(programs.path("libdmaspace_capi.a"));
-    gcc.args(install::STATIC.split_whitespace());
+    match foreign {
+        Some(_) => gcc
+            .arg("-static")
+            .args(install::STATIC.replace("gcc_s", "gcc_eh").split(' ')),
+        None => gcc.args(install::STATIC.split(' ')),
+    };
     cargo::run(&mut gcc)
 }
 

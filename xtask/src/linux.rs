@@ -35,7 +35,6 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Package("libc6-dev"),
     Need::Package("libelf-dev"),
     Need::Package("make"),
-    Need::Package("qemu-system-x86"),
     Need::Package("rust-web-src"),
     Need::Package("rustc-web"),
     Need::Package("xz-utils"),
@@ -145,8 +144,8 @@ pub(crate) const TRACED: &str = "traced";
 const TESTS: [&str; 5] = ["tests", TESTS_DEBUG, TESTS_RACES, ARM, RISCV];
 const TESTS_DEBUG: &str = "tests-debug";
 const TESTS_RACES: &str = "tests-races";
-const ARM: &str = "arm";
-const RISCV: &str = "riscv";
+pub(crate) const ARM: &str = "arm";
+pub(crate) const RISCV: &str = "riscv";
 
 /// The command `cargo xtask linux`.
 #[derive(Args, Clone, Debug)]

@@ -10,6 +10,9 @@ use clap::Args;
 
 use crate::cargo::{self, Repository};
 
+/// The variable that tells Cargo for what to build, if not for this machine.
+pub(crate) const TARGET: &str = "CARGO_BUILD_TARGET";
+
 /// All programs and examples of the workspace, and the library for C.
 pub(crate) struct Programs {
     directory: Utf8PathBuf,
@@ -45,8 +48,15 @@ impl Programs {
         let mut build = repository.cargo(&["build", "--release", "--bins"]);
         build.args(options);
         cargo::run(build.envs(variables.iter().copied()))?;
+        let mut directory = repository.metadata.target_directory.clone();
+        directory.extend(
+            variables
+                .iter()
+                .filter(|(name, _)| *name == TARGET)
+                .map(|(_, target)| target),
+        );
         Ok(Self {
-            directory: repository.metadata.target_directory.join("release"),
+            directory: directory.join("release"),
         })
     }
 

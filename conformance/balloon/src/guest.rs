@@ -92,7 +92,7 @@ impl Parts {
         ensure!(kernel.exists(), "there is no {}", kernel.display());
         let qemu = match wanted.arch {
             Arch::Um => None,
-            Arch::X86 | Arch::Arm | Arch::RiscV => Some(NewerQemu::fetch(work)?),
+            Arch::X86 | Arch::Arm | Arch::RiscV => Some(NewerQemu::fetch(wanted.arch, work)?),
         };
         let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
         let mut archive = Initramfs::new()?;

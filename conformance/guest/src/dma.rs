@@ -12,11 +12,15 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use conformance::{kernel::Tables, patch::Patch};
+use conformance::{
+    kernel::Tables,
+    newer_qemu::{MACHINE, NewerQemu},
+    patch::Patch,
+};
 
 use crate::{
     machines::{EDU, Unit},
-    qemu::{Guest, PATIENCE, PROGRAM, remove, slot},
+    qemu::{Guest, PATIENCE, arch, remove, results, slot},
     samples::{Kind, NS, SHIFT, SIZES, SPACES, Said, Sample, SpaceSample, THREADS, Way, Who},
 };
 
@@ -35,6 +39,8 @@ const MOST_CALLED: usize = 12;
 /// What is booted.
 #[derive(Clone, Copy, Debug)]
 pub struct Measure<'a> {
+    /// QEMU.
+    pub qemu: &'a NewerQemu,
     /// The kernel's image.
     pub kernel: &'a Path,
     /// Whose I/O page tables it has, if only its own DMA API is measured.
@@ -104,7 +110,8 @@ impl Measure<'_> {
     fn command(&self, name: &str, unit: Unit, log: &Path) -> anyhow::Result<Command> {
         let processors = THREADS.iter().max().context("no threads")?;
         let words = format!(
-            "console=ttyS0 no_timer_check panic=-1 tsc=reliable {KEPT} {} {} dmaspace.unit={name}",
+            "{} panic=-1 tsc=reliable {KEPT} {} {} dmaspace.unit={name}",
+            arch(unit).1,
             unit.kernel(),
             match (self.tables, self.patch) {
                 _ if self.trace => "dmaspace.trace",
@@ -113,19 +120,19 @@ impl Measure<'_> {
                 (None, None) => "",
             }
         );
-        let mut command = Command::new(PROGRAM);
+        let mut command = self.qemu.command();
         command
-            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-            .args(["-display", "none", "-machine", "q35", "-accel", "tcg"])
+            .args(MACHINE)
             // Time goes by instructions alone, and is not waited for.
             .args(["-icount", &format!("shift={SHIFT},sleep=off")])
+            .args(unit.qemu())
             .args(["-cpu", self.processor, "-smp", &processors.to_string()])
             .args(["-m", "4G"])
-            .args(unit.qemu())
             .args(["-device", &format!("edu,bus=pcie.0,addr={}", slot(EDU))])
             .arg("-serial")
             .arg(format!("file:{}", log.display()))
-            .args(["-serial", "stdio", "-kernel"])
+            .args(results(unit))
+            .arg("-kernel")
             .arg(self.kernel)
             .arg("-initrd")
             .arg(self.initramfs)

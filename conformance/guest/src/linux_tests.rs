@@ -1,8 +1,8 @@
 //! Linux's own tests of what maps, in a kernel with its own tables and in the same with ours: KUnit's of generic_pt,
 //! the selftests of iommufd and VFIO, and its drivers of a disk and of a network device, which move data for a minute.
 //!
-//! On Arm there are KUnit's tests and the drivers, behind an SMMU. On RISC-V there are KUnit's only: Linux 7.2 has no DMA API
-//! behind its IOMMU (`IOMMU_DMA`).
+//! On Arm and RISC-V there are KUnit's tests and the drivers. Linux 7.2 has no DMA API and no VFIO behind RISC-V's IOMMU:
+//! `linux/patches/riscv.c` is what both kernels have there, and Linux lacks.
 //!
 //! Both kernels run side by side, and each test has to end in the same way in both. So has what a kernel says about itself
 //! where it looks for mistakes: nothing that begins with `BUG` or `WARNING` may be said with our tables alone.
@@ -21,12 +21,12 @@ use conformance::{
     apt::{self, Apt},
     initramfs::Initramfs,
     kernel::{Arch, Kernel, Tables},
-    newer_qemu::NewerQemu,
+    newer_qemu::{MACHINE, NewerQemu},
 };
 
 use crate::{
     machines::{NVME, Unit},
-    qemu::{PROGRAM, STARTS, remove, slot},
+    qemu::{STARTS, arch, remove, slot},
 };
 
 /// How long all tests of a kernel may take: a safety net.
@@ -88,8 +88,6 @@ enum Part {
     /// Data to a disk and back, and over a wire from one network device to another, behind this unit; unmaps are flushed
     /// at once, or later.
     Drivers(Unit, Flush),
-    /// The same behind an SMMUv3 that has this stage only.
-    Smmu(u8, Flush),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +102,6 @@ impl Part {
             Self::Kunit => "kunit".into(),
             Self::Selftests => "selftests".into(),
             Self::Drivers(unit, flush) => format!("drivers-{unit:?}-{flush:?}").to_lowercase(),
-            Self::Smmu(stage, flush) => format!("drivers-smmu{stage}-{flush:?}").to_lowercase(),
         }
     }
 }
@@ -120,10 +117,10 @@ const PARTS: [Part; 6] = [
 ];
 const ARM_PARTS: [Part; 3] = [
     Part::Kunit,
-    Part::Smmu(1, Flush::Strict),
-    Part::Smmu(2, Flush::Lazy),
+    Part::Drivers(Unit::Smmu1, Flush::Strict),
+    Part::Drivers(Unit::Smmu2, Flush::Lazy),
 ];
-const RISCV_PARTS: [Part; 1] = [Part::Kunit];
+const RISCV_PARTS: [Part; 2] = [Part::Kunit, Part::Drivers(Unit::RiscV, Flush::Strict)];
 
 /// Seconds for which data is moved.
 const SECONDS: u32 = 60;
@@ -178,7 +175,7 @@ pub fn run(kernel: Kernel, work: &Path, only: Option<&str>, suites: &str) -> any
     let initramfs = directory.join(format!("{}.initramfs", kernel.name));
     fs::write(&initramfs, programs(kernel, work)?)?;
     // Once, and not by both.
-    NewerQemu::fetch(work)?;
+    NewerQemu::fetch(kernel.arch, work)?;
     let all = |tables| -> anyhow::Result<Vec<(Said, u64)>> {
         let runs = parts.iter().map(|part| {
             let start = Instant::now();
@@ -261,19 +258,26 @@ fn once(
             (suites, "nothing")
         }
         Part::Selftests => ("kunit.enable=0".into(), "selftests"),
-        Part::Drivers(_, flush) | Part::Smmu(_, flush) => {
+        Part::Drivers(_, flush) => {
             let strict = u8::from(matches!(flush, Flush::Strict));
             (format!("kunit.enable=0 iommu.strict={strict}"), "drivers")
         }
     };
+    let unit = match (part, kernel.arch) {
+        (Part::Drivers(unit, _), _) => unit,
+        (_, Arch::Arm) => Unit::Smmu1,
+        (_, Arch::RiscV) => Unit::RiscV,
+        (_, Arch::X86 | Arch::Um) => Unit::Intel,
+    };
+    let (_, console) = arch(unit);
     let disk = directory.join(format!("{name}.disk"));
     fs::File::create(&disk)?.set_len(DISK)?;
     let start = || -> anyhow::Result<Child> {
-        let (mut command, words) = machine(kernel, part, work)?;
+        let mut command = NewerQemu::fetch(kernel.arch, work)?.command();
         command
-            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-            .args(["-display", "none", "-accel", "tcg"])
-            .args(["-cpu", "max", "-smp", "2", "-m", "2G"])
+            .args(MACHINE)
+            .args(unit.qemu())
+            .args(["-cpu", "max", "-m", "2G"])
             .args(NETWORK)
             .arg("-drive")
             .arg(format!(
@@ -289,7 +293,10 @@ fn once(
             .arg("-initrd")
             .arg(initramfs)
             .arg("-append")
-            .arg(format!("panic=-1 {words} {kunit} run={script}"))
+            .arg(format!(
+                "{console} panic=-1 hugepages=64 {} {kunit} run={script}",
+                unit.kernel()
+            ))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
@@ -317,42 +324,6 @@ fn once(
             .push(format!("QEMU: {ended:?}; see {}", log.display()));
     }
     Ok(said)
-}
-
-/// QEMU with the machine of a part, and what its kernel wants to hear of it.
-fn machine(kernel: Kernel, part: Part, work: &Path) -> anyhow::Result<(Command, String)> {
-    let mut command;
-    let unit = match (kernel.arch, part) {
-        (Arch::Arm, _) => {
-            let stage = match part {
-                Part::Smmu(stage, _) => stage,
-                _ => 1,
-            };
-            command = Command::new("qemu-system-aarch64");
-            command
-                .args(["-machine", "virt,iommu=smmuv3,gic-version=3", "-global"])
-                .arg(format!("arm-smmuv3.stage={stage}"));
-            return Ok((command, "console=ttyAMA0".into()));
-        }
-        (Arch::RiscV, _) => {
-            command = Command::new("qemu-system-riscv64");
-            command.args(["-machine", "virt,aia=aplic-imsic", "-device"]);
-            command.arg("riscv-iommu-pci");
-            return Ok((command, "console=ttyS0".into()));
-        }
-        (_, Part::Drivers(unit, _)) => unit,
-        _ => Unit::Intel,
-    };
-    command = match unit.newer_qemu() {
-        true => NewerQemu::fetch(work)?.command(),
-        false => Command::new(PROGRAM),
-    };
-    command.args(["-machine", "q35"]).args(unit.qemu());
-    let words = format!(
-        "console=ttyS0 no_timer_check hugepages=64 {}",
-        unit.kernel()
-    );
-    Ok((command, words))
 }
 
 /// How it has ended by itself, if it has.

@@ -11,7 +11,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use conformance::{
     initramfs::Initramfs,
-    kernel::{DMA, GUEST, Kernel, TRACED, Tables},
+    kernel::{ARM, Arch, DMA, GUEST, Kernel, TRACED, Tables},
     newer_qemu::NewerQemu,
     patch::Patch,
 };
@@ -19,7 +19,7 @@ use guest::{
     dma::{self, Measure},
     linux_tests,
     machines::{MACHINES, Machine, Unit},
-    qemu::{Boot, directory},
+    qemu::{Boot, arch, directory},
 };
 
 /// Boots Linux under emulated IOMMUs and runs tests in it.
@@ -53,7 +53,7 @@ enum Command {
         /// Only tests whose name contains this, or all of the machine of this name.
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
-        /// The kernel: guest, or hardened.
+        /// The kernel: guest, hardened, arm, riscv.
         #[arg(long, value_name = "NAME", default_value = GUEST.name, value_parser = kernel)]
         kernel: Kernel,
         /// Whose I/O page tables it has.
@@ -68,7 +68,7 @@ enum Command {
         /// The guest's first process.
         #[arg(long, value_name = "PROGRAM")]
         init: PathBuf,
-        /// Only behind this IOMMU: intel, amd.
+        /// Only behind this IOMMU: intel, amd; with --tables smmu1, smmu2 too.
         #[arg(long, value_name = "NAME")]
         unit: Option<String>,
         /// The processor, as QEMU calls it.
@@ -187,9 +187,10 @@ fn run(
         let reason = format!("there is no such kernel: `cargo xtask linux --kernel {name}`");
         return Ok(Done::NotThere(reason));
     }
-    let kernel = kernel.linked(tables, patch, work)?;
+    let image = kernel.linked(tables, patch, work)?;
     let chosen: Vec<&Machine> = MACHINES
         .iter()
+        .filter(|machine| arch(machine.unit).0 == kernel.arch)
         .filter(|machine| machine.tests(only).next().is_some())
         .collect();
     ensure!(
@@ -204,17 +205,17 @@ fn run(
     archive.with_libraries("init", programs.init)?;
     archive.with_libraries("bin/dmaspace", programs.dmaspace)?;
     // For the machine that starts the next one.
-    archive.program("bin/kernel", &fs::read(&kernel)?)?;
+    archive.program("bin/kernel", &fs::read(&image)?)?;
     for example in programs.examples {
         let name = example.file_name().unwrap_or_default().to_string_lossy();
         archive.with_libraries(&format!("bin/{name}"), example)?;
     }
     fs::write(&initramfs, archive.finish()?)?;
-    let newer = NewerQemu::fetch(work)?;
+    let qemu = NewerQemu::fetch(kernel.arch, work)?;
     let boot = Boot {
         dmaspace: programs.dmaspace,
-        newer: &newer,
-        kernel: &kernel,
+        qemu: &qemu,
+        kernel: &image,
         tables,
         initramfs: &initramfs,
         directory: &directory,
@@ -252,12 +253,31 @@ fn measure(
     processor: &str,
     (tables, patch, trace): (Option<Tables>, Option<Patch>, bool),
 ) -> anyhow::Result<Done> {
-    let kernel = if trace { TRACED } else { DMA };
+    let wanted = |(name, _): &(&str, Unit)| unit.is_none_or(|unit| unit == *name);
+    let units: Vec<_> = Unit::MEASURED.into_iter().filter(wanted).collect();
+    // Unless one is named, those of this architecture.
+    let foreign = |unit: Unit| arch(unit).0 != Arch::X86;
+    let kernel = match *units {
+        [(_, unit)] if foreign(unit) => ARM,
+        _ if trace => TRACED,
+        _ => DMA,
+    };
+    let units: Vec<_> = units
+        .into_iter()
+        .filter(|(_, unit)| arch(*unit).0 == kernel.arch)
+        .collect();
+    ensure!(!units.is_empty(), "no IOMMU has this name");
+    ensure!(
+        kernel.arch == Arch::X86 || tables.is_some(),
+        "only Linux's DMA API is measured on {}",
+        kernel.name
+    );
     if kernel.kept(work).is_none() {
         let name = kernel.name;
         let reason = format!("there is no such kernel: `cargo xtask linux --kernel {name}`");
         return Ok(Done::NotThere(reason));
     }
+    let qemu = NewerQemu::fetch(kernel.arch, work)?;
     let kernel = kernel.linked(tables.unwrap_or_default(), patch, work)?;
     let directory = directory(work);
     fs::create_dir_all(&directory)?;
@@ -266,6 +286,7 @@ fn measure(
     archive.with_libraries("init", init)?;
     fs::write(&initramfs, archive.finish()?)?;
     let measure = Measure {
+        qemu: &qemu,
         kernel: &kernel,
         tables,
         patch,
@@ -274,10 +295,6 @@ fn measure(
         directory: &directory,
         processor,
     };
-    let wanted = |name: &str| unit.is_none_or(|unit| unit == name);
-    let units = Unit::OF_QEMU.into_iter().filter(|(name, _)| wanted(name));
-    let units: Vec<_> = units.collect();
-    ensure!(!units.is_empty(), "no IOMMU has this name");
     // Side by side: no time passes in a guest but by its own instructions.
     let tables = thread::scope(|scope| {
         let run = |(name, unit)| scope.spawn(move || measure.run(name, unit));

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::Context as _;
 use conformance::{
-    kernel::Tables,
+    kernel::{Arch, Tables},
     newer_qemu::{MACHINE, NewerQemu},
 };
 use dmaspace::topology::Topology;
@@ -34,9 +34,6 @@ use crate::{
 
 /// Where a kernel has a driver of NVMe, the device is for the tests all the same.
 const NO_DRIVER: &str = "initcall_blacklist=nvme_init";
-/// QEMU's program.
-pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
-
 /// How long a guest may be silent: many times what the longest test takes, for machines that are slow
 /// or busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -64,8 +61,8 @@ pub struct Boot<'a> {
     pub only: Option<&'a str>,
     /// The command line `dmaspace`, which runs here as well as in the guest.
     pub dmaspace: &'a Path,
-    /// For all machines but AMD's, whose device has other properties in it.
-    pub newer: &'a NewerQemu,
+    /// QEMU.
+    pub qemu: &'a NewerQemu,
 }
 
 impl Boot<'_> {
@@ -188,7 +185,8 @@ impl Boot<'_> {
         remove(&log)?;
         let qemu_log = File::create(&qemu_log)?;
         let mut words = format!(
-            "console=ttyS0 no_timer_check panic=-1 {NO_DRIVER} hugepages={HUGE_PAGES} {} {} {} dmaspace.machine={}",
+            "{} panic=-1 {NO_DRIVER} hugepages={HUGE_PAGES} {} {} {} dmaspace.machine={}",
+            arch(machine.unit).1,
             machine.unit.kernel(),
             machine.kernel(),
             self.tables.word(),
@@ -197,10 +195,7 @@ impl Boot<'_> {
         if let Some(only) = self.only {
             words += &format!(" dmaspace.only={only}");
         }
-        let mut command = match machine.unit {
-            Unit::Amd => Command::new(PROGRAM),
-            _ => self.newer.command(),
-        };
+        let mut command = self.qemu.command();
         command
             .args(MACHINE)
             .args(["-m", "2G"])
@@ -233,7 +228,8 @@ impl Boot<'_> {
             ))
             .arg("-serial")
             .arg(format!("file:{}", log.display()))
-            .args(["-serial", "stdio", "-kernel"])
+            .args(results(machine.unit))
+            .arg("-kernel")
             .arg(self.kernel)
             .arg("-initrd")
             .arg(self.initramfs)
@@ -242,6 +238,28 @@ impl Boot<'_> {
             // It tells of each fault.
             .stderr(qemu_log);
         Ok(command)
+    }
+}
+
+/// What a machine behind `unit` is, and what its kernel hears of its first serial port and its clock.
+pub fn arch(unit: Unit) -> (Arch, &'static str) {
+    match unit {
+        Unit::Smmu1 | Unit::Smmu2 => (Arch::Arm, "console=ttyAMA0"),
+        Unit::RiscV => (Arch::RiscV, "console=ttyS0"),
+        _ => (Arch::X86, "console=ttyS0 no_timer_check"),
+    }
+}
+
+/// The second serial port: the board's, but RISC-V's has only one.
+pub(crate) const fn results(unit: Unit) -> &'static [&'static str] {
+    match unit {
+        Unit::RiscV => &[
+            "-chardev",
+            "stdio,id=results",
+            "-device",
+            "pci-serial,chardev=results,addr=09.0",
+        ],
+        _ => &["-serial", "stdio"],
     }
 }
 
@@ -299,7 +317,7 @@ impl<L: Send + 'static> Guest<L> {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .with_context(|| format!("{PROGRAM} cannot be started"))?;
+            .context("QEMU cannot be started")?;
         let (sender, lines) = mpsc::channel();
         if let Some(output) = qemu.stdout.take() {
             // Ends with QEMU, which closes its output.

@@ -14,7 +14,10 @@ use rustix::{
 };
 
 /// The serial port that takes the results.
-pub const RESULTS: &str = "/dev/ttyS1";
+pub const RESULTS: &str = match cfg!(target_arch = "aarch64") {
+    true => "/dev/ttyAMA1",
+    false => "/dev/ttyS1",
+};
 
 /// Mounts the file systems of the kernel.
 ///

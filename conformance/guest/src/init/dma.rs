@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use guest::machines::{EDU, Machine, Unit};
+use guest::machines::{EDU, Machine, Unit, bdf};
 use hostmem::{Backing, Mapping};
 use iopt::Prot;
 use runs::Span;
@@ -159,6 +159,7 @@ pub(crate) fn fault(machine: &Machine) -> anyhow::Result<()> {
     log.seek(SeekFrom::End(0))?;
     let device = match machine.unit {
         Unit::Virtio => format!("EP {} ", Endpoint::at(EDU)?.number()),
+        Unit::RiscV => format!("devid: {:#x} ", bdf(EDU).context("no address")?),
         _ => EDU.trim_start_matches("0000:").to_owned(),
     };
     let address = format!("{IOVA:x}");

@@ -43,6 +43,11 @@ use rustix::{
 
 /// On the command line of the second kernel.
 const UPDATED: &str = "dmaspace.updated";
+/// Not in `libc` for RISC-V. Source: Linux, include/uapi/asm-generic/unistd.h.
+#[cfg(target_arch = "riscv64")]
+const KEXEC_FILE_LOAD: libc::c_long = 294;
+#[cfg(not(target_arch = "riscv64"))]
+const KEXEC_FILE_LOAD: libc::c_long = libc::SYS_kexec_file_load;
 
 const SESSION: &str = "dmaspace";
 /// The numbers of the files: two of memory, in small pages and in huge ones, that of the tables, the description.
@@ -246,7 +251,7 @@ fn next_kernel(words: &str) -> anyhow::Result<Infallible> {
     // SAFETY: the kernel reads the files and `len` bytes of the command line. Source: kexec_file_load(2).
     let loaded = unsafe {
         libc::syscall(
-            libc::SYS_kexec_file_load,
+            KEXEC_FILE_LOAD,
             kernel.as_raw_fd(),
             initrd.as_raw_fd(),
             len,

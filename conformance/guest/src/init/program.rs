@@ -12,7 +12,7 @@ use guest::machines::{EDU, Machine, NVME};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::pci::Device;
+use crate::{pci::Device, semantics::table::RESERVED};
 
 const PROGRAM: &str = "/bin/dmaspace";
 
@@ -169,7 +169,10 @@ pub(crate) fn map_by(backend: &str, backing: &str) -> anyhow::Result<()> {
         ("/backend/device/group", json!(Device(EDU).group()?)),
         ("/backend/device/cdev", cdev),
         ("/backend/granule_bytes", json!(4096)),
-        ("/backend/windows/0/last", json!("0xfedfffff")),
+        (
+            "/backend/windows/0/last",
+            json!(format!("{:#x}", RESERVED.start - 1)),
+        ),
         ("/backend/mappings/made", json!(1)),
         ("/backend/mappings/available", available),
         ("/backend/mappings/left", json!(0)),

@@ -15,11 +15,23 @@ pub(crate) fn check() -> (u64, u64) {
 fn turn() -> u64 {
     let begun = Instant::now();
     // SAFETY: changes one register, which it names, and flags.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         asm!(
             "2:",
             "sub {turns}, 1",
             "jnz 2b",
+            turns = inout(reg) TURNS => _,
+            options(nomem, nostack),
+        );
+    }
+    // SAFETY: the same.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        asm!(
+            "2:",
+            "subs {turns}, {turns}, #1",
+            "b.ne 2b",
             turns = inout(reg) TURNS => _,
             options(nomem, nostack),
         );
@@ -43,6 +55,7 @@ pub(crate) fn zero() -> f64 {
     let mut one = |_| {
         let begun = Instant::now();
         // SAFETY: writes the bytes of `page`, and changes registers that it names.
+        #[cfg(target_arch = "x86_64")]
         unsafe {
             asm!(
                 "rep stosb",

@@ -36,7 +36,13 @@ mod unit;
 /// The file in which the kernel names its clock.
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
-/// Seconds in which it becomes the processor's counter.
+/// The processor's counter, as the kernel calls it.
+const COUNTER: &str = match cfg!(target_arch = "aarch64") {
+    true => "arch_sys_counter",
+    false => "tsc",
+};
+
+/// Seconds in which the clock becomes that.
 const PATIENCE: u32 = 60;
 
 fn main() -> ExitCode {
@@ -58,29 +64,30 @@ fn main() -> ExitCode {
 fn run(results: &mut File) -> anyhow::Result<()> {
     let words = fs::read_to_string("/proc/cmdline")?;
     let name = start::word(&words, "dmaspace.unit").context("the command line names no unit")?;
-    let format = match Unit::find(name) {
-        Some(Unit::Intel) => FormatId::VtdSs,
-        Some(Unit::Amd) => FormatId::AmdV1,
-        _ => anyhow::bail!("there is no unit {name}"),
-    };
+    let unit = Unit::find(name).with_context(|| format!("there is no unit {name}"))?;
     let source = || fs::read_to_string(CLOCK).context(CLOCK);
     // The kernel calibrates it for some seconds.
     for _ in 0..PATIENCE {
-        if source()?.trim() == "tsc" {
+        if source()?.trim() == COUNTER {
             break;
         }
         thread::sleep(Duration::from_secs(1));
     }
-    ensure!(source()?.trim() == "tsc", "the clock is {}", source()?);
+    ensure!(source()?.trim() == COUNTER, "the clock is {}", source()?);
     let (instructions, ns) = clock::check();
     say(results, &Said::Clock(instructions, ns))?;
     say(results, &Said::Empty(clock::empty()))?;
-    say(results, &Said::Zero(clock::zero()))?;
     if start::word(&words, "dmaspace.tables").is_some() {
         // The kernel's tables are not its own: of what is measured only its DMA API is different.
         Device(EDU).unbind()?;
         return rounds(results, None);
     }
+    let format = match unit {
+        Unit::Intel => FormatId::VtdSs,
+        Unit::Amd => FormatId::AmdV1,
+        _ => anyhow::bail!("only its DMA API is measured behind {name}"),
+    };
+    say(results, &Said::Zero(clock::zero()))?;
     if words
         .split_whitespace()
         .any(|word| word == "dmaspace.trace")

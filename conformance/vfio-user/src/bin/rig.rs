@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
 use conformance::initramfs::Initramfs;
-use conformance::kernel::GUEST;
+use conformance::kernel::{Arch, GUEST};
 use conformance::newer_qemu::{MACHINE, NewerQemu};
 use conformance::qmp::Qmp;
 use device_rig::guest_side::{
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options, kernel: &Path) -> anyhow::Result<()> {
-    let qemu = NewerQemu::fetch(&options.work)?;
+    let qemu = NewerQemu::fetch(Arch::X86, &options.work)?;
     let directory = options.work.join("vfio-user");
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join("initramfs");

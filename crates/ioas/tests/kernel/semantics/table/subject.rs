@@ -14,8 +14,12 @@ pub(crate) const PAGE: u64 = 4096;
 pub(crate) const MIB: u64 = 1 << 20;
 /// The limit on locked memory.
 pub(crate) const LIMIT: u64 = 16 * MIB;
-/// What no device translates.
-pub(crate) const RESERVED: Span<Iova> = Span::new(0xfee0_0000, MIB);
+/// What no device translates: messages of interrupts go there. Linux, drivers/iommu/intel/iommu.c and
+/// arm/arm-smmu-v3/arm-smmu-v3.c.
+pub(crate) const RESERVED: Span<Iova> = match cfg!(target_arch = "aarch64") {
+    true => Span::new(0x800_0000, MIB),
+    false => Span::new(0xfee0_0000, MIB),
+};
 /// What [`Which::Narrow`] translates ends here, or before.
 pub(crate) const NARROW: u64 = 1 << 32;
 /// Bytes of the memory.
