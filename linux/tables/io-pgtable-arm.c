@@ -145,14 +145,15 @@ static int map_pages(struct io_pgtable_ops *ops, unsigned long iova, phys_addr_t
 	call.sizes &= GENMASK_ULL(__fls(size), 0);
 	call.bits = leaf_bits(table, prot);
 	call.gfp = gfp;
+	this_cpu_inc(dmaspace_maps);
+	error = table->rust->map(&call, iova, pa, len, false);
 	/* An empty table may be where a large leaf is to be. */
-	if (size >> table->granule_lg2 > 1) {
+	if (error == -EAGAIN) {
 		table->rust->give_back(&call, iova, len, &chain);
 		if (chain.count)
 			flush_and_free(table, iova, len, size, &chain);
+		error = table->rust->map(&call, iova, pa, len, true);
 	}
-	this_cpu_inc(dmaspace_maps);
-	error = table->rust->map(&call, iova, pa, len);
 	if (error == -EADDRINUSE) {
 		WARN_ON(!(cfg->quirks & IO_PGTABLE_QUIRK_NO_WARN));
 		return -EEXIST;

@@ -68,7 +68,8 @@ DMASPACE_FORMAT(x86_64);
 #else
 /* The functions of a format of Arm's, under the same contract. */
 struct dmaspace_arm {
-	int (*map)(const struct dmaspace_call *call, u64 iova, u64 pa, u64 len);
+	/* -EAGAIN, unless empty tables are given back: one may be where a large leaf is to be. */
+	int (*map)(const struct dmaspace_call *call, u64 iova, u64 pa, u64 len, bool given_back);
 	u64 (*unmap)(const struct dmaspace_call *call, u64 iova, u64 len,
 		     struct dmaspace_chain *chain);
 	/* Unlinks the empty tables that the range covers whole. */

@@ -6,7 +6,9 @@ use iopt::format::{ArmOptions, ArmStage1, ArmStage2, Granule, K4, K16, K64Lpa};
 use iopt::{BuildError, Gather};
 use runs::{Iova, Span};
 
-use crate::{CChain, COHERENT, Call, Coded, EINVAL, dirty, not_mapped, table, translate, unmap};
+use crate::{
+    CChain, COHERENT, Call, Coded, EAGAIN, EINVAL, dirty, not_mapped, table, translate, unmap,
+};
 
 /// The bit of a link that says that it was flushed: one that units ignore (DDI 0487, section D8.3.1, "Table descriptor").
 const FLUSHED: u64 = 1 << 56;
@@ -49,7 +51,7 @@ impl<G: Granule> Coded for ArmStage2<G> {
 /// `struct dmaspace_arm`: see `tables.h`.
 #[repr(C)]
 pub struct Functions {
-    map: unsafe extern "C" fn(&Call, u64, u64, u64) -> c_int,
+    map: unsafe extern "C" fn(&Call, u64, u64, u64, bool) -> c_int,
     unmap: unsafe extern "C" fn(&Call, u64, u64, &mut CChain) -> u64,
     give_back: unsafe extern "C" fn(&Call, u64, u64, &mut CChain),
     clear: unsafe extern "C" fn(&Call, &mut CChain),
@@ -92,7 +94,8 @@ pub static FUNCTIONS: [Functions; 12] = [
 ];
 
 /// An empty table in the place of a large leaf is not replaced on the way, as on x86-64: the architecture wants a flush
-/// before the leaf is written (DDI 0487, section D8.16, "Using break-before-make"). The caller has given it back.
+/// before the leaf is written (DDI 0487, section D8.16, "Using break-before-make"). Where one may be, nothing is mapped
+/// (`EAGAIN`) before the caller says that they are given back.
 ///
 /// # Safety
 ///
@@ -102,15 +105,19 @@ unsafe extern "C" fn map<F: Coded, const FLUSHED: u64>(
     iova: u64,
     pa: u64,
     len: u64,
+    given_back: bool,
 ) -> c_int {
     // SAFETY: as the caller promises.
     let Ok(table) = (unsafe { table::<F, FLUSHED>(call) }) else {
         return -EINVAL;
     };
+    let inside = table.unguarded();
+    let large = call.sizes >> F::shift(0) > 1;
+    if large && !given_back && inside.may_have_empty_tables(Span::new(iova, len)) {
+        return -EAGAIN;
+    }
     let run = [Span::new(pa, len)];
-    let mapped = table
-        .unguarded()
-        .map_leaves(iova, &run, call.bits | F::PRESENT);
+    let mapped = inside.map_leaves(iova, &run, call.bits | F::PRESENT);
     match mapped {
         Ok(()) => 0,
         Err(error) => not_mapped(&error),

@@ -16,11 +16,9 @@ use crate::entry::Entry;
 #[cfg(target_arch = "x86_64")]
 use crate::mock::Mock;
 use crate::{
-    CChain, COHERENT, Call, Coded, EINVAL, ENOMEM, ERANGE, dirty, not_mapped, table, translate,
-    unmap,
+    CChain, COHERENT, Call, Coded, EAGAIN, EINVAL, ENOMEM, ERANGE, dirty, not_mapped, table,
+    translate, unmap,
 };
-
-const EAGAIN: c_int = 11;
 
 /// The bit of a link that says that it was flushed. Units ignore it (VT-d specification, revision 5.0, sections 9.8 and
 /// 9.7), and so does Linux's driver when it shows tables: not so those from 52 on.

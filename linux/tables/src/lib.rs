@@ -72,6 +72,7 @@ unsafe extern "C" {
 }
 
 const EINVAL: c_int = 22;
+const EAGAIN: c_int = 11;
 const ENOMEM: c_int = 12;
 const ENXIO: c_int = 6;
 const ERANGE: c_int = 34;

@@ -34,25 +34,33 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if !self.aperture().covers(&Span::new(iova, 1)) {
             return None;
         }
+        match self.last_entry::<P>(iova)? {
+            (Entry::Leaf { pa, log2 }, _) => Some(pa | iova & ((1 << log2) - 1)),
+            _ => None,
+        }
+    }
+
+    /// The entry at which a walk to `at` ends, a leaf or an empty one, and for how many bytes it is, as a power of two.
+    #[inline(always)]
+    pub(super) fn last_entry<P: Access>(&self, at: u64) -> Option<(Entry, u32)> {
         self.memory.descended();
         // An index has no bits from above the aperture.
-        at_top!(self.begin(), F, Top, root => self.translate_from::<Top, P>(root, iova))
+        at_top!(self.begin(), F, Top, root => self.last_from::<Top, P>(root, at))
     }
 
     #[inline(always)]
-    fn translate_from<V: Level, P: Access>(&self, table: u64, at: u64) -> Option<u64> {
+    fn last_from<V: Level, P: Access>(&self, table: u64, at: u64) -> Option<(Entry, u32)> {
         let cell = self.cells(table, V::N).get(self.index(V::N, at))?;
         match F::decode(V::N, P::follow(cell)) {
-            Entry::Table(below) if V::N > 0 => self.translate_inlined::<V::Below, P>(below, at),
-            Entry::Leaf { pa, log2 } => Some(pa | at & ((1 << log2) - 1)),
-            _ => None,
+            Entry::Table(below) if V::N > 0 => self.last_inlined::<V::Below, P>(below, at),
+            entry => Some((entry, F::shift(V::N))),
         }
     }
 
     // A function of its own, so that the recursion is inlined level by level.
     #[inline(always)]
-    fn translate_inlined<V: Level, P: Access>(&self, table: u64, at: u64) -> Option<u64> {
-        self.translate_from::<V, P>(table, at)
+    fn last_inlined<V: Level, P: Access>(&self, table: u64, at: u64) -> Option<(Entry, u32)> {
+        self.last_from::<V, P>(table, at)
     }
 
     /// The leaf that maps `iova`, if there is one.
