@@ -33,7 +33,12 @@ fn kept_and_replaced<F: Format>(format: F) {
     let memory = HeapTables::with_tables(64).unwrap();
     let mut table = full(format, &memory);
     let tables = table.tables();
+    let may_be_empty = |table: &Table<F, _>, leaves| {
+        let range = Span::new(4 * M2, leaves * M2);
+        table.unguarded().may_have_empty_tables(range)
+    };
     unmap(&mut table);
+    assert!([1, 2, 4].map(|leaves| may_be_empty(&table, leaves)) == [true; 3]);
     assert_eq!((table.tables(), memory.in_use()), (tables, tables));
     assert_eq!(table.translate(4 * M2), None);
 
@@ -64,7 +69,9 @@ fn kept_and_replaced<F: Format>(format: F) {
     assert_eq!(table.translate(5 * M2 + 17), Some((1 << 30) + M2 + 17));
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
     assert_eq!((table.tables(), memory.in_use()), (tables - 4, tables - 4));
+    assert!([1, 2].map(|leaves| may_be_empty(&table, leaves)) == [false; 2]);
     unmap(&mut table);
+    assert!([1, 2].map(|leaves| may_be_empty(&table, leaves)) == [false; 2]);
 
     let mut gather = Gather::new();
     let all = Span::new(0, 1 << 38);
@@ -73,6 +80,7 @@ fn kept_and_replaced<F: Format>(format: F) {
         .unwrap();
     table.give_back_empty_tables(all, &mut gather).unwrap();
     assert_eq!(table.tables(), 1);
+    assert!(!may_be_empty(&table, 4));
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
     assert_eq!(memory.in_use(), 1);
 }
