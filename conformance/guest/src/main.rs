@@ -255,10 +255,9 @@ fn measure(
 ) -> anyhow::Result<Done> {
     let wanted = |(name, _): &(&str, Unit)| unit.is_none_or(|unit| unit == *name);
     let units: Vec<_> = Unit::MEASURED.into_iter().filter(wanted).collect();
-    // Unless one is named, those of this architecture.
-    let foreign = |unit: Unit| arch(unit).0 != Arch::X86;
+    // Unless one is named, those of x86-64.
     let kernel = match *units {
-        [(_, unit)] if foreign(unit) => ARM,
+        [(_, unit)] if arch(unit).0 == Arch::Arm => ARM,
         _ if trace => TRACED,
         _ => DMA,
     };
