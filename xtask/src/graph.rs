@@ -83,8 +83,6 @@ const HOUSE: &[Rule] = &[
         Place::Floor(6),
         &[RUNS, IOPT, HOSTMEM, IOMMU, IOAS],
     ),
-    // What it needs of the crates below, the library re-exports.
-    rule("dmaspace-capi", Place::Floor(6), &[LIBRARY]),
     rule(
         PROGRAM,
         Place::Floor(TOP),
@@ -274,7 +272,6 @@ mod tests {
         assert_eq!(count(IOMMU, uses(HOSTMEM)), 1, "below, but not allowed");
         assert_eq!(count(IOMMU, tests_with(HOSTMEM)), 0);
         assert_eq!(count(IOAS, uses(BALLOON)), 1, "ioas knows no balloon");
-        assert_eq!(count("dmaspace-capi", uses(RUNS)), 1);
         assert_eq!(
             count(IOMMU, tests_with(IOMMU)),
             0,

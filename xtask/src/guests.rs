@@ -5,19 +5,15 @@ use std::process::{Command, ExitStatus};
 use anyhow::{Context as _, ensure};
 
 use crate::{
-    cargo::{self, Repository},
+    cargo::Repository,
     host::Need,
-    install, linux,
+    linux,
     parts::Outcome,
     programs::{Passed, Programs, TARGET},
 };
 
-/// What fetches the emulator, and what links the example in C.
-pub(crate) const NEEDS: &[Need] = &[
-    Need::Package("debian-archive-keyring"),
-    Need::Package("gcc"),
-    Need::Package("libc6-dev"),
-];
+/// What fetches the emulator.
+pub(crate) const NEEDS: &[Need] = &[Need::Package("debian-archive-keyring")];
 
 /// What measures in a guest.
 const DMA: &str = "guest-dma";
@@ -76,9 +72,6 @@ fn programs(
     let variables = [(TARGET, *target), ("CARGO_ENCODED_RUSTFLAGS", &flags)];
     Programs::optimized(wanted, &variables, repository)
 }
-
-/// The one of them in C, below `examples/c`.
-const C_EXAMPLE: &str = "vfio";
 
 /// The program's exit status when there is no kernel.
 const NOT_THERE: i32 = 3;
@@ -156,10 +149,10 @@ fn other_machine() -> Option<Outcome> {
 }
 
 fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
-    let packages = ["guest", "cli", "examples", "capi"].map(|name| format!("-pdmaspace-{name}"));
+    let packages = ["guest", "cli", "examples"].map(|name| format!("-pdmaspace-{name}"));
     let examples = EXAMPLES.map(|name| format!("--example={name}"));
     let wanted = packages.iter().chain(&examples).map(String::as_str);
-    let wanted: Vec<_> = wanted.chain(["--lib"]).collect();
+    let wanted: Vec<_> = wanted.collect();
     let foreign = Foreign::named(options);
     let programs = programs(&wanted, foreign, repository)?;
     let mut command = host(&Programs::build(repository)?, repository);
@@ -168,38 +161,13 @@ fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> 
         .arg(programs.path("guest-init"))
         .arg("--dmaspace")
         .arg(programs.path("dmaspace"));
-    c_example(repository, &programs, foreign)?;
-    for example in EXAMPLES.into_iter().chain([C_EXAMPLE]) {
+    for example in EXAMPLES {
         command
             .arg("--example")
             .arg(programs.path("examples").join(example));
     }
     command.args(options);
     command.status().context("the rig cannot be started")
-}
-
-/// Links the example in C with the library for C.
-fn c_example(
-    repository: &Repository,
-    programs: &Programs,
-    foreign: Option<&Foreign>,
-) -> anyhow::Result<()> {
-    let mut gcc = Command::new(foreign.map_or("gcc", |foreign| foreign.gcc));
-    // What of the library it does not call is left out.
-    gcc.args(["-std=c11", "-Wl,--gc-sections", "-s", "-o"])
-        .arg(programs.path("examples").join(C_EXAMPLE));
-    let include = repository.root.join("crates/dmaspace-capi/include");
-    gcc.arg("-I").arg(include);
-    let source = format!("examples/c/{C_EXAMPLE}.c");
-    gcc.arg(repository.root.join(source));
-    gcc.arg(programs.path("libdmaspace_capi.a"));
-    match foreign {
-        Some(_) => gcc
-            .arg("-static")
-            .args(install::STATIC.replace("gcc_s", "gcc_eh").split(' ')),
-        None => gcc.args(install::STATIC.split(' ')),
-    };
-    cargo::run(&mut gcc)
 }
 
 /// The program on this side of the emulator.

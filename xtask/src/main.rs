@@ -21,9 +21,7 @@ mod graph;
 mod guests;
 #[cfg(test)]
 mod guides;
-mod header;
 mod host;
-mod install;
 mod libvirt;
 mod linux;
 mod listed;
@@ -88,10 +86,6 @@ enum Command {
     Figures(figures::Options),
     /// Checks what users build with the oldest compiler that is supported, which is fetched from Debian.
     Oldest,
-    /// Installs the program, its man pages and completions, and the C library.
-    Install(install::Options),
-    /// Makes the header of the C interface anew.
-    Header,
     /// Does everything that an address space can do, in a random order, for long (`soak --help`).
     #[command(disable_help_flag = true)]
     Soak(Passed),
@@ -151,8 +145,6 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::BenchTables(passed) => bench_tables::run(&passed, repository),
         Command::Figures(options) => figures::run(&options, repository),
         Command::Oldest => oldest::run(repository),
-        Command::Install(options) => install::run(&options, repository),
-        Command::Header => header::run(repository),
         Command::Soak(passed) => soak::run("soak", &passed, repository),
         Command::Limits(passed) => soak::run("limits", &passed, repository),
     }

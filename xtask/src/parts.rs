@@ -9,9 +9,9 @@ use std::{process::Command, time::Duration};
 use crate::{
     balloon,
     cargo::{self, Repository},
-    conformance, dependencies, device, examples, fuzz, graph, guests, header,
+    conformance, dependencies, device, examples, fuzz, graph, guests,
     host::Need,
-    install, libvirt, linux, nostd, origins, properties, runner, sanitize, units, unsafety,
+    libvirt, linux, nostd, origins, properties, runner, sanitize, units, unsafety,
 };
 
 /// When a part runs, and what its budget counts towards.
@@ -98,8 +98,6 @@ pub(crate) const PARTS: &[Part] = &[
     part("doctests", Group::Basic, 40, &[], doctests),
     // Asks what the parts docs and tests have built.
     part("origins", Group::Basic, 10, &[], origins::part),
-    part("header", Group::Rig, 15, &[], header::part),
-    part("install", Group::Rig, 90, install::NEEDS, install::part),
     part("rig-tests", Group::Rig, 100, &[], rig_tests),
     part(
         "system-calls",
@@ -155,7 +153,7 @@ const LAB: &str = "dmaspace-lab";
 fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
     cargo::run(&mut repository.cargo(&["fmt", "--all", "--check"]))?;
     // No members of the workspace, so named by themselves.
-    let alone = [nostd::CRATE, fuzz::CRATE, header::CRATE, sanitize::PROBE];
+    let alone = [nostd::CRATE, fuzz::CRATE, sanitize::PROBE];
     for alone in alone.into_iter().chain(linux::CRATES) {
         let manifest = format!("{alone}/Cargo.toml");
         cargo::run(&mut repository.cargo(&["fmt", "--check", "--manifest-path", &manifest]))?;

@@ -13,7 +13,7 @@ use crate::cargo::{self, Repository};
 /// The variable that tells Cargo for what to build, if not for this machine.
 pub(crate) const TARGET: &str = "CARGO_BUILD_TARGET";
 
-/// All programs and examples of the workspace, and the library for C.
+/// All programs and examples of the workspace.
 pub(crate) struct Programs {
     directory: Utf8PathBuf,
 }
@@ -21,19 +21,11 @@ pub(crate) struct Programs {
 impl Programs {
     /// Builds what is not built yet.
     pub(crate) fn build(repository: &Repository) -> anyhow::Result<Self> {
-        Self::in_environment(&[], repository)
-    }
-
-    /// The same with these variables, which build scripts ask for.
-    pub(crate) fn in_environment(
-        variables: &[(&str, &str)],
-        repository: &Repository,
-    ) -> anyhow::Result<Self> {
         // All packages, this one too: with fewer, features of foreign crates are others, and so are they.
         let all = ["build", "--workspace", "--all-features"];
         let mut build = repository.cargo(&all);
-        build.args(["--lib", "--bins", "--examples"]);
-        cargo::run(build.envs(variables.iter().copied()))?;
+        build.args(["--bins", "--examples"]);
+        cargo::run(&mut build)?;
         Ok(Self {
             directory: repository.metadata.target_directory.join("debug"),
         })

@@ -19,7 +19,7 @@ pub(crate) const PROBE: &str = "xtask/probe";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The crates with `unsafe`, and those above them.
-const PACKAGES: [&str; 12] = [
+const PACKAGES: [&str; 11] = [
     "dmaspace-runs",
     "dmaspace-iopt",
     "dmaspace-hostmem",
@@ -30,7 +30,6 @@ const PACKAGES: [&str; 12] = [
     "dmaspace",
     "dmaspace-vfio-user",
     "dmaspace-vhost",
-    "dmaspace-capi",
     "dmaspace-cli",
 ];
 

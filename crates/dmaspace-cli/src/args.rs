@@ -1,7 +1,8 @@
 //! The command line and its help.
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand};
-use clap_complete::Shell;
 
 use crate::balloon::{self, BalloonArgs};
 use crate::balloon_guest::{self, BalloonGuestArgs};
@@ -131,14 +132,11 @@ pub(crate) enum Command {
             dmaspace inspect --machine"
     )]
     Inspect(InspectArgs),
-    /// Print a completion script for a shell.
-    #[command(after_long_help = "Examples:\n  \
-        dmaspace completions bash > ~/.local/share/bash-completion/completions/dmaspace\n  \
-        dmaspace completions zsh > /usr/local/share/zsh/site-functions/_dmaspace\n  \
-        dmaspace completions fish > ~/.config/fish/completions/dmaspace.fish")]
-    Completions {
-        /// The shell
-        shell: Shell,
+    /// Write man pages and shell completions, for packagers.
+    #[command(hide = true)]
+    Manuals {
+        /// Directory to write to, as `share` of an installation
+        directory: PathBuf,
     },
 }
 

@@ -1,6 +1,6 @@
 //! The command line: commands, reports, exit statuses.
 //!
-//! For the program, which calls [`run`], and for packagers, who make man pages and completions of [`command`]:
+//! For the program, which calls [`run`]; tests read [`command`]:
 //!
 //! ```
 //! let command = dmaspace_cli::command();
@@ -24,6 +24,7 @@ mod draw;
 mod inspect;
 mod json;
 mod life;
+mod manuals;
 mod map;
 mod numa;
 mod pool;
@@ -57,7 +58,6 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
-use clap_complete::Shell;
 use hostmem::keep_pools_by;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
@@ -107,20 +107,11 @@ pub fn run() -> ExitCode {
                 Command::Tables(command) => tables::run(&command),
                 Command::Numa(command) => numa::run(&command),
                 Command::Inspect(inspect_args) => inspect::run(&inspect_args),
-                Command::Completions { shell } => complete(shell),
+                Command::Manuals { directory } => manuals::run(&directory),
             }
         }
     };
     ExitCode::from(status)
-}
-
-fn complete(shell: Shell) -> u8 {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut command(), "dmaspace", &mut script);
-    match print(&String::from_utf8_lossy(&script)) {
-        Ok(()) => exit::RIGHT,
-        Err(error) => refuse(&error),
-    }
 }
 
 /// This program, to be started with a hidden command.

@@ -6,8 +6,7 @@
 //! * [`devices`], [`topology`]: the machine's devices, and its memory nodes;
 //! * the crates below, whole: [`runs`], [`iopt`], [`hostmem`], [`iommu`], [`ioas`], [`virtio_balloon`]; with the
 //!   feature `virtio-iommu` also `virtio_iommu`;
-//! * vhost-user is in the crate `dmaspace-vhost`, the C interface in `dmaspace-capi`, and what maps, inspects,
-//!   plans and measures from a terminal in the program (`dmaspace --help`).
+//! * vhost-user is in the crate `dmaspace-vhost`; the program is in `dmaspace-cli`.
 //!
 //! A guide for each user is in `docs/guides` of the repository.
 

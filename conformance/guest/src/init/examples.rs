@@ -63,38 +63,6 @@ pub(crate) fn vfio_ioctls() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `examples/c/vfio.c` by one of its ways: to its end, at which it has looked at what the kernel counts, and
-/// each refusal had its code.
-pub(crate) fn in_c(way: &str) -> anyhow::Result<()> {
-    let device = Device(EDU);
-    device.bind_to_vfio()?;
-    let said = match way {
-        "iommufd" => run("/bin/vfio", &[way, &device.cdev()?.to_string_lossy()])?,
-        _ => {
-            let group = format!("/dev/vfio/{}", device.group()?);
-            run("/bin/vfio", &[way, &group, EDU])?
-        }
-    };
-    let (name, twice) = match way {
-        "iommufd" => ("iommufd", 1 << 20),
-        _ => ("VFIO type1", 2 << 20),
-    };
-    for line in [
-        "  the device has copied 1024 bytes",
-        "  released and restored",
-        "  written to: 1048576 bytes, as it is not known",
-        "everything was given back",
-        &format!("  mapped twice: {twice} bytes are charged"),
-        &format!("  refused (-17): translate: {name} does not show its tables"),
-    ] {
-        ensure!(
-            said.lines().any(|said| said == line),
-            "no \"{line}\": {said}"
-        );
-    }
-    Ok(())
-}
-
 /// What the program says; an error is what it complains of.
 fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(program)

@@ -179,11 +179,6 @@ const TESTS: &[(&str, Test)] = &[
     }),
     ("iommufd_serves_a_monitor", |_| examples::monitor()),
     ("type1_serves_vfio_ioctls", |_| examples::vfio_ioctls()),
-    ("type1_serves_a_c_program", |_| examples::in_c("type1")),
-    ("compatibility_serves_a_c_program", |_| {
-        examples::in_c("compat")
-    }),
-    ("iommufd_serves_a_c_program", |_| examples::in_c("iommufd")),
     ("type1_reaches_another_device", |_| peer::by_address()),
     ("type1_does_not_charge_registers_among_memory", |_| {
         peer::not_charged()

@@ -4,7 +4,7 @@
 //! and always says how far it came, also beside an error. Calling again from there until the count
 //! is reached leaves the same bytes as one wide call. Back ends that can only do one page at a time
 //! implement two functions and get the others, so that callers can use the wider ones at once and
-//! back ends be ported one by one. The C interface has these calls for drivers of units.
+//! back ends be ported one by one.
 
 use runs::{Pa, Span};
 
