@@ -69,7 +69,6 @@ impl Line {
 pub struct Results<'a> {
     expected: Vec<(&'a str, State)>,
     done: bool,
-    silent: bool,
     faults: Vec<String>,
 }
 
@@ -90,7 +89,6 @@ impl<'a> Results<'a> {
                 .map(|name| (name, State::Waiting))
                 .collect(),
             done: false,
-            silent: false,
             faults: Vec::new(),
         }
     }
@@ -128,22 +126,6 @@ impl<'a> Results<'a> {
     /// True when the guest has said its last word.
     pub fn done(&self) -> bool {
         self.done
-    }
-
-    /// The guest said nothing for too long, and was ended.
-    pub fn fall_silent(&mut self) {
-        self.silent = true;
-        self.faults.push("it fell silent".into());
-    }
-
-    /// True when the guest was ended since it said nothing.
-    pub fn silent(&self) -> bool {
-        self.silent
-    }
-
-    /// The test that has begun and has not ended.
-    pub fn running(&self) -> Option<&'a str> {
-        self.of(State::Running).first().copied()
     }
 
     /// How many passed.
@@ -235,10 +217,15 @@ mod tests {
     fn a_guest_that_falls_silent_is_a_fault_that_names_its_test() {
         let mut results = Results::new(["a"]);
         results.take(&Line::Run("a".into()));
-        results.fall_silent();
-        assert!(results.silent());
-        assert_eq!(results.running(), Some("a"));
-        assert_eq!(results.faults().len(), 3);
+        results.fault("silent for 300 s".into());
+        assert_eq!(
+            results.faults(),
+            [
+                "silent for 300 s",
+                "a: did not come to its end",
+                "the guest did not come to its end"
+            ]
+        );
     }
 
     #[test]

@@ -15,7 +15,6 @@
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "host")]
-pub mod balloon;
 pub mod console;
 #[cfg(feature = "host")]
 pub mod dma;

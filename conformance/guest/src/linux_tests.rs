@@ -26,7 +26,7 @@ use conformance::{
 
 use crate::{
     machines::{NVME, Unit},
-    qemu::{STARTS, arch, remove, slot},
+    qemu::{arch, remove, slot},
 };
 
 /// How long all tests of a kernel may take: a safety net.
@@ -272,47 +272,37 @@ fn once(
     let (_, console) = arch(unit);
     let disk = directory.join(format!("{name}.disk"));
     fs::File::create(&disk)?.set_len(DISK)?;
-    let start = || -> anyhow::Result<Child> {
-        let mut command = NewerQemu::fetch(kernel.arch, work)?.command();
-        command
-            .args(MACHINE)
-            .args(unit.qemu())
-            .args(["-cpu", "max", "-m", "2G"])
-            .args(NETWORK)
-            .arg("-drive")
-            .arg(format!(
-                "if=none,id=disk,format=raw,file={}",
-                disk.display()
-            ))
-            .arg("-device")
-            .arg(format!("nvme,drive=disk,serial=1,addr={}", slot(NVME)))
-            .arg("-serial")
-            .arg(format!("file:{}", log.display()))
-            .arg("-kernel")
-            .arg(kernel.image_with(tables, work))
-            .arg("-initrd")
-            .arg(initramfs)
-            .arg("-append")
-            .arg(format!(
-                "{console} panic=-1 hugepages=64 {} {kunit} run={script}",
-                unit.kernel()
-            ))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        command.spawn().context("QEMU cannot be started")
-    };
-    // A QEMU that an assertion of its own has ended is started again: see `Boot::run`.
-    let mut ended = None;
-    for _ in 0..STARTS {
-        let mut qemu = start()?;
-        ended = wait(&mut qemu)?;
-        let _ = qemu.kill();
-        let _ = qemu.wait();
-        if ended.is_none_or(|status| status.success()) {
-            break;
-        }
-    }
+    let mut command = NewerQemu::fetch(kernel.arch, work)?.command();
+    command
+        .args(MACHINE)
+        .args(unit.qemu())
+        .args(["-cpu", "max", "-m", "2G"])
+        .args(NETWORK)
+        .arg("-drive")
+        .arg(format!(
+            "if=none,id=disk,format=raw,file={}",
+            disk.display()
+        ))
+        .arg("-device")
+        .arg(format!("nvme,drive=disk,serial=1,addr={}", slot(NVME)))
+        .arg("-serial")
+        .arg(format!("file:{}", log.display()))
+        .arg("-kernel")
+        .arg(kernel.image_with(tables, work))
+        .arg("-initrd")
+        .arg(initramfs)
+        .arg("-append")
+        .arg(format!(
+            "{console} panic=-1 hugepages=64 {} {kunit} run={script}",
+            unit.kernel()
+        ))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut qemu = command.spawn().context("QEMU cannot be started")?;
+    let ended = wait(&mut qemu)?;
+    let _ = qemu.kill();
+    let _ = qemu.wait();
     let text = fs::read(&log).with_context(|| log.display().to_string())?;
     fs::remove_file(&disk)?;
     let mut said = Said::read(&String::from_utf8_lossy(&text));

@@ -139,16 +139,6 @@ impl Unit {
     }
 }
 
-/// The balloon of a machine, if it has one. Its memory is a file then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Balloon {
-    /// QEMU's own.
-    Qemu,
-    /// `dmaspace balloon` on the host, by vhost-user, with messages in bulk. It takes a QEMU from
-    /// version 11 on.
-    VhostUser,
-}
-
 /// A machine.
 #[derive(Debug)]
 pub struct Machine {
@@ -156,36 +146,23 @@ pub struct Machine {
     pub name: &'static str,
     /// Its IOMMU.
     pub unit: Unit,
-    /// Its balloon.
-    pub balloon: Option<Balloon>,
     /// The machine that it is a guest for, if it has memory nodes: a topology as the library reads it.
     pub nodes: Option<&'static str>,
     /// The tests that it runs, in this order: each may count on those before it.
     tests: &'static [&'static [&'static str]],
 }
 
-/// Where the balloon sits, in machines that have one.
-pub const BALLOON: &str = "0000:00:08.0";
 /// Where virtio's IOMMU sits, in the machine that has it.
 pub const VIRTIO_IOMMU: &str = "0000:00:08.0";
 /// The addresses that virtio's IOMMU says no device may use, beside those of interrupts: first and last.
 pub const RESERVED: (u64, u64) = (0x7000_0000, 0x700f_ffff);
-/// The bit of messages in bulk.
-pub const BULK_BIT: u8 = 23;
 /// Bytes of memory of all machines.
 pub const MEMORY: u64 = 2 << 30;
-/// Bytes of the guest's memory that are written to before the balloon is used.
-pub const TOUCHED: u64 = 1408 << 20;
-/// Bytes that the host wants in the balloon then. More than what was never written to, and the kernel's
-/// own: so some of it was written to.
-pub const BALLOONED: u64 = 1280 << 20;
-
 /// All machines.
 pub const MACHINES: &[Machine] = &[
     Machine {
         name: "intel",
         unit: Unit::Intel,
-        balloon: None,
         nodes: None,
         tests: &[
             PLATFORM,
@@ -212,7 +189,6 @@ pub const MACHINES: &[Machine] = &[
     Machine {
         name: "amd",
         unit: Unit::Amd,
-        balloon: None,
         nodes: None,
         tests: &[&[
             "the_unit_is_there_and_has_the_devices",
@@ -267,38 +243,18 @@ pub const MACHINES: &[Machine] = &[
     Machine {
         name: "second-stage",
         unit: Unit::IntelSecond,
-        balloon: None,
         nodes: None,
         tests: &[SCALABLE],
     },
     Machine {
         name: "first-stage",
         unit: Unit::IntelFirst,
-        balloon: None,
         nodes: None,
         tests: &[SCALABLE],
     },
     Machine {
-        name: "balloon",
-        unit: Unit::Intel,
-        balloon: Some(Balloon::Qemu),
-        nodes: None,
-        tests: &[&[
-            "balloon_guest_follows_qemus_balloon",
-            "balloon_guest_gives_everything_back_on_a_signal",
-        ]],
-    },
-    Machine {
-        name: "bulk",
-        unit: Unit::Intel,
-        balloon: Some(Balloon::VhostUser),
-        nodes: None,
-        tests: &[&["balloon_guest_talks_to_ours_in_bulk"]],
-    },
-    Machine {
         name: "viommu",
         unit: Unit::Virtio,
-        balloon: None,
         nodes: None,
         tests: &[&[
             "the_unit_is_there_and_has_the_devices",
@@ -336,7 +292,6 @@ pub const MACHINES: &[Machine] = &[
     Machine {
         name: "two-nodes",
         unit: Unit::Intel,
-        balloon: None,
         nodes: Some(TWO_NODES),
         tests: &[&[
             "devices_are_on_the_planned_nodes",
@@ -360,28 +315,24 @@ pub const MACHINES: &[Machine] = &[
     Machine {
         name: LIVE_UPDATE,
         unit: Unit::Intel,
-        balloon: None,
         nodes: None,
         tests: &[&["a_space_goes_over_to_the_next_kernel"]],
     },
     Machine {
         name: "smmu1",
         unit: Unit::Smmu1,
-        balloon: None,
         nodes: None,
         tests: &[PLATFORM, OWN, TYPE1, IOMMUFD, WINDOWS, NAMED],
     },
     Machine {
         name: "smmu2",
         unit: Unit::Smmu2,
-        balloon: None,
         nodes: None,
         tests: &[PLATFORM, OWN, TYPE1, IOMMUFD, WINDOWS, NAMED],
     },
     Machine {
         name: "riscv",
         unit: Unit::RiscV,
-        balloon: None,
         nodes: None,
         tests: &[PLATFORM, OWN, IOMMUFD, NAMED],
     },

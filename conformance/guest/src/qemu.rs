@@ -2,7 +2,7 @@
 //!
 //! Two serial ports: on the first the kernel and the programs say what they like, into a file; on
 //! the second come the lines of [`crate::console`]. A guest that says nothing for [`PATIENCE`] is
-//! ended, and started once more: see [`Boot::run`].
+//! ended.
 
 use std::{
     fs::{self, File},
@@ -23,7 +23,6 @@ use dmaspace::topology::Topology;
 use dmaspace_cli::inside::GuestTopology;
 
 use crate::{
-    balloon::Meeting,
     console::{Line, Results},
     machines::{
         DISK_BLOCKS, EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, MEMORY, Machine, NVME, NVME_SERIAL,
@@ -37,9 +36,6 @@ const NO_DRIVER: &str = "initcall_blacklist=nvme_init";
 /// How long a guest may be silent: many times what the longest test takes, for machines that are slow
 /// or busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
-
-/// How often a machine is started at most.
-pub(crate) const STARTS: u32 = 3;
 
 /// What belongs to the guests, below the directory of the rigs.
 pub fn directory(work: &Path) -> PathBuf {
@@ -68,59 +64,19 @@ pub struct Boot<'a> {
 impl Boot<'_> {
     /// Boots `machine`, shows its results as they come, and tells what became of its tests.
     ///
-    /// A guest that falls silent is booted once more, and the second run counts: under load a guest of QEMU 10.0.2 was
-    /// seen to halt in the kernel's wait for the reset of a device, with QEMU idle, in two of three runs of all machines;
-    /// of 11.1.3 in none yet. What hangs by itself hangs again. A QEMU that an assertion of its own has ended is started up to twice more: 10.0.2 was seen to end in
-    /// `iotlb_to_section`, when a device was reset while a processor read its registers. The first run's log stays, as
-    /// `NAME.silent.log`.
-    ///
     /// # Errors
     ///
     /// When QEMU cannot be started, or its files cannot be made. A guest that fails is no error but
     /// has [faults](Results::faults).
     pub fn run(&self, machine: &Machine) -> anyhow::Result<Results<'static>> {
-        for _ in 1..STARTS {
-            let results = self.once(machine)?;
-            let [log, qemu_log] = self.logs(machine);
-            let said = fs::read(qemu_log)?;
-            let said = String::from_utf8_lossy(&said);
-            let asserted = said.lines().find(|line| line.contains(": Assertion `"));
-            let silent = results.silent();
-            let why = match asserted {
-                _ if silent => format!("silent for {} s", PATIENCE.as_secs()),
-                Some(line) => format!("QEMU ended ({line})"),
-                None => return Ok(results),
-            };
-            let kept = log.with_extension("silent.log");
-            fs::rename(&log, &kept).with_context(|| kept.display().to_string())?;
-            println!(
-                "  {}: {why} in {}, started again; its log: {}",
-                machine.name,
-                results.running().unwrap_or("no test"),
-                kept.display()
-            );
-            if silent {
-                break;
-            }
-        }
-        self.once(machine)
-    }
-
-    fn once(&self, machine: &Machine) -> anyhow::Result<Results<'static>> {
         let mut results = Results::new(machine.tests(self.only));
-        let meeting = machine
-            .balloon
-            .map(|balloon| Meeting::new(balloon, machine.name, self.directory, self.dmaspace));
-        let mut meeting = meeting.transpose()?;
         let host = (machine.unit == Unit::Virtio).then(|| Host::new(self.directory));
         let mut host = host.transpose()?;
-        let ours = meeting.iter().flat_map(Meeting::arguments);
-        let ours = ours.chain(host.iter().flat_map(Host::arguments));
+        let ours = host.iter().flat_map(Host::arguments);
         let mut guest = Guest::start(&mut self.command(machine, ours)?, Line::parse)?;
         if let Some(host) = &mut host {
             host.connect()?;
         }
-        let mut leading = None;
         while !results.done() {
             match guest.lines.recv_timeout(PATIENCE) {
                 Ok(Line::Ask(question)) => {
@@ -135,14 +91,9 @@ impl Boot<'_> {
                         println!("  {}: {line}", machine.name);
                     }
                     results.take(&line);
-                    let qemu = guest.qemu.id();
-                    // With the first test.
-                    if let Some(meeting) = meeting.take() {
-                        leading = Some(thread::spawn(move || meeting.lead(qemu)));
-                    }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    results.fall_silent();
+                    results.fault(format!("silent for {} s", PATIENCE.as_secs()));
                     break;
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -155,12 +106,6 @@ impl Boot<'_> {
             }
         }
         drop(guest);
-        // It ends with QEMU at the latest.
-        match leading.map(thread::JoinHandle::join) {
-            None | Some(Ok(Ok(_))) => {}
-            Some(Ok(Err(error))) => results.fault(format!("the host: {error:#}")),
-            Some(Err(_)) => results.fault("the host: panicked".into()),
-        }
         if let Some(Err(error)) = host.map(Host::end) {
             results.fault(format!("the host: {error:#}"));
         }

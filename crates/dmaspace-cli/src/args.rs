@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use crate::balloon::{self, BalloonArgs};
-use crate::balloon_guest::{self, BalloonGuestArgs};
 use crate::bench::{self, BenchArgs};
 use crate::devices::DevicesArgs;
 use crate::inspect::InspectArgs;
@@ -82,9 +81,6 @@ pub(crate) enum Command {
     /// Serve a balloon to a vhost-user monitor.
     #[command(long_about = balloon::ABOUT, after_long_help = balloon::EXAMPLES)]
     Balloon(BalloonArgs),
-    /// Drive a balloon device from a guest's user space.
-    #[command(long_about = balloon_guest::ABOUT, after_long_help = balloon_guest::EXAMPLES)]
-    BalloonGuest(BalloonGuestArgs),
     /// Repeat five published measurements on this machine, page by page and by runs.
     #[command(long_about = bench::ABOUT, after_long_help = bench::EXAMPLES)]
     Bench(BenchArgs),

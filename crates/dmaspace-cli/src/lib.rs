@@ -15,7 +15,6 @@
 
 mod args;
 mod balloon;
-mod balloon_guest;
 mod bench;
 #[cfg(test)]
 mod counter_lock;
@@ -102,7 +101,6 @@ pub fn run() -> ExitCode {
                 Command::PoolKeeper => pool::keep_here(),
                 Command::Devices(devices_args) => devices::run(&devices_args),
                 Command::Balloon(balloon_args) => balloon::run(&balloon_args, args.verbose),
-                Command::BalloonGuest(guest_args) => balloon_guest::run(&guest_args),
                 Command::Bench(bench_args) => bench::run(&bench_args, args.verbose),
                 Command::Tables(command) => tables::run(&command),
                 Command::Numa(command) => numa::run(&command),

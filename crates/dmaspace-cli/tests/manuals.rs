@@ -62,7 +62,7 @@ fn every_command_has_a_page_with_its_options_and_is_completed() {
         "zsh/site-functions/_dmaspace",
         "fish/vendor_completions.d/dmaspace.fish",
     ] {
-        assert!(read(script.into()).contains("balloon-guest"));
+        assert!(read(script.into()).contains("balloon"));
     }
     let taken = run(dmaspace(&["manuals", "/dev/null"]));
     assert_eq!((taken.0.as_str(), taken.2), ("", Some(2)), "{}", taken.1);

@@ -42,25 +42,6 @@ fn a_size_that_makes_no_sense_is_refused_with_what_would_do() {
 }
 
 #[test]
-fn a_balloon_that_is_not_there_is_named() {
-    for device in ["0000:ff:1f.7", "../../etc", "8"] {
-        let refusal = refused(dmaspace(&["balloon-guest", "--device", device]));
-        assert_eq!(refusal, format!("there is no PCI device {device}"));
-    }
-    for bit in ["3", "4", "6", "24", "x"] {
-        let options = [
-            "balloon-guest",
-            "--device",
-            "0000:00:08.0",
-            "--bulk-bit",
-            bit,
-        ];
-        let stderr = misused(&options);
-        assert!(stderr.contains("--bulk-bit"), "{stderr}");
-    }
-}
-
-#[test]
 fn an_unknown_name_is_refused_with_what_is_offered() {
     let formats = FormatId::ALL.map(FormatId::name).join(", ");
     let formats = format!("[possible values: {formats}]");

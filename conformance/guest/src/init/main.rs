@@ -22,7 +22,6 @@ use guest::{
     start::{self, say},
 };
 
-mod balloon;
 mod charges;
 mod containers;
 mod dma;

@@ -4,8 +4,8 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    balloon, charges, containers, dma, domains, examples, faults, handover, kernel_tables, life,
-    limit, live_update, many, numa, peer, platform, program, release, replug, semantics,
+    charges, containers, dma, domains, examples, faults, handover, kernel_tables, life, limit,
+    live_update, many, numa, peer, platform, program, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking, virtio_iommu,
 };
@@ -22,12 +22,6 @@ const TESTS: &[(&str, Test)] = &[
     ("each_device_has_a_group_of_its_own", platform::groups),
     ("a_device_is_bound_to_vfio_pci", platform::bind),
     ("devices_says_how_to_bind_one", program::devices),
-    ("balloon_guest_follows_qemus_balloon", balloon::qemus),
-    (
-        "balloon_guest_gives_everything_back_on_a_signal",
-        balloon::signal,
-    ),
-    ("balloon_guest_talks_to_ours_in_bulk", balloon::in_bulk),
     ("map_of_4k_pages", program::small_pages),
     (
         "map_of_transparent_huge_pages",
