@@ -104,7 +104,6 @@ const HOUSE: &[Rule] = &[
     rule("dmaspace-examples", Place::Beside, &[]),
     rule(LAB, Place::Beside, &[CONFORMANCE]),
     rule("xtask", Place::Beside, &[]),
-    rule("nostd-check", Place::Beside, &[]),
 ];
 
 /// A member of the workspace, as far as the rules ask.
