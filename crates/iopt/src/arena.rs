@@ -24,6 +24,8 @@ use crate::cell::Cell;
 use crate::error::NoTables;
 use crate::memory::{Chain, Meta, Reserve, TableMemory};
 
+use held::Held;
+
 /// [`Meta`] with the processor's own atomics.
 pub type AtomicMeta = Meta<AtomicU64, AtomicU32>;
 
@@ -49,8 +51,9 @@ const LEAST: u64 = 16;
 /// # Safety
 ///
 /// Both functions return the same slices at each call, for as long as the value lives and also
-/// after it was moved. Nothing else writes to them as long as an arena holds the value, except by
-/// atomic accesses (as units do, when they set accessed and dirty bits).
+/// after it was moved (as bytes, by the arena: it may own them by `Box`). Nothing else writes to them
+/// as long as an arena holds the value, except by atomic accesses (as units do, when they set accessed
+/// and dirty bits).
 pub unsafe trait Storage {
     /// One entry.
     type Cell: Cell;
@@ -164,7 +167,7 @@ pub struct Arena<S: Storage, const TABLE_LOG2: u32 = 12> {
     unused: AtomicU64,
     /// The memory node of all its pages, where it is known.
     node: Option<u32>,
-    storage: S,
+    storage: Held<S>,
 }
 
 impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
@@ -173,7 +176,8 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
     /// An arena over `storage`, whose first byte has the address `base` for units and
     /// walkers.
     pub fn new(storage: S, base: u64) -> Result<Self, ArenaError> {
-        let (cells, metas) = (storage.cells(), storage.metas());
+        let storage = Held::new(storage);
+        let (cells, metas) = (storage.get().cells(), storage.get().metas());
         let size = size_of_val(cells) as u64;
         if !size.is_power_of_two() || size < LEAST * Self::TABLE {
             return Err(ArenaError::Size(size));
@@ -227,7 +231,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
 
     /// The memory under it.
     pub const fn storage(&self) -> &S {
-        &self.storage
+        self.storage.get()
     }
 
     /// Size in bytes.
@@ -462,6 +466,7 @@ pub use heap::{HeapArena, HeapStorage, HeapTables};
 pub(crate) mod erased;
 #[cfg(feature = "alloc")]
 mod heap;
+mod held;
 
 #[cfg(all(test, feature = "alloc"))]
 mod tests;

@@ -30,8 +30,8 @@
 //! what else is kept on the heap, the feature `std` locks around it, and readers that are
 //! known by their threads.
 //!
-//! All `unsafe` code is in three places: the arena (`arena.rs`, `arena/erased.rs`, `arena/heap.rs`) reduces
-//! addresses to slices of atomics; `wide.rs`, `wide/avx.rs` handle entries in a row, by inline assembly where
+//! All `unsafe` code is in three places: the arena (`arena.rs`, `arena/erased.rs`, `arena/heap.rs`, `arena/held.rs`)
+//! reduces addresses to slices of atomics; `wide.rs`, `wide/avx.rs` handle entries in a row, by inline assembly where
 //! the processor has vectors; `reclaim` keeps a list of threads (`threads.rs`) and calls Linux's `membarrier`
 //! (`membarrier.rs`).
 

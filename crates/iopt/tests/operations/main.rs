@@ -23,6 +23,7 @@ mod grow;
 mod inside;
 mod keep;
 mod kernel;
+mod moved;
 mod narrow;
 mod planned;
 mod protect;

@@ -74,12 +74,17 @@ unsafe impl Storage for Memory {
     }
 }
 
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self {
+            cells: (0..64 * 512).map(|_| Watched::default()).collect(),
+            metas: (0..64).map(|_| AtomicMeta::default()).collect(),
+        }
+    }
+}
+
 pub(crate) fn memory() -> Arena<Memory> {
-    let memory = Memory {
-        cells: (0..64 * 512).map(|_| Watched::default()).collect(),
-        metas: (0..64).map(|_| AtomicMeta::default()).collect(),
-    };
-    Arena::new(memory, 1 << 46).unwrap()
+    Arena::new(Memory::new(), 1 << 46).unwrap()
 }
 
 /// Does `operation` with `before` called before each of its stores.
