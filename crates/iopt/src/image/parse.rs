@@ -228,7 +228,7 @@ impl<'a> Image<'a> {
             let address = table.address;
             let end = address.checked_add(table_bytes);
             let apart = end.is_some_and(|end| end <= root.0) || address >= root.0 + root.1;
-            let below = table.level + 1 < self.root.levels;
+            let below = table.level < self.root.levels - 1;
             match end {
                 Some(end)
                     if address >= free

@@ -155,12 +155,13 @@ fn what_is_not_a_tree_of_this_format_is_refused_by_name() {
     ] {
         assert_eq!(kind(&|bytes| set(bytes, offset, word)), DamageKind::Unknown);
     }
-    // Tables out of order, misaligned, above the root's level, or over the root.
+    // Tables out of order, misaligned, over the root, or above its level.
     for (offset, value) in [
         (record(0), address(1)),
         (record(0), address(0) + 8),
         (record(0), own),
         (record(0) + 8, 3),
+        (record(0) + 8, 255),
         (record(0) + 8, 1 << 8 | 2),
     ] {
         assert!(matches!(
