@@ -199,14 +199,17 @@ fn pass_on(
         }
         Some((handler, before)) if before.sa_flags & libc::SA_SIGINFO != 0 => {
             type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+            // A number that is transmuted would lead nowhere: the address was given away as one.
+            let address = ptr::with_exposed_provenance::<()>(handler);
             // SAFETY: it was given to the kernel as a handler of this type.
-            let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
+            let handler = unsafe { std::mem::transmute::<*const (), Handler>(address) };
             handler(signal, info, context);
         }
         Some((handler, _)) => {
+            type Handler = extern "C" fn(libc::c_int);
+            let address = ptr::with_exposed_provenance::<()>(handler);
             // SAFETY: the same of a handler without SA_SIGINFO.
-            let handler =
-                unsafe { std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(handler) };
+            let handler = unsafe { std::mem::transmute::<*const (), Handler>(address) };
             handler(signal);
         }
     }
