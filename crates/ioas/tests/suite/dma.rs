@@ -459,11 +459,9 @@ fn a_unit_that_panics_leaves_the_buffer_held() {
     let buffer = bench.map(0, PAGE).unwrap();
     let lost = buffer.range().start;
     *bench.unit.at_invalidate.lock().unwrap() =
-        Some(Box::new(|| std::panic::resume_unwind(Box::new("no flush"))));
+        Some(Arc::new(|| std::panic::resume_unwind(Box::new("no flush"))));
     let unmap = || bench.dma.unmap(buffer).is_ok();
     assert!(catch_unwind(AssertUnwindSafe(unmap)).is_err());
-    // The hook's lock is poisoned.
-    bench.unit.at_invalidate.clear_poison();
     *bench.unit.at_invalidate.lock().unwrap() = None;
     assert_eq!(bench.object.memory.pinned(), 2 * PAGE);
     let mut device = bench.device();

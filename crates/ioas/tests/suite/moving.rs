@@ -1,9 +1,8 @@
 //! Tables that move from node to node while devices run, and what becomes of a move that fails.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
 use crate::common::nodes::*;
 use crate::common::*;
@@ -207,25 +206,22 @@ fn a_map_waits_for_the_flush_that_ends_a_move() {
     let refused = bench.space.move_tables(domain, node(1)).unwrap_err();
     assert!(matches!(refused, MoveError::Flush(_)), "{refused}");
     // While a flush has the unit take the new root, another thread maps.
-    let (begun, begins) = mpsc::channel();
-    let (ended, ends) = mpsc::channel();
-    *machine.unit.at_invalidate.lock().unwrap() = Some(Box::new(move || {
-        let _ = begun.send(());
-        // A map that does not wait is over soon.
-        let _ = ends.recv_timeout(Duration::from_millis(200));
+    let (pass, stopped) = stop();
+    *machine.unit.at_invalidate.lock().unwrap() = Some(Arc::new(move || {
+        pass();
     }));
     thread::scope(|scope| {
         let (bench, machine) = (&bench, &machine);
-        scope.spawn(move || {
-            begins.recv().unwrap();
+        scope.spawn(|| bench.space.flush().unwrap());
+        stopped.wait();
+        beside(scope, || {
             let part = Span::new(4 * MIB, 4 * MIB);
             let at = AT + 4 * MIB;
             let mapped = bench.space.map(at, &bench.memory, part, Prot::RW, &mut ());
             mapped.unwrap();
             assert_eq!(machine.read(at), Some(FRAME + 4 * MIB));
-            let _ = ended.send(());
         });
-        bench.space.flush().unwrap();
+        stopped.go();
     });
     *machine.unit.at_invalidate.lock().unwrap() = None;
     assert_eq!(bench.nodes.in_use()[0], 0);

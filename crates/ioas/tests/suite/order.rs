@@ -64,7 +64,7 @@ impl Bench {
                 self.ledger.clone(),
                 self.tables.clone(),
             );
-            *hook.lock().unwrap() = Some(Box::new(move || {
+            *hook.lock().unwrap() = Some(Arc::new(move || {
                 seen.lock().unwrap().push(Seen {
                     pinned: memory.memory.pinned(),
                     charged: ledger.in_use(),

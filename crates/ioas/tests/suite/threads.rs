@@ -185,7 +185,7 @@ fn a_map_and_an_unmap_run_at_once() {
             move |_| meet(&met)
         });
         // The unmap has come to its flush when the map has come to its pin.
-        *bench.unit.at_invalidate.lock().unwrap() = Some(Box::new({
+        *bench.unit.at_invalidate.lock().unwrap() = Some(Arc::new({
             let met = met.clone();
             move || meet(&met)
         }));
@@ -214,7 +214,7 @@ fn a_release_and_a_harvest_run_at_once() {
     }
     bench.space.track_dirty(Tracking::default()).unwrap();
     let met = meeting();
-    *bench.unit.at_invalidate.lock().unwrap() = Some(Box::new({
+    *bench.unit.at_invalidate.lock().unwrap() = Some(Arc::new({
         let met = met.clone();
         let first = AtomicBool::new(true);
         move || {

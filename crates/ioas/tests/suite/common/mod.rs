@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unused_imports, reason = "no test binary uses all of it")]
 
+mod beside;
 pub(crate) mod machines;
 pub(crate) mod nodes;
 pub(crate) mod pin_model;
@@ -22,6 +23,7 @@ use iommu::{BadTarget, DeviceId, DomainId, RunMap, SoftwareUnit, TargetMemory, U
 use iopt::{AnyTable, FormatId, HeapTables, Leaf};
 use runs::{Iova, Joiner, Offset, Pa, PageSizes, Span};
 
+pub(crate) use beside::{beside, stop};
 pub(crate) use tracked::{Pages, Tracked};
 pub(crate) use unit::{FrailUnit, Hook};
 

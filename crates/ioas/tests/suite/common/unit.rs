@@ -25,7 +25,8 @@ pub(crate) struct FrailUnit {
     pub(crate) at_detach: Hook,
 }
 
-pub(crate) type Hook = Mutex<Option<Box<dyn FnMut() + Send>>>;
+/// Called by several threads at once.
+pub(crate) type Hook = Mutex<Option<Arc<dyn Fn() + Send + Sync>>>;
 
 impl FrailUnit {
     pub(crate) fn new(inner: Arc<dyn Unit>) -> Self {
@@ -57,7 +58,8 @@ impl FrailUnit {
 }
 
 fn call(hook: &Hook) {
-    if let Some(hook) = &mut *hook.lock().unwrap() {
+    let hook = hook.lock().unwrap().clone();
+    if let Some(hook) = hook {
         hook();
     }
 }
