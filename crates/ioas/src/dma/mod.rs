@@ -28,7 +28,7 @@ use runs::{Iova, Offset, Pa, Span};
 
 use crate::endpoint::{Endpoint, EndpointKind};
 use crate::error::{AttachError, DetachError, MapError, UnmapError};
-use crate::lock::{Guard, Mutex, RwLock};
+use crate::lock::{Mutex, RwLock};
 use crate::memory::Memory;
 use crate::own::{Devices, Domain, Fill, Leaves, Member, detach, map_runs};
 use crate::retired::Flushing;
@@ -203,6 +203,7 @@ impl Dma {
         let shards = (0..threads.max(1)).map(|_| Shard {
             devices: RwLock::default(),
             local: Mutex::default(),
+            flushing: Mutex::default(),
         });
         Self {
             domain: Domain::new(domain, table, None),
@@ -388,7 +389,7 @@ impl Dma {
             }
         }
         // The caller learns why the map failed; what is not flushed or unpinned shows in the ledger.
-        let _ = self.settle(&mut gather, [buffer], (shard, devices));
+        let _ = self.settle(gather, buffer, (shard, devices));
     }
 
     /// The length of a list in bytes.
@@ -438,13 +439,13 @@ impl Dma {
         let attached = &*shard.devices.read();
         let table = &self.domain.table;
         let mut local = shard.local.lock();
-        if matches!(self.flushing, Flushing::Strict) && local.unmapped.buffers.is_empty() {
+        if matches!(self.flushing, Flushing::Strict) && local.waiting == 0 {
             drop(local);
             let mut gather = Gather::new();
             if let Err(cause) = table.unmap(range, &mut gather, &mut NoRuns) {
                 return Err(DmaUnmapError::Mapped { buffer, cause });
             }
-            let settled = self.settle(&mut gather, [buffer], (shard, &attached.devices));
+            let settled = self.settle(gather, buffer, (shard, &attached.devices));
             return settled.map_err(DmaUnmapError::Unmapped);
         }
         // With others that wait for a flush.
@@ -452,15 +453,17 @@ impl Dma {
         if let Err(cause) = table.unmap(range, gather, &mut NoRuns) {
             return Err(DmaUnmapError::Mapped { buffer, cause });
         }
-        local.unmapped.buffers.push(buffer);
-        if !local.is_due(self.flushing) {
+        local.wait(buffer);
+        let due = |local: &mut Local| local.is_due(self.flushing);
+        if !due(&mut local) {
             return Ok(());
         }
-        self.settle_all(local, (shard, &attached.devices))
+        drop(local);
+        self.settle_all((shard, &attached.devices), due)
             .map_err(DmaUnmapError::Unmapped)
     }
 
-    /// Has units invalidate what every thread has unmapped, and releases it.
+    /// Has units invalidate what every thread has unmapped, and releases it. Waits for flushes of other threads.
     ///
     /// # Errors
     ///
@@ -473,12 +476,12 @@ impl Dma {
 
     /// [`flush`](Self::flush), for threads whose buffers have come to a bound of [lazy flushing](Flushing::Lazy).
     pub fn poll(&self) -> Result<(), UnmapError> {
-        self.flush_each(|local| !local.unmapped.buffers.is_empty() && local.is_due(self.flushing))
+        self.flush_each(|local| local.is_due(self.flushing))
     }
 
-    /// Unmapped buffers that wait for a flush.
+    /// Unmapped buffers that wait for a flush, or for the end of one.
     pub fn waiting(&self) -> usize {
-        let waiting = |shard: &Shard| shard.local.lock().unmapped.buffers.len();
+        let waiting = |shard: &Shard| shard.local.lock().waiting;
         self.shards.0.iter().map(waiting).sum()
     }
 
@@ -486,52 +489,62 @@ impl Dma {
         let mut all = Ok(());
         for shard in &self.shards.0 {
             let attached = shard.devices.read();
-            let mut local = shard.local.lock();
-            for used in local.memories.iter_mut().filter(|used| used.parts == 0) {
-                used.memory = None;
-            }
-            if due(&mut local) {
-                all = all.and(self.settle_all(local, (shard, &attached.devices)));
-            }
+            all = all.and(self.settle_all((shard, &attached.devices), |local| {
+                local.forget_unused();
+                due(local)
+            }));
         }
         all
     }
 
-    /// Has units invalidate what a thread has unmapped, and releases it.
+    /// Has units invalidate what a thread has unmapped, and releases it, if that is due when no other flush of it is
+    /// under way. After a failed flush all of it waits for the next.
     fn settle_all(
         &self,
-        mut local: Guard<'_, Local>,
-        unit: (&Shard, &Devices),
+        (shard, devices): (&Shard, &Devices),
+        due: impl FnOnce(&mut Local) -> bool,
     ) -> Result<(), UnmapError> {
-        local.since = None;
-        let mut batch = mem::take(&mut local.unmapped);
-        drop(local);
-        let settled = self.settle(&mut batch.gather, batch.buffers.drain(..), unit);
-        // Its room is used again.
-        let unmapped = &mut unit.0.local.lock().unmapped;
-        if unmapped.buffers.capacity() == 0 {
-            unmapped.buffers = batch.buffers;
+        let batch = &mut *shard.flushing.lock();
+        {
+            let local = &mut *shard.local.lock();
+            if !due(local) {
+                return Ok(());
+            }
+            local.flush_into(batch, self.domain.table.memory());
         }
-        settled
+        self.invalidate(&mut batch.gather, devices)?;
+        shard.local.lock().waiting -= batch.buffers.len();
+        self.release(batch.buffers.drain(..))
     }
 
-    /// Has units invalidate what was unmapped, and releases its buffers. After a failed flush they are in the shard.
+    /// Has units invalidate what `gather` has of a buffer, and releases it. After a failed flush it waits in the shard.
     fn settle(
         &self,
-        gather: &mut Gather,
-        buffers: impl IntoIterator<Item = DmaBuffer>,
+        mut gather: Gather,
+        buffer: DmaBuffer,
         (shard, devices): (&Shard, &Devices),
     ) -> Result<(), UnmapError> {
-        let table = &self.domain.table;
-        match gather.flush_with(|what| devices.invalidate(self.domain.id, what)) {
-            Ok(flushed) => table.reclaim(flushed),
-            Err(cause) => {
-                let unmapped = &mut shard.local.lock().unmapped;
-                table.memory().join(&mut unmapped.gather, mem::take(gather));
-                unmapped.buffers.extend(buffers);
-                return Err(UnmapError::Flush(cause));
-            }
+        if let Err(cause) = self.invalidate(&mut gather, devices) {
+            let local = &mut *shard.local.lock();
+            let memory = self.domain.table.memory();
+            memory.join(&mut local.unmapped.gather, gather);
+            local.wait(buffer);
+            return Err(cause);
         }
+        self.release([buffer])
+    }
+
+    /// Has units invalidate what was gathered, and gives its tables back.
+    fn invalidate(&self, gather: &mut Gather, devices: &Devices) -> Result<(), UnmapError> {
+        let flushed = gather.flush_with(|what| devices.invalidate(self.domain.id, what));
+        self.domain
+            .table
+            .reclaim(flushed.map_err(UnmapError::Flush)?);
+        Ok(())
+    }
+
+    /// Releases buffers that no device reaches, and their addresses.
+    fn release(&self, buffers: impl IntoIterator<Item = DmaBuffer>) -> Result<(), UnmapError> {
         let mut failed = None;
         for buffer in buffers {
             failed = failed.or(self.shards.release(&buffer));
@@ -552,9 +565,10 @@ impl Dma {
         } = self;
         shards.leave()?;
         for shard in &mut shards.0 {
-            let gather = mem::take(&mut shard.local.get_mut().unmapped.gather);
-            let tables = gather.never_walked().into_tables();
-            domain.table.memory().reclaim(tables);
+            let (batch, memory) = (shard.flushing.get_mut(), domain.table.memory());
+            shard.local.get_mut().flush_into(batch, memory);
+            let gather = mem::take(&mut batch.gather);
+            memory.reclaim(gather.never_walked().into_tables());
         }
         drop(shards);
         domain.end();

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use core::{mem, slice};
 
-use iopt::Gather;
+use iopt::{AnyMemory, Gather};
 use runs::{Offset, Span};
 
 use super::iova::place;
@@ -27,6 +27,9 @@ pub(super) struct Shard {
     /// The same in all of them.
     pub(super) devices: RwLock<Arc<Attached>>,
     pub(super) local: Mutex<Local>,
+    /// Out of it, what is being flushed or could not be. Locked for as long as a flush takes, so that a second thread
+    /// waits for what the first one has taken.
+    pub(super) flushing: Mutex<Batch>,
 }
 
 #[derive(Default)]
@@ -43,18 +46,20 @@ pub(super) struct Local {
     records: Vec<Option<Record>>,
     /// Places in it.
     free: Vec<u32>,
-    pub(super) memories: Vec<Used>,
-    /// Unmapped here, and not flushed.
+    memories: Vec<Used>,
+    /// Unmapped here, and in no flush yet.
     pub(super) unmapped: Batch,
     /// When the first of these has come, by the clock of lazy flushing.
-    pub(super) since: Option<Duration>,
+    since: Option<Duration>,
+    /// Buffers that were unmapped here and that no flush has succeeded for.
+    pub(super) waiting: usize,
 }
 
 /// Memory that stays where it is. Without parts in records it is kept for the next buffer, until a flush of all.
 #[derive(Default)]
-pub(super) struct Used {
-    pub(super) memory: Option<Arc<Memory>>,
-    pub(super) parts: usize,
+struct Used {
+    memory: Option<Arc<Memory>>,
+    parts: usize,
 }
 
 pub(super) enum Record {
@@ -260,14 +265,35 @@ impl Local {
         Some(record)
     }
 
+    /// Memory without parts in records is not kept for the next buffer any more.
+    pub(super) fn forget_unused(&mut self) {
+        for used in self.memories.iter_mut().filter(|used| used.parts == 0) {
+            used.memory = None;
+        }
+    }
+
+    /// A buffer waits for a flush, that of what the gather has.
+    pub(super) fn wait(&mut self, buffer: DmaBuffer) {
+        self.unmapped.buffers.push(buffer);
+        self.waiting += 1;
+    }
+
+    /// Moves what is in no flush yet into `batch`.
+    pub(super) fn flush_into(&mut self, batch: &mut Batch, memory: &AnyMemory) {
+        self.since = None;
+        memory.join(&mut batch.gather, mem::take(&mut self.unmapped.gather));
+        batch.buffers.append(&mut self.unmapped.buffers);
+    }
+
     /// Whether what is unmapped is to be flushed now.
     pub(super) fn is_due(&mut self, flushing: Flushing) -> bool {
         match flushing {
+            _ if self.waiting == 0 => false,
             Flushing::Strict => true,
             Flushing::Lazy { holds, age, now } => {
                 let now = now();
                 let since = *self.since.get_or_insert(now);
-                self.unmapped.buffers.len() > holds || now.saturating_sub(since) >= age
+                self.waiting > holds || now.saturating_sub(since) >= age
             }
         }
     }

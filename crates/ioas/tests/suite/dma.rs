@@ -306,6 +306,55 @@ fn an_address_whose_flush_has_failed_is_used_after_the_next() {
     bench.end();
 }
 
+/// The buffers of one thread are being flushed when another one has everything flushed, or needs their addresses.
+#[test]
+fn a_flush_of_another_thread_is_waited_for() {
+    type Second = fn(&Bench) -> u64;
+    let flush: Second = |bench| {
+        bench.dma.flush().unwrap();
+        WINDOW.start
+    };
+    let poll: Second = |bench| {
+        bench.dma.poll().unwrap();
+        WINDOW.start
+    };
+    let map: Second = |bench| bench.map(5 * PAGE, PAGE).unwrap().range().start;
+    for (second, seen) in [(flush, None), (poll, None), (map, Some(5 * PAGE))] {
+        // The first flush succeeds, fails, panics.
+        for first in 0..3 {
+            let bench = Bench::new(FORMATS[0], Some(0), Span::new(WINDOW.start, PAGE));
+            let buffer = bench.map(0, PAGE).unwrap();
+            sees(&mut bench.device(), &buffer, 0);
+            let (pass, stopped) = stop();
+            *bench.unit.at_invalidate.lock().unwrap() = Some(Arc::new(move || {
+                if pass() && first == 2 {
+                    std::panic::resume_unwind(Box::new("no flush"));
+                }
+            }));
+            bench.unit.invalidates.set((first == 1).then_some(0));
+            std::thread::scope(|scope| {
+                let bench = &bench;
+                let unmap = move || bench.dma.unmap(buffer);
+                let unmap = scope.spawn(|| catch_unwind(AssertUnwindSafe(unmap)));
+                stopped.wait();
+                assert_eq!(bench.dma.waiting(), 1);
+                let second = beside(scope, move || {
+                    let at = second(bench);
+                    assert_eq!(read(&mut bench.device(), at), seen, "after {first}");
+                });
+                stopped.go();
+                let unmapped = unmap.join().unwrap();
+                assert_eq!(matches!(unmapped, Ok(Ok(()))), first == 0);
+                second.join().unwrap();
+            });
+            assert_eq!(bench.dma.waiting(), 0);
+            let mapped = if seen.is_some() { PAGE } else { 0 };
+            assert_eq!(bench.object.memory.pinned(), mapped);
+            bench.end();
+        }
+    }
+}
+
 #[test]
 fn a_buffer_of_another_allocator_stays_mapped() {
     let (one, other) = (
