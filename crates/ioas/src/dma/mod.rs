@@ -576,9 +576,9 @@ impl Dma {
     }
 }
 
-/// The pages in which `part` lies.
+/// The pages in which `part` lies. It has bytes, and may end at 2^64.
 fn whole<A>(part: Span<A>, granule: u64) -> Span<A> {
-    let start = part.start - part.start % granule;
-    let end = (part.start + part.len).next_multiple_of(granule);
-    Span::new(start, end - start)
+    let start = part.start & !(granule - 1);
+    let last = part.last() | (granule - 1);
+    Span::new(start, last - start + 1)
 }

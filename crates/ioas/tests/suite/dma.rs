@@ -137,6 +137,44 @@ fn a_buffer_of_any_bytes_is_reached_until_it_is_unmapped() {
 }
 
 #[test]
+fn a_buffer_may_end_at_the_top_of_the_address_space() {
+    for format in [
+        (FormatId::X86_64, 4),
+        (FormatId::X86_64, 5),
+        (FormatId::AmdV1, 6),
+    ] {
+        for waits in [None, Some(1)] {
+            let top = Span::inclusive(u64::MAX - 16 * PAGE + 1, u64::MAX).unwrap();
+            let bench = Bench::with_unit(format, waits, top, 256, |unit| {
+                unit.caches_not_present = true;
+            });
+            let mut device = bench.device();
+            for (start, len) in [(PAGE, 16 * PAGE), (0x1001, 16 * PAGE - 1), (0x1fff, 0xf001)] {
+                let buffer = bench.map(start, len).unwrap();
+                assert_eq!(buffer.range().last(), u64::MAX);
+                sees(&mut device, &buffer, start);
+                bench.dma.unmap(buffer).unwrap();
+            }
+            let parts = [Span::new(0x3ffc, 4), Span::new(0, 15 * PAGE)];
+            let list = parts.map(|part| (&bench.memory, part));
+            bench.dma.flush().unwrap();
+            bench.unit.invalidates.set([0]);
+            let failed = bench.dma.map_list(&list, Prot::RW);
+            assert!(
+                matches!(failed, Err(DmaError::Map(MapError::Flush(_)))),
+                "{failed:?}"
+            );
+            let buffer = bench.dma.map_list(&list, Prot::RW).unwrap();
+            assert_eq!(read(&mut device, u64::MAX), Some(15 * PAGE - 1));
+            bench.dma.unmap(buffer).unwrap();
+            let over = bench.map(0, 17 * PAGE).unwrap_err();
+            assert!(matches!(over, DmaError::NoRoom { longest, .. } if longest == 16 * PAGE));
+            bench.end();
+        }
+    }
+}
+
+#[test]
 fn a_buffer_of_a_large_page_is_one_leaf() {
     let bench = Bench::new(FORMATS[0], None, WINDOW);
     let small = bench.map(0, 1).unwrap();
