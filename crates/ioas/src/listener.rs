@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::mem;
 
 use iommu::FlushError;
-use runs::{Iova, Span};
+use runs::{Iova, Joinable as _, Span};
 
 use crate::area::Area;
 use crate::lock::{Mutex, RwLock};
@@ -55,10 +55,9 @@ impl Listeners {
             return;
         }
         let ranges = &mut self.unmapped.lock().ranges;
-        match ranges.last_mut() {
-            Some(last) if last.start.checked_add(last.len) == Some(range.start) => {
-                last.len += range.len;
-            }
+        let joined = ranges.last().and_then(|last| last.join(&range));
+        match (ranges.last_mut(), joined) {
+            (Some(last), Some(joined)) => *last = joined,
             _ => ranges.push(range),
         }
     }

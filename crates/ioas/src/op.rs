@@ -167,12 +167,9 @@ impl State {
 
     /// The areas in `range`, from the first to the last.
     pub(crate) fn areas_in(&self, range: Extent) -> Option<Extent> {
-        let (first, _) = self.areas.0.first_overlap(range.first, range.last)?;
-        let behind = range.last.checked_add(1);
-        let last = match behind {
-            Some(behind) => self.areas.0.before(behind),
-            None => self.areas.0.before(u64::MAX).or(self.areas.0.at(u64::MAX)),
-        };
+        let areas = &self.areas.0;
+        let (first, _) = areas.first_overlap(range.first, range.last)?;
+        let last = areas.at(range.last).or_else(|| areas.before(range.last));
         let last = last.map_or(first, |(span, _)| span);
         Some(Extent::of(first).with(Extent::of(last)))
     }

@@ -1,13 +1,13 @@
 //! A value for every address, most of them the same.
 //!
-//! Kept as disjoint stretches of equal values. Neighbours that are equal are one stretch, and the
-//! default value is kept nowhere, so that what comes back to where it was takes no more room than
-//! before.
+//! Kept as disjoint stretches of equal values. Neighbours that are equal are one stretch, unless that is all of
+//! 2^64 bytes, and the default value is kept nowhere, so that what comes back to where it was takes no more room
+//! than before.
 
 use alloc::vec::Vec;
 use core::iter;
 
-use runs::Span;
+use runs::{Joinable as _, Span};
 
 use crate::intervals::Intervals;
 
@@ -117,7 +117,10 @@ impl<A, T: Copy + Default + PartialEq> RangeMap<A, T> {
         if old.unwrap_or_default() == value {
             return;
         }
-        let joins = |beside: Option<(Span<A>, T)>| beside.filter(|(_, same)| *same == value);
+        let joins = |beside: Option<(Span<A>, T)>| {
+            let same = beside.filter(|(_, same)| *same == value);
+            same.map(|(span, _)| span)
+        };
         let [head, tail] = beside.map(joins);
         if old.is_some() && value != T::default() && head.is_none() && tail.is_none() {
             if let Some((_, there)) = self.0.at_mut(range.start) {
@@ -126,16 +129,16 @@ impl<A, T: Copy + Default + PartialEq> RangeMap<A, T> {
             return;
         }
         let mut whole = range;
-        if let Some((head, _)) = head {
-            self.0.remove(head.start);
-            whole = Span::new(head.start, head.len + range.len);
+        if let Some(joined) = head.and_then(|head| head.join(&whole)) {
+            self.0.remove(joined.start);
+            whole = joined;
         }
         if old.is_some() {
             self.0.remove(range.start);
         }
-        if let Some((tail, _)) = tail {
+        if let Some((tail, joined)) = tail.and_then(|tail| Some((tail, whole.join(&tail)?))) {
             self.0.remove(tail.start);
-            whole.len += tail.len;
+            whole = joined;
         }
         if value != T::default() {
             let kept = self.0.insert(whole, value);
@@ -179,12 +182,13 @@ impl<A, T: Copy + Default + PartialEq> Joined<A, T> {
         let Some(span) = span.filter(|_| value != T::default()) else {
             return;
         };
-        match self.0.last_mut() {
-            Some((before, same)) if *same == value && before.last() + 1 == span.start => {
-                before.len += span.len;
+        if let Some((before, same)) = self.0.last_mut() {
+            if let Some(joined) = before.join(&span).filter(|_| *same == value) {
+                *before = joined;
+                return;
             }
-            _ => self.0.push((span, value)),
         }
+        self.0.push((span, value));
     }
 }
 
@@ -226,6 +230,26 @@ mod tests {
                 last = Some((span, value));
             }
             assert_eq!(found, plain);
+        }
+    }
+
+    /// All of 2^64 bytes are no stretch.
+    #[test]
+    fn all_of_the_address_space_may_have_one_value() {
+        let [low, high] = [0, 1 << 63].map(|start| Span::<Iova>::new(start, 1 << 63));
+        for [first, second] in [[low, high], [high, low]] {
+            let mut map = RangeMap::<Iova, u8>::default();
+            map.change(first, |value| *value = 1);
+            map.change(second, |value| *value = 1);
+            // By way of several stretches, too.
+            for part in [Span::new(first.start + 7, 9), first, second] {
+                map.change(part, |value| *value += 1);
+            }
+            map.change(first, |value| *value = 2);
+            for half in [low, high] {
+                let all = map.inside(half).filter(|(_, value)| *value == 2);
+                assert_eq!(all.map(|(span, _)| span.len).sum::<u64>(), half.len);
+            }
         }
     }
 

@@ -31,7 +31,7 @@ use core::error::Error;
 use core::fmt;
 
 use iopt::{Interruption, RangeError};
-use runs::{Iova, Span};
+use runs::{Iova, Joiner, Span};
 
 use crate::area::HeldArea;
 use crate::error::{MapError, UnmapError};
@@ -160,11 +160,10 @@ impl Ioas {
                 }
                 op.join_inside(range);
             }
-            let mut back = back.into_iter().peekable();
-            while let Some(mut span) = back.next() {
-                while let Some(next) = back.next_if(|next| span.start + span.len == next.start) {
-                    span.len += next.len;
-                }
+            let mut joiner = Joiner::new();
+            let complete = joiner.push_all(&mut back, |_| ());
+            back.truncate(complete);
+            for span in back.into_iter().chain(joiner.finish()) {
                 op.resize_at(span, interruption);
             }
         });

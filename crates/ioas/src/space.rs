@@ -72,7 +72,7 @@ use crate::taken::Extent;
 pub struct Unmapped {
     /// Areas.
     pub areas: u64,
-    /// Their bytes together.
+    /// Their bytes together, `u64::MAX` of all 2^64.
     pub bytes: u64,
     /// Bytes that were unpinned: those of the areas that no other user holds, and those that were
     /// retired before.
@@ -580,7 +580,7 @@ impl Op<'_> {
             let areas = &mut self.ioas.state.lock().areas;
             for (range, mut area) in areas.extract_inside(range.first, range.last) {
                 unmapped.areas += 1;
-                unmapped.bytes += range.len;
+                unmapped.bytes = unmapped.bytes.saturating_add(range.len);
                 let hold = area.hold.take();
                 if hold.is_none() || area.reserved.is_some() {
                     more.push(area);

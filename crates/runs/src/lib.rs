@@ -30,6 +30,6 @@ mod span;
 
 pub use bytes::Bytes;
 pub use histogram::SizeHistogram;
-pub use join::{Joiner, merge_sorted};
+pub use join::{Joinable, Joiner, merge_sorted};
 pub use page_sizes::PageSizes;
 pub use span::{GuestAddr, Iova, Offset, Pa, Run, Span, Va};

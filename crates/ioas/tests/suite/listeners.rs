@@ -167,6 +167,43 @@ fn what_is_released_is_back_when_a_listener_has_not_forgotten_it() {
     bench.end();
 }
 
+/// Without a domain there may be areas of 2^63 bytes, of which two are no span.
+#[test]
+fn what_two_areas_over_the_whole_address_space_were_is_forgotten() {
+    let halves = [0, 1 << 63].map(|start| Span::<Iova>::new(start, 1 << 63));
+    let tables = Arc::new(HeapTables::with_tables(1).unwrap());
+    let builder = ioas::Builder::new(tables, ioas::DomainIds::new(8), [FormatId::VtdSs]);
+    let space = ioas::Ioas::with_builder(builder);
+    let memory = ioas::GivenRuns::new([Span::new(0, 1 << 63)], PAGE).unwrap();
+    let memory = Memory::new(Arc::new(memory), &Ledger::unlimited());
+    let cache = Arc::<Cache>::default();
+    space.add_listener(cache.clone());
+    for half in halves {
+        let part = Span::new(0, half.len);
+        space
+            .map(half.start, &memory, part, Prot::RW, &mut ())
+            .unwrap();
+    }
+    for order in [halves, [halves[1], halves[0]]] {
+        let kept = &mut |range, cause: ioas::ReleaseError| panic!("{range}: {cause}");
+        assert_eq!(space.release(&order, NEVER, kept, &mut ()), 0);
+        assert_eq!(*cache.unmapped.lock().unwrap(), order);
+        let failed = &mut |range, cause: MapError| panic!("{range}: {cause}");
+        space.restore(&order, NEVER, failed, &mut ());
+        cache.unmapped.lock().unwrap().clear();
+    }
+    let pins = halves.map(|half| space.pin(half, Prot::RW, ioas::WhenUnmapped::Keeps));
+    let pins = pins.map(Result::unwrap);
+    assert_eq!(
+        halves.map(|half| space.first_pinned(half)),
+        halves.map(Some)
+    );
+    drop(pins);
+    assert_eq!(halves.map(|half| space.first_pinned(half)), [None, None]);
+    space.unmap_all(&mut ()).unwrap();
+    assert_eq!(*cache.unmapped.lock().unwrap(), halves);
+}
+
 #[test]
 fn listeners_learn_of_lazy_unmaps_when_these_are_flushed_or_something_is_mapped() {
     let bench = Bench::new();
