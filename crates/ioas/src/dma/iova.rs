@@ -11,7 +11,7 @@
 //! When the tree has no room, everything in magazines and depots goes back to it, and the search is repeated once.
 //!
 //! Locks: a magazine's, then a depot's, then the tree's; no call holds two of one kind. Nothing is allocated in
-//! magazines and depots after [`Iovas::new`].
+//! magazines and depots after [`Iovas::new`]: several ranges are put only into an empty magazine.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -162,12 +162,14 @@ impl Iovas {
     fn cut_more(&self, size: Size) -> Option<u64> {
         let start = self.cut(size)?;
         if let Some(class) = size.class {
-            let more = (LINES / size.len).min(MAGAZINE as u64 / 2);
-            let starts = (1..more).map_while(|_| self.cut(size));
             let magazine = &mut self.magazines().0.lock()[class];
-            magazine.extend(starts);
-            // The lowest is used first.
-            magazine.reverse();
+            // Another thread may have filled it meanwhile.
+            if magazine.is_empty() {
+                let more = (LINES / size.len).min(MAGAZINE as u64 / 2);
+                magazine.extend((1..more).map_while(|_| self.cut(size)));
+                // The lowest is used first.
+                magazine.reverse();
+            }
         }
         Some(start)
     }
@@ -255,10 +257,10 @@ mod tests {
                     assert!(range.len >= *len && range.is_aligned(4096));
                     assert_eq!(range.start % (1 << range.len.ilog2()), 0);
                     assert!(windows.iter().any(|window| window.covers(&range)));
-                    let beside = plain.range(..range.start + range.len).next_back();
+                    let beside = plain.range(..=range.last()).next_back();
                     if let Some((start, len)) = beside {
-                        let len = iovas.size(*len).unwrap().len;
-                        assert!(start + len <= range.start, "{range} is taken");
+                        let there = Span::<Iova>::new(*start, iovas.size(*len).unwrap().len);
+                        assert!(there.last() < range.start, "{range} is taken");
                     }
                     plain.insert(range.start, *len);
                 }
@@ -275,6 +277,38 @@ mod tests {
     }
 
     proptest! {
+        /// Threads that share a magazine come between the steps of each other's allocations.
+        #[test]
+        fn magazines_and_depots_never_grow(
+            steps in prop::collection::vec((0..100u8, 1..80usize), 1..300),
+        ) {
+            let iovas = Iovas::new(&[Span::new(0, 1 << 32)], 4096, 1);
+            let capacities = || {
+                let magazines = iovas.magazines[0].0.lock().each_ref().map(Vec::capacity);
+                let depots = iovas.depots.each_ref().map(|depot| depot.lock().capacity());
+                (magazines, depots)
+            };
+            let first = capacities();
+            let size = iovas.size(4096).unwrap();
+            let mut allocated = Vec::new();
+            for (step, times) in steps {
+                for _ in 0..times {
+                    match step {
+                        0 => iovas.drain(),
+                        1..40 => allocated.extend(iovas.cut_more(size)),
+                        40..50 => allocated.extend(iovas.take(0)),
+                        _ => allocated.pop().into_iter().for_each(|start| iovas.put(0, start)),
+                    }
+                    prop_assert!(iovas.magazines[0].0.lock()[0].len() <= MAGAZINE);
+                    prop_assert!(iovas.depots[0].lock().len() <= DEPOT);
+                }
+                prop_assert_eq!(capacities(), first);
+            }
+            allocated.into_iter().for_each(|start| iovas.put(0, start));
+            iovas.drain();
+            prop_assert_eq!(iovas.taken.lock().len(), 0);
+        }
+
         #[test]
         fn ranges_are_disjoint_and_come_back(
             steps in prop::collection::vec((1..0x60_0000u64, any::<u64>()), 1..200),
@@ -283,6 +317,7 @@ mod tests {
             let windows = [Span::new(0x1000, 0x7f_f000), Span::new(0x8000_0000, 0x200_0000)];
             check(&windows, &steps);
             check(&[Span::new(0x1000, 0x2_f000)], &small);
+            check(&[Span::new(0x2_f000u64.wrapping_neg(), 0x2_f000)], &small);
         }
     }
 
