@@ -547,11 +547,56 @@ fn window(taken: impl Iterator<Item = Span<Pa>>, len: u64) -> Option<u64> {
     taken.sort_by_key(|span| span.start);
     let mut start = WINDOWS.start;
     for there in taken {
-        if there.start - start >= len {
+        // A multiple of 1 GiB may lie behind several small files.
+        if start.checked_add(len)? <= there.start {
             break;
         }
         start = (there.last() + 1).next_multiple_of(align);
     }
     let end = start.checked_add(len)?;
     (end <= WINDOWS.last() + 1).then_some(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// The lowest multiple of the alignment at which `len` bytes lie beside `taken`.
+    fn model(taken: &[Span<Pa>], len: u64) -> Option<u64> {
+        let align = if len >= GIB { GIB } else { 2 << 20 };
+        let ends = taken.iter().map(|span| span.last() + 1);
+        let starts = ends.chain([WINDOWS.start]);
+        let starts = starts.map(|start| start.next_multiple_of(align));
+        let windows = starts.map(|start| Span::<Pa>::new(start, len));
+        let free = windows.filter(|window| WINDOWS.covers(window));
+        let free = free.filter(|window| !taken.iter().any(|span| span.overlaps(window)));
+        free.map(|window| window.start).min()
+    }
+
+    /// Lengths of files: whole pages, small and large.
+    fn lengths() -> impl Strategy<Value = u64> {
+        let units = prop_oneof![Just(PAGE), Just(2 << 20), Just(GIB), Just(1 << 45)];
+        (units, 1..6_u64, 0..2_u64).prop_map(|(unit, count, more)| unit * count + more * PAGE)
+    }
+
+    proptest! {
+        #[test]
+        fn files_that_come_and_go_lie_beside_each_other_and_as_low_as_they_can(
+            steps in prop::collection::vec((lengths(), any::<prop::sample::Index>(), 0..3), 1..60),
+        ) {
+            let mut taken: Vec<Span<Pa>> = Vec::new();
+            for (len, which, leave) in steps {
+                if leave == 0 && !taken.is_empty() {
+                    taken.swap_remove(which.index(taken.len()));
+                }
+                let found = window(taken.iter().copied(), len);
+                prop_assert_eq!(found, model(&taken, len), "{} beside {:?}", len, taken);
+                taken.extend(found.map(|start| Span::new(start, len)));
+            }
+        }
+    }
 }

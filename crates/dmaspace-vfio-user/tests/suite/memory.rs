@@ -252,3 +252,24 @@ fn the_device_keeps_its_state_when_a_client_leaves_and_the_next_finds_no_memory(
     drop(client);
     assert_eq!(bench.end().len(), 2);
 }
+
+#[test]
+fn small_files_and_large_ones_lie_beside_each_other() {
+    let bench = Bench::new(1, Limits::default());
+    let mut client = bench.client();
+    // As a machine has them that puts a ROM and a display beside two nodes of memory.
+    let lengths = [PAGE, PAGE, 1 << 30, 1 << 30];
+    let files = lengths.map(memory_file);
+    let last = |len: u64, nth: u64| (nth << 32) + len - 8;
+    for (nth, (len, file)) in (0..).zip(lengths.into_iter().zip(&files)) {
+        assert_eq!(client.map(file, 0, nth << 32, len), 0, "{len:#x}");
+        assert_eq!(client.write(2, 0, &[nth as u8 + 1; 8]), 0);
+        assert!(client.dma(STORE, last(len, nth), 8));
+    }
+    for (nth, (len, file)) in (0..).zip(lengths.into_iter().zip(&files)) {
+        assert_eq!(contents(file, len - 8, 8), [nth as u8 + 1; 8]);
+    }
+    assert_eq!(bench.memory.counts().files, 4);
+    drop(client);
+    bench.end();
+}
