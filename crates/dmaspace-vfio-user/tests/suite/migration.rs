@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use dmaspace_vfio_user::Limits;
 
 use crate::client::*;
+use crate::engine::STORE;
 
 const GET: u32 = 1 << 16;
 const SET: u32 = 1 << 17;
@@ -67,6 +68,12 @@ fn a_device_is_stopped_copied_and_resumed_elsewhere() {
     }
     assert_eq!(data.len(), 32);
     assert_eq!(read(&mut from, 20), Ok(vec![]));
+    // Another copy begins at its beginning, wherever the one before was left.
+    for size in [20, 32] {
+        assert_eq!(go(&mut from, STOP), 0);
+        assert_eq!(go(&mut from, STOP_COPY), 0);
+        assert_eq!(read(&mut from, size).unwrap(), data[..size as usize]);
+    }
 
     let mut to = target.client();
     assert_eq!(go(&mut to, RESUMING), 0);
@@ -110,6 +117,27 @@ fn a_state_that_the_device_does_not_take_leaves_it_stopped_with_its_own() {
     assert_eq!(state(&mut client), RUNNING);
     assert!(!bench.engine.stopped.load(Ordering::Relaxed));
     drop(client);
+    bench.end();
+}
+
+#[test]
+fn what_one_client_has_tracked_is_not_tracked_for_the_next() {
+    let bench = Bench::new(2, Limits::default());
+    let file = memory_file(PAGE);
+    let start = [words(&[64, 6 | SET]), longs(&[4096]), words(&[0, 0])].concat();
+    let report = [words(&[64, 8 | GET]), longs(&[0, PAGE, PAGE])].concat();
+    let mut client = bench.client();
+    assert_eq!(client.map(&file, 0, 0, PAGE), 0);
+    assert_eq!(client.ask(FEATURE, &start, &[]).0, 0);
+    assert!(client.dma(STORE, 0, 8));
+    let (error, reply) = client.ask(FEATURE, &report, &[]);
+    assert_eq!((error, reply.ends_with(&longs(&[1]))), (0, true));
+    drop(client);
+    let mut next = bench.client();
+    assert_eq!(next.map(&file, 0, 0, PAGE), 0);
+    assert_eq!(next.ask(FEATURE, &report, &[]).0, EINVAL);
+    assert!(bench.engine.refusal().contains("is not tracked"));
+    drop(next);
     bench.end();
 }
 
