@@ -9,6 +9,9 @@
 //! kernel and is the only one that yields physical runs, since pinning may move pages: pin first,
 //! then look.
 //!
+//! Files that a process hands over that is not trusted are a [`PeerFile`] first: a [`PeerEvent`] never blocks, and memory files
+//! that become shorter are watched by a [`ShrinkWatch`].
+//!
 //! All lengths, offsets and addresses are bytes unless a name says otherwise. What is on the
 //! machine is read, not changed, with one exception: [`RaisedPool`]. The process takes a signal only if it is
 //! asked to: [`ShrinkWatch::install`].
@@ -39,6 +42,8 @@ mod machine;
 mod mapping;
 mod nodes;
 mod pagemap_reader;
+#[allow(unsafe_code)]
+mod peer;
 mod pin;
 mod pinner;
 mod pool;
@@ -68,6 +73,7 @@ pub use live_update::{LiveUpdate, LiveUpdateError};
 pub use machine::{HugeSize, Machine, Pool, ThpMode};
 pub use mapping::{Mapping, MappingError};
 pub use nodes::{Folios, KernelNodes, NodePolicy, PlacementError};
+pub use peer::{PeerEvent, PeerFile, PeerKind};
 pub use pin::{Pin, ReleaseError, Steps};
 pub use pinner::{PinKind, Pinner, PinnerError};
 pub use pool::{PoolError, PoolWrite, RaisedPool};
