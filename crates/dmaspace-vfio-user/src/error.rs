@@ -205,12 +205,10 @@ pub enum MapRefusal {
         most: usize,
     },
     /// The file is none of memory.
-    #[error("the file descriptor is no memory file (type {kind}, file system {magic:#x})")]
+    #[error("the file descriptor is no memory file, but {kind}")]
     NotMemory {
         /// What it is.
         kind: &'static str,
-        /// The magic number of its file system, as `fstatfs` has it; 0 if that was not asked for.
-        magic: u64,
     },
     /// The client could make the file shorter, or it is of huge pages of which none may be left, and the program has not asked for
     /// [`ShrinkWatch`](hostmem::ShrinkWatch).

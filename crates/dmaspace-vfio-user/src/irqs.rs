@@ -1,9 +1,9 @@
 //! Interrupts: the client's eventfds.
 //!
 //! A client may send any file instead of an eventfd, and an eventfd whose counter is full, where a write would
-//! block the device for good. So a descriptor is looked at first (its name in `/proc`), and made non-blocking: an
-//! interrupt that finds the counter full is one that the client has not seen yet anyway. That flag belongs to the open
-//! file, which the client shares; eventfds for interrupts are non-blocking at either end.
+//! block the device for good. So only a [`PeerEvent`] is taken, which is raised without waiting whatever the client does
+//! with it: an interrupt that finds the counter full is one that the client has not seen yet anyway. It is raised under
+//! the lock of all interrupts, which is therefore never held for long.
 //!
 //! INTx is a level: raised once, it is masked until the client unmasks it, and raised again then if the device still
 //! wants it. The others are messages, and are not masked.
@@ -11,10 +11,9 @@
 //! Source: vfio-user protocol specification, `VFIO_USER_DEVICE_SET_IRQS`; Linux, `<linux/vfio.h>`,
 //! `struct vfio_irq_set`.
 
-use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, readlink};
+use hostmem::{PeerEvent, PeerFile};
 
 use crate::device::{INTX, IRQS};
 use crate::error::Refusal;
@@ -38,7 +37,7 @@ type Indices = [Vec<Place>; IRQS];
 /// An interrupt.
 #[derive(Debug, Default)]
 struct Place {
-    fd: Option<OwnedFd>,
+    event: Option<PeerEvent>,
     masked: bool,
     /// To be raised when it is unmasked.
     pending: bool,
@@ -51,7 +50,8 @@ impl Place {
             return true;
         }
         self.masked = index == INTX;
-        raise(self.fd.as_ref())
+        let event = self.event.as_ref();
+        event.is_some_and(|event| event.raise().is_ok())
     }
 
     fn mask(&mut self, masked: bool) {
@@ -74,7 +74,7 @@ impl Irqs {
         self.indices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Raises interrupt `number` of `index`. Returns false if the client has not asked for it.
+    /// Raises interrupt `number` of `index`, without waiting for the client. Returns false if it has not asked for it.
     pub fn trigger(&self, index: usize, number: u32) -> bool {
         let mut indices = self.lock();
         let places = indices.get_mut(index);
@@ -95,7 +95,7 @@ impl Irqs {
     pub fn configured(&self) -> usize {
         let indices = self.lock();
         let places = indices.iter().flatten();
-        places.filter(|place| place.fd.is_some()).count()
+        places.filter(|place| place.event.is_some()).count()
     }
 
     pub(crate) fn count(&self, index: usize) -> u32 {
@@ -116,7 +116,7 @@ impl Irqs {
         start: u32,
         count: u32,
         bools: &[u8],
-        fds: Vec<OwnedFd>,
+        fds: Vec<PeerFile>,
     ) -> Result<(), Refusal> {
         let mut indices = self.lock();
         let there = indices.get(index as usize).map_or(0, Vec::len) as u32;
@@ -184,13 +184,15 @@ impl Irqs {
                 Ok(())
             }
             (ACTION_TRIGGER, DATA_EVENTFD) => {
-                for (vector, fd) in (start..).zip(&fds) {
-                    check(vector, fd)?;
-                }
-                let mut fds = fds.into_iter();
+                let events = (start..).zip(fds).map(|(vector, file)| {
+                    let event = file.into_event();
+                    event.map_err(|_| Refusal::NotEventFd { vector })
+                });
+                let events: Vec<_> = events.collect::<Result<_, _>>()?;
+                let mut events = events.into_iter();
                 places.iter_mut().for_each(|place| {
                     *place = Place {
-                        fd: fds.next(),
+                        event: events.next(),
                         ..Place::default()
                     }
                 });
@@ -213,24 +215,4 @@ fn chosen<'a>(
     places
         .filter(move |(nth, _)| means(*nth))
         .map(|(_, place)| place)
-}
-
-/// Refuses what is no eventfd, and keeps writes to one from blocking.
-fn check(vector: u32, fd: &OwnedFd) -> Result<(), Refusal> {
-    let name = readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
-    if !name.is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventfd]") {
-        return Err(Refusal::NotEventFd { vector });
-    }
-    fcntl_getfl(fd)
-        .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
-        .map_err(|_| Refusal::NotEventFd { vector })
-}
-
-fn raise(fd: Option<&OwnedFd>) -> bool {
-    let one = 1_u64.to_ne_bytes();
-    fd.is_some_and(|fd| {
-        let written = rustix::io::write(fd, &one);
-        // Its counter is full: there is an interrupt to be seen already.
-        matches!(written, Ok(_) | Err(rustix::io::Errno::AGAIN))
-    })
 }

@@ -23,8 +23,8 @@
 //! # What is not trusted
 //!
 //! A file must lie on `tmpfs` or `hugetlbfs`, and be sealed against becoming shorter, or the program must have
-//! [asked](hostmem::ShrinkWatch::install) for the signal that an access to lost pages brings. Maps, files, their
-//! bytes, and tables are bounded by [`Limits`].
+//! [asked](hostmem::ShrinkWatch::install) for the signal that an access to lost pages brings. What lies elsewhere is not even
+//! looked at, since that may block ([`PeerFile`]). Maps, files, their bytes, and tables are bounded by [`Limits`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -34,12 +34,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hostmem::{Mapping, ShrinkWatch};
+use hostmem::{Mapping, PeerFile, ShrinkWatch};
 use ioas::{AttachError, Builder, DomainIds, GivenRuns, Ioas, Ledger, Listener, Memory, Tracking};
 use iommu::{Config, DeviceId, Fault, SoftwareUnit, Unit as _};
 use iopt::{FormatId, HeapTables, Interruption, Pending, Prot};
 use runs::{Iova, Pa, Span};
-use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat, fstatfs};
+use rustix::fs::{
+    AtFlags, FileType, SealFlags, StatxFlags, fcntl_get_seals, fstat, fstatfs, statx,
+};
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, IommuMemory,
 };
@@ -54,8 +56,7 @@ const DEVICE: DeviceId = DeviceId::pci(0, 0, 0);
 const PAGE: u64 = 4096;
 /// Where files are placed: above what a machine has, and below what tables of every format hold.
 const WINDOWS: Span<Pa> = Span::new(1 << 40, (1 << 51) - (1 << 40));
-/// `f_type` of the file systems that are memory. Source: statfs(2).
-const TMPFS: u64 = 0x0102_1994;
+/// `f_type` of memory files of huge pages. Source: statfs(2).
 const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// What a client may take of this process.
@@ -230,7 +231,7 @@ impl ClientMemory {
         offset: u64,
         iova: u64,
         size: u64,
-        file: Option<OwnedFd>,
+        file: Option<PeerFile>,
     ) -> Result<(), MapRefusal> {
         let range = Span::<Iova>::checked(iova, size).filter(|range| range.is_aligned(PAGE));
         let end = offset.checked_add(size).filter(|_| offset % PAGE == 0);
@@ -249,6 +250,7 @@ impl ClientMemory {
         let key = match file {
             None => None,
             Some(file) => {
+                let file = file.into_memory().map_err(|file| not_memory(&file))?;
                 let (key, page) = identify(&file)?;
                 let len = key.2 - key.2 % page;
                 if end > len {
@@ -518,26 +520,31 @@ fn identify(file: &OwnedFd) -> Result<(FileKey, u64), MapRefusal> {
         source: errno.into(),
     };
     let about = fstat(file).map_err(failed)?;
-    let kind = match FileType::from_raw_mode(about.st_mode) {
-        FileType::RegularFile => "a file",
+    let system = fstatfs(file).map_err(failed)?;
+    let page = match system.f_type as u64 {
+        HUGETLBFS => (system.f_bsize as u64).max(PAGE),
+        _ => PAGE,
+    };
+    let key = (about.st_dev, about.st_ino, about.st_size as u64);
+    Ok((key, page))
+}
+
+/// What it is instead of a memory file. No file system is asked: nothing is wanted of it, and what is known will do
+/// (`AT_STATX_DONT_SYNC`).
+fn not_memory(file: &PeerFile) -> MapRefusal {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let about = statx(file, "", flags, StatxFlags::empty());
+    let mode = about.map_or(0, |about| about.stx_mode.into());
+    let kind = match FileType::from_raw_mode(mode) {
+        FileType::RegularFile => "a file of a file system that is no memory",
         FileType::Directory => "a directory",
         FileType::Socket => "a socket",
         FileType::Fifo => "a pipe",
         FileType::CharacterDevice => "a character device",
         FileType::BlockDevice => "a block device",
-        _ => "no file",
+        _ => "a file without a type",
     };
-    if kind != "a file" {
-        return Err(MapRefusal::NotMemory { kind, magic: 0 });
-    }
-    let system = fstatfs(file).map_err(failed)?;
-    let page = match system.f_type as u64 {
-        TMPFS => PAGE,
-        HUGETLBFS => system.f_bsize as u64,
-        magic => return Err(MapRefusal::NotMemory { kind, magic }),
-    };
-    let key = (about.st_dev, about.st_ino, about.st_size as u64);
-    Ok((key, page.max(PAGE)))
+    MapRefusal::NotMemory { kind }
 }
 
 /// The lowest room for `len` bytes beside `taken`, so that large leaves are possible.

@@ -12,6 +12,7 @@ use std::io;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
+use hostmem::PeerEvent;
 use iopt::Prot;
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ use crate::error::{DirtyRefusal, MapRefusal, Refusal, ServeError, UnmapRefusal};
 use crate::irqs::Irqs;
 use crate::memory::{ClientMemory, Limits, SetupError};
 use crate::migration::{FLAGS, Progress};
-use crate::socket::{Channel, Message};
+use crate::socket::{self, Channel, Message};
 use crate::wire::{Bytes, Command, Fields, Header, MOST_DATA, MOST_FDS, at_least, exactly, room};
 
 /// `VFIO_DEVICE_FLAGS_RESET`, `VFIO_DEVICE_FLAGS_PCI`.
@@ -84,6 +85,7 @@ impl Server {
         limits: Limits,
     ) -> Result<Self, SetupError> {
         listener.set_nonblocking(true)?;
+        PeerEvent::supported()?;
         Ok(Self {
             listener,
             description,
@@ -145,7 +147,7 @@ impl Server {
         };
         let mut end = session.run(&mut channel);
         // Nothing of the client stays, and nothing can be sent to it any more.
-        drop(channel.client);
+        socket::close(channel.client);
         let others = channel.refused;
         session.progress.leave(device.migration());
         self.irqs.clear();

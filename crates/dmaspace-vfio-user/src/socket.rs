@@ -4,14 +4,18 @@
 //! into the next one. Descriptors that come with any byte of a message belong to it. Those beyond the most that a
 //! message may have are closed, and the message is refused.
 //!
+//! Each is a [`PeerFile`], since the client may have it block when it is closed. So all that come are received, and none
+//! is left for the kernel to close in `recvmsg`; the socket of a client that goes, in which there may be more, is one too.
+//!
 //! While a message is awaited, other clients that connect are refused: the protocol has one client for a socket
 //! (specification, "Client/server interactions"). They find the connection closed.
 
 use std::io::{self, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 
+use hostmem::PeerFile;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
@@ -19,11 +23,14 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use crate::error::ServeError;
 use crate::wire::{HEADER, Header, MOST_FDS};
 
+/// The most descriptors that come with one part of a message. Source: Linux, `include/net/scm.h`, `SCM_MAX_FD`.
+const MOST_RECEIVED: usize = 253;
+
 /// A message.
 pub(crate) struct Message {
     pub(crate) header: Header,
     pub(crate) payload: Vec<u8>,
-    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) fds: Vec<PeerFile>,
     /// Descriptors were lost because there were too many.
     pub(crate) too_many: bool,
 }
@@ -34,6 +41,12 @@ pub(crate) struct Channel<'a> {
     pub(crate) listener: &'a UnixListener,
     /// Clients that were refused.
     pub(crate) refused: u64,
+}
+
+/// Ends a connection. What the client has sent and was not received is closed in its own time.
+pub(crate) fn close(client: UnixStream) {
+    let _ = client.shutdown(Shutdown::Both);
+    drop(PeerFile::from(client));
 }
 
 impl Channel<'_> {
@@ -72,14 +85,14 @@ impl Channel<'_> {
     fn fill(
         &mut self,
         bytes: &mut [u8],
-        fds: &mut Vec<OwnedFd>,
+        fds: &mut Vec<PeerFile>,
         too_many: &mut bool,
     ) -> Result<bool, ServeError> {
         let size = bytes.len();
         let mut got = 0;
         while got < size {
             self.wait()?;
-            let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+            let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut room);
             let rest = bytes.get_mut(got..).unwrap_or_default();
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -97,7 +110,7 @@ impl Channel<'_> {
             };
             for message in ancillary.drain() {
                 if let RecvAncillaryMessage::ScmRights(rights) = message {
-                    fds.extend(rights);
+                    fds.extend(rights.map(PeerFile::from));
                 }
             }
             *too_many |= received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MOST_FDS;
@@ -129,7 +142,7 @@ impl Channel<'_> {
             }
             if other {
                 if let Ok((refused, _)) = self.listener.accept() {
-                    drop(refused);
+                    close(refused);
                     self.refused += 1;
                 }
             }

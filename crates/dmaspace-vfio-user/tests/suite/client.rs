@@ -2,6 +2,7 @@
 
 use std::io::{IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -279,6 +280,18 @@ pub(crate) fn contents(file: &OwnedFd, offset: u64, bytes: usize) -> Vec<u8> {
     let mut found = vec![0; bytes];
     assert_eq!(rustix::io::pread(file, &mut found, offset).unwrap(), bytes);
     found
+}
+
+/// A socket whose last close waits until all that was sent is taken, which nothing does while the other end is there.
+pub(crate) fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other, _) = listener.accept().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    let patience = Duration::from_secs(1 << 20);
+    rustix::net::sockopt::set_socket_linger(&socket, Some(patience)).unwrap();
+    (socket.into(), other)
 }
 
 pub(crate) fn put(file: &OwnedFd, offset: u64, bytes: &[u8]) {

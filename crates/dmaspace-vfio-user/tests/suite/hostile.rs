@@ -194,9 +194,15 @@ fn what_is_no_memory_file_is_refused_by_name() {
         (socket.into(), "a socket"),
         (open("/dev/zero"), "a character device"),
         (open("/"), "a directory"),
-        (open("/proc/self/maps"), "a file, file system 0x9fa0"),
-        (open(disk.to_str().unwrap()), "a file, file system"),
-        (event, "no"),
+        (
+            open("/proc/self/maps"),
+            "a file of a file system that is no memory",
+        ),
+        (
+            open(disk.to_str().unwrap()),
+            "a file of a file system that is no memory",
+        ),
+        (event, "without a type"),
     ];
     for (file, name) in files {
         assert_eq!(client.map(&file, 0, 0, PAGE), EINVAL);

@@ -4,6 +4,7 @@
 
 mod client;
 mod engine;
+mod events;
 mod hostile;
 mod memory;
 mod migration;

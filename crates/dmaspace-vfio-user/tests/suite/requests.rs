@@ -183,27 +183,6 @@ fn interrupts_that_are_none_are_refused() {
 }
 
 #[test]
-fn an_interrupt_that_would_block_does_not() {
-    let bench = Bench::new(1, Limits::default());
-    let mut client = bench.client();
-    let file = memory_file(PAGE);
-    assert_eq!(client.map(&file, 0, 0, PAGE), 0);
-    // A pipe that is full, were it taken.
-    let (_reader, writer) = rustix::pipe::pipe().unwrap();
-    let fields = words(&[20, EVENTFD | TRIGGER, 2, 0, 1]);
-    let (error, _) = client.ask(SET_IRQS, &fields, &[writer.as_fd()]);
-    assert_eq!(error, EINVAL);
-    assert!(bench.engine.refusal().contains("no eventfd"));
-    // An eventfd with the largest value, and a blocking one.
-    let event = event(0);
-    rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-    assert_eq!(client.ask(SET_IRQS, &fields, &[event.as_fd()]).0, 0);
-    assert!(client.dma(STORE, 0, 8), "the device goes on");
-    drop(client);
-    bench.end();
-}
-
-#[test]
 fn intx_is_masked_when_it_is_raised_until_the_client_unmasks_it() {
     let bench = Bench::new(1, Limits::default());
     let mut client = bench.client();
