@@ -31,6 +31,9 @@ use std::time::Duration;
 
 use crate::{HugeSize, PoolError, PoolWrite, RaisedPool};
 
+/// The longest line by which a keeper is asked, bytes: `raise`, a size of pages and 64 bits have 38.
+const MOST_LINE: u64 = 128;
+
 /// How often a stop is checked for while the kernel looks for pages.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -302,7 +305,7 @@ fn is_time_out(error: &io::Error) -> bool {
 pub fn keep_pool(input: impl Read, mut output: impl Write) -> Result<(), KeptPoolError> {
     let mut input = BufReader::new(input);
     let mut line = String::new();
-    input.read_line(&mut line)?;
+    input.by_ref().take(MOST_LINE).read_line(&mut line)?;
     let Some((size, bytes)) = asked(line.trim_end()) else {
         return Err(KeptPoolError::Unexpected { line });
     };
@@ -432,6 +435,11 @@ mod tests {
             assert!(matches!(error, KeptPoolError::Unexpected { .. }), "{line}");
             assert!(said.is_empty(), "{line}");
         }
+        let endless = keep_pool(io::repeat(b'r'), io::sink()).unwrap_err();
+        assert!(
+            matches!(&endless, KeptPoolError::Unexpected { line } if line.len() == 128),
+            "{endless}"
+        );
         let mut said = Vec::new();
         keep_pool(&b"raise 2097152 0\n"[..], &mut said).unwrap();
         let said = String::from_utf8(said).unwrap();

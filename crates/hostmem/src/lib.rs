@@ -22,6 +22,7 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("hostmem counts memory in 64 bits and needs a 64-bit machine");
 
+mod at_most;
 mod backing;
 mod buffers;
 #[allow(unsafe_code)]
@@ -60,6 +61,7 @@ mod stretches;
 mod sys;
 mod windows;
 
+pub use at_most::{TooLong, read_at_most, rest_at_most, text_at_most};
 pub use backing::{Backing, Choice, UnknownBacking};
 pub use caches::{can_evict, evict, largest_cache};
 pub use cgroup::CgroupLimit;

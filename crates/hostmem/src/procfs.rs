@@ -5,6 +5,12 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::text_at_most;
+
+/// The longest file that is read. `/proc/self/mountinfo` has a line for each mount, and a machine of containers some
+/// ten thousand of them.
+const MOST: u64 = 64 << 20;
+
 /// A file of `/proc` or `/sys` that could not be read or understood.
 #[derive(Debug, Error)]
 pub enum ProbeError {
@@ -28,7 +34,7 @@ pub enum ProbeError {
 
 pub(crate) fn read(path: impl AsRef<Path>) -> Result<String, ProbeError> {
     let path = path.as_ref();
-    std::fs::read_to_string(path).map_err(|source| ProbeError::Read {
+    text_at_most(path, MOST).map_err(|source| ProbeError::Read {
         path: path.to_owned(),
         source,
     })
