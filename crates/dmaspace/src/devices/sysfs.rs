@@ -5,7 +5,12 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use hostmem::text_at_most;
+
 use super::{DevicesError, Places};
+
+/// The longest file that is read: an attribute of sysfs has at most a page.
+const MOST: u64 = 1 << 20;
 
 /// A PCI device as sysfs shows it.
 pub(super) struct Device {
@@ -113,7 +118,7 @@ fn group(path: &Path) -> Result<Group, DevicesError> {
 }
 
 fn text(path: &Path) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
+    let text = text_at_most(path, MOST).ok()?;
     Some(text.trim().into())
 }
 

@@ -1,11 +1,18 @@
 //! Whether what is said of a machine fits together.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use super::{
-    DevicePlace, LOCAL_DISTANCE, MOST_CPUS, MOST_DEVICES, MOST_NODES, MOST_PAIRS, MOST_UNITS, Node,
-    TopologyError, UnitAddress, UnitPlace,
+    DevicePlace, LOCAL_DISTANCE, MOST_CPUS, MOST_DEVICES, MOST_MEMORY, MOST_NODES, MOST_PAIRS,
+    MOST_UNITS, Node, TopologyError, UnitAddress, UnitPlace,
 };
+
+/// Distances to other nodes. ACPI 6.5, 5.2.17: below 10 is reserved; 255 is out of reach.
+const DISTANCES: Range<u32> = LOCAL_DISTANCE..255;
+
+/// Bytes a second of a link: from a bit to more than PCI Express carries in any version.
+pub(super) const LINKS: Range<f64> = 0.125..1e15;
 
 /// What [`Topology::new`](super::Topology::new) refuses.
 pub(super) fn check(
@@ -39,13 +46,30 @@ pub(super) fn check(
                 most: MOST_CPUS as usize,
             });
         }
-        // It comes to stand in commands.
-        let is_list = |list: &str| list.chars().all(|c| matches!(c, '0'..='9' | ',' | '-'));
-        if !node.cpu_list.is_empty() && (node.cpus == 0 || !is_list(&node.cpu_list)) {
+        let largest = list(&node.cpu_list);
+        if !node.cpu_list.is_empty() && (node.cpus == 0 || largest.is_none()) {
             return Err(TopologyError::BadName {
                 what: "list of processors",
                 name: node.cpu_list.clone(),
             });
+        }
+        for (what, value, most) in [
+            ("the number", node.id.into(), MOST_NODES as u64 - 1),
+            (
+                "a processor",
+                largest.unwrap_or(0),
+                u64::from(MOST_CPUS) - 1,
+            ),
+            ("the memory in bytes", node.memory_bytes, MOST_MEMORY),
+        ] {
+            if value > most {
+                let node = node.id;
+                return Err(TopologyError::TooLarge {
+                    what: format!("{what} of node {node}"),
+                    value,
+                    most,
+                });
+            }
         }
         distances(node, nodes)?;
     }
@@ -79,9 +103,8 @@ pub(super) fn check(
         if let Some(emulated) = &device.emulated {
             name("device of QEMU", emulated, ",=._:-")?;
         }
-        // From a bit a second to more than PCI Express carries in any version.
-        let plausible = |rate: &f64| (0.125..1e15).contains(rate);
-        if let Some(rate) = device.link_bytes_per_second.filter(|rate| !plausible(rate)) {
+        let taken = |rate: &f64| LINKS.contains(rate);
+        if let Some(rate) = device.link_bytes_per_second.filter(|rate| !taken(rate)) {
             return Err(TopologyError::Link {
                 device: device.address.clone(),
                 bytes_per_second: rate,
@@ -89,6 +112,16 @@ pub(super) fn check(
         }
     }
     Ok(())
+}
+
+/// The largest number of a list of processors like `0-15,32-47`, which comes to stand in commands; `None` where it is none.
+fn list(text: &str) -> Option<u64> {
+    let numbers = text.split([',', '-']).map(|number| {
+        let digits = number.bytes().all(|digit| digit.is_ascii_digit());
+        // Digits only: what does not fit is too large.
+        (digits && !number.is_empty()).then(|| number.parse().unwrap_or(u64::MAX))
+    });
+    numbers.collect::<Option<Vec<u64>>>()?.into_iter().max()
 }
 
 /// All of them, if none is there twice.
@@ -162,14 +195,16 @@ fn distances(node: &Node, nodes: &[Node]) -> Result<(), TopologyError> {
         return Err(wrong(format!("there are {} nodes", nodes.len())));
     }
     for (distance, to) in list.iter().zip(nodes) {
-        let right = if to.id == node.id {
-            *distance == LOCAL_DISTANCE
+        let (right, allowed) = if to.id == node.id {
+            (*distance == LOCAL_DISTANCE, "is 10")
         } else {
-            // ACPI 6.5, 5.2.17: below 10 is reserved; 255 is out of reach.
-            (LOCAL_DISTANCE..255).contains(distance)
+            (DISTANCES.contains(distance), "is from 10 to 254")
         };
         if !right {
-            return Err(wrong(format!("{distance} to node {}", to.id)));
+            return Err(wrong(format!(
+                "{distance} to node {}, which {allowed}",
+                to.id
+            )));
         }
     }
     Ok(())

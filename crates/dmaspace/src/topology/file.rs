@@ -1,9 +1,8 @@
 //! A topology as a file.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
+use hostmem::text_at_most;
 use serde::Deserialize;
 
 use super::sysfs;
@@ -72,16 +71,10 @@ struct FileDevice {
 }
 
 pub(super) fn load(path: &Path) -> Result<Topology, TopologyError> {
-    let failed = |source| TopologyError::Read {
+    let text = text_at_most(path, MOST_BYTES).map_err(|source| TopologyError::Read {
         path: path.into(),
         source,
-    };
-    let mut text = String::new();
-    // One byte more than is taken tells a file that is too long, also where it has no size.
-    let file = File::open(path).map_err(failed)?;
-    file.take(MOST_BYTES + 1)
-        .read_to_string(&mut text)
-        .map_err(failed)?;
+    })?;
     parse(&text)
 }
 

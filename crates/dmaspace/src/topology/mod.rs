@@ -61,7 +61,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use check::check;
+use check::{LINKS, check};
 
 pub use firmware::proximity;
 pub use unit::UnitAddress;
@@ -74,6 +74,9 @@ pub const MOST_UNITS: usize = 4096;
 pub const MOST_DEVICES: usize = 65536;
 /// The most processors of a node: Linux has at most 8,192 in all (`NR_CPUS` on x86-64).
 pub const MOST_CPUS: u32 = 65536;
+/// The most memory of a node, bytes: RISC-V has 56 bits of physical addresses (Privileged Specification, section "Sv39"), and
+/// x86-64 and Arm have 52.
+pub const MOST_MEMORY: u64 = 1 << 56;
 /// The most pairs of a node and a device: a plan has a line for each.
 pub const MOST_PAIRS: usize = 1 << 20;
 
@@ -180,6 +183,16 @@ pub enum TopologyError {
         /// How many there may be.
         most: usize,
     },
+    /// A number is larger than any machine has.
+    #[error("{what} is {value}, and at most {most} is taken")]
+    TooLarge {
+        /// Its name: `the number of node 3`.
+        what: String,
+        /// The number.
+        value: u64,
+        /// The largest that is taken.
+        most: u64,
+    },
     /// Two have the same name.
     #[error("there are two of {what} {name}")]
     Twice {
@@ -229,7 +242,10 @@ pub enum TopologyError {
         why: String,
     },
     /// A link carries nothing, or more than any link.
-    #[error("the link of {device} carries {bytes_per_second} bytes a second, which none does")]
+    #[error(
+        "the link of {device} carries {bytes_per_second} bytes a second, which none does: from {} to {} are taken",
+        LINKS.start, LINKS.end
+    )]
     Link {
         /// The device.
         device: String,

@@ -4,15 +4,17 @@
 //! sysfs-bus-pci`, `sysfs-class-iommu` and `sysfs-class-iommu-intel-iommu`.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
+
+use hostmem::{read_at_most, text_at_most};
 
 use super::{DevicePlace, Node, Topology, TopologyError, UnitAddress, UnitPlace, proximity};
 use crate::devices::{DevicesReport, Places, State};
 
-/// The longest table of the firmware that is looked at: more than any machine's.
-const MOST_TABLE: u64 = 1 << 20;
+/// The longest file that is read, one of the firmware's tables among them: more than any machine's.
+const MOST: u64 = 1 << 20;
 
 pub(super) fn read(places: &Places) -> Result<Topology, TopologyError> {
     let nodes = nodes(&places.sys.join("devices/system/node"))?;
@@ -123,12 +125,7 @@ fn unit_node(unit: &Path, at: Option<&UnitAddress>, tables: &[Vec<u8>]) -> Optio
 
 /// A table; empty when it is not there or only root may read it: then nodes are not known.
 fn table(path: &Path) -> Vec<u8> {
-    let mut table = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MOST_TABLE).read_to_end(&mut table));
-    match read {
-        Ok(_) => table,
-        Err(_) => Vec::new(),
-    }
+    read_at_most(path, MOST).unwrap_or_default()
 }
 
 /// What the link of a device carries: `16.0 GT/s PCIe` on so many lanes.
@@ -167,6 +164,6 @@ fn names(directory: &Path) -> Result<Vec<String>, TopologyError> {
 }
 
 pub(super) fn text(path: &Path) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
+    let text = text_at_most(path, MOST).ok()?;
     Some(text.trim().into())
 }

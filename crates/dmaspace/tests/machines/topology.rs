@@ -481,18 +481,43 @@ fn what_does_not_fit_is_named() {
         (
             "[10, 32, 21]",
             "[11, 32, 21]",
-            "node 1 has the distances [11, 32, 21]: 11 to node 1",
+            "node 1 has the distances [11, 32, 21]: 11 to node 1, which is 10",
         ),
-        ("[10, 32, 21]", "[10, 255, 21]", "255 to node 2"),
+        (
+            "[10, 32, 21]",
+            "[10, 255, 21]",
+            "255 to node 2, which is from 10 to 254",
+        ),
         (
             "link_gbps = 200",
             "link_gbps = 0",
-            "the link of 0000:17:00.0 carries 0 bytes a second",
+            "the link of 0000:17:00.0 carries 0 bytes a second, which none does: \
+             from 0.125 to 1000000000000000 are taken",
         ),
         (
             "link_gbps = 200",
             "link_gbps = nan",
             "the link of 0000:17:00.0 carries NaN",
+        ),
+        (
+            "id = 2",
+            "id = 1024",
+            "the number of node 1024 is 1024, and at most 1023 is taken",
+        ),
+        (
+            "cpus = 8",
+            "cpus = \"0-7,65536\"",
+            "a processor of node 1 is 65536, and at most 65535 is taken",
+        ),
+        (
+            "cpus = 8",
+            "cpus = \"0,99999999999999999999\"",
+            "a processor of node 1 is 18446744073709551615, and at most 65535 is taken",
+        ),
+        (
+            "cpus = 8",
+            "cpus = \"0,,1\"",
+            "\"0,,1\" is no list of processors",
         ),
     ] {
         let found = wrong(from, to);
@@ -519,6 +544,16 @@ fn sizes_are_bounded() {
     assert!(Topology::new(nodes(1024), vec![], vec![]).is_ok());
     let error = Topology::new(nodes(1025), vec![], vec![]).unwrap_err();
     assert_eq!(error.to_string(), "1025 nodes, and at most 1024 are taken");
+    let node = |memory_bytes| Node {
+        memory_bytes,
+        ..Node::default()
+    };
+    assert!(Topology::new(vec![node(1 << 56)], vec![], vec![]).is_ok());
+    let error = Topology::new(vec![node((1 << 56) + 1)], vec![], vec![]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the memory in bytes of node 0 is 72057594037927937, and at most 72057594037927936 is taken"
+    );
     let units = (0..4097).map(|n| UnitPlace {
         name: format!("u{n}"),
         ..UnitPlace::default()
@@ -532,4 +567,12 @@ fn sizes_are_bounded() {
 fn a_file_that_is_not_there_is_named() {
     let error = Topology::load(std::path::Path::new("/nowhere/t.toml")).unwrap_err();
     assert_eq!(error.to_string(), "cannot read /nowhere/t.toml");
+    let error = Topology::load(std::path::Path::new("/dev/zero")).unwrap_err();
+    let TopologyError::Read { source, .. } = error else {
+        panic!("{error}");
+    };
+    assert_eq!(
+        source.to_string(),
+        "it has more than 1 MiB, the most that is read"
+    );
 }
