@@ -40,7 +40,9 @@ mod test_files;
 /// walks by the thousand.
 #[doc(hidden)]
 pub mod inside {
-    pub use crate::inspect::{MachineReport, areas, libvirt, node_bytes, of_areas, qemu_line};
+    pub use crate::inspect::{
+        Host, MachineReport, areas, configured, libvirt, node_bytes, of_areas, qemu_line,
+    };
     pub use crate::life::{SuccessorError, succeed};
     pub use crate::numa::{GuestTopology, Plan};
     pub use crate::tables::{

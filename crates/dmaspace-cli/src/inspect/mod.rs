@@ -41,13 +41,13 @@ use cost::Counter;
 pub use advice::Advice;
 pub(crate) use command::{InspectArgs, run};
 pub use cost::FormatCost;
-pub(crate) use guest::Host;
 #[cfg(test)]
 pub use guest::{GivenDevice, Interface};
-pub use guest::{Guest, Ram, Remapped, libvirt, of_areas, qemu_line};
+pub use guest::{Guest, Host, Ram, Remapped, libvirt, of_areas, qemu_line};
 pub use machine::{Ats, MachineReport};
 #[cfg(test)]
 pub use machine::{GroupDevice, GroupReport, MachineFinding, UnitReport};
+pub(crate) use process::MOST_TEXT;
 pub use process::{Area, AreaKind, Limit, areas, node_bytes};
 pub use start::{Estimate, StartReport};
 
@@ -325,7 +325,7 @@ pub fn inspect(pid: u32, calibrate: bool) -> Result<ProcessReport, InspectError>
 }
 
 /// Predicts for a machine that does not run.
-pub(crate) fn configured(mut guest: Guest, host: &Host, calibrate: bool) -> ConfigurationReport {
+pub fn configured(mut guest: Guest, host: &Host, calibrate: bool) -> ConfigurationReport {
     host.look_at_files(&mut guest);
     let speeds = calibrate.then(Speeds::try_here).flatten();
     let (start, advice) = StartReport::of(&guest, host, None, speeds.as_ref());

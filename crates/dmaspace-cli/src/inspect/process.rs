@@ -4,9 +4,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::io::ErrorKind;
 use std::{fs, io};
 
+use hostmem::read_at_most;
 use serde::Serialize;
 
+use super::guest::is_page;
 use super::{InspectError, MemoryLess, Missing, ProcessReport};
+
+/// The longest file of `/proc` and `/sys` that is read: `smaps` of a million areas.
+pub(crate) const MOST_TEXT: u64 = 1 << 30;
 
 /// An area of the address space (a line of `/proc/PID/maps`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -110,7 +115,7 @@ pub(super) fn read(report: &mut ProcessReport) -> Result<Vec<Area>, InspectError
 
 fn file(pid: u32, name: &str) -> Result<String, InspectError> {
     let path = format!("/proc/{pid}/{name}");
-    fs::read(&path)
+    read_at_most(&path, MOST_TEXT)
         .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
         .map_err(|source| explain(pid, path, source))
 }
@@ -203,7 +208,10 @@ fn header(line: &str) -> Option<Area> {
 
 fn detail(area: &mut Area, name: &str, value: &str) {
     match name {
-        "KernelPageSize" => area.page_bytes = kib(value).unwrap_or(4096).max(4096),
+        "KernelPageSize" => {
+            let bytes = kib(value).filter(|bytes| is_page(*bytes));
+            area.page_bytes = bytes.unwrap_or(4096);
+        }
         "Locked" => area.locked_bytes = kib(value).unwrap_or(0),
         "VmFlags" => {
             for flag in value.split_whitespace() {
@@ -313,6 +321,20 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
         assert_eq!((areas[1].kind, areas[1].mappable), (AreaKind::File, false));
         assert_eq!(areas[1].name, "/usr/lib/a file");
         assert!(!areas[2].mappable && !areas[3].mappable);
+    }
+
+    #[test]
+    fn pages_of_no_size_are_small() {
+        for (said, bytes) in [
+            ("64", 64 << 10),
+            ("1048576", 1 << 30),
+            ("0", 4096),
+            ("3", 4096),
+            ("12", 4096),
+        ] {
+            let text = format!("7f00-8f00 rw-s 0 00:01 1 /a\nKernelPageSize: {said} kB\n");
+            assert_eq!(areas(&text)[0].page_bytes, bytes, "{said}");
+        }
     }
 
     #[test]

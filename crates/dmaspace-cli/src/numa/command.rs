@@ -11,6 +11,7 @@ use lab::study::{self, HeatMap, Study, Traffic};
 use serde::Serialize;
 
 use super::measure::text as numa_measure;
+use super::plan::REACH;
 use super::{simulate, svg as numa_svg, text as numa};
 use crate::draw::sheet::Paint;
 use crate::stop::Stop;
@@ -89,7 +90,7 @@ pub(crate) struct PlanArgs {
 
     /// Memory that all devices reach [default: that of all nodes]
     ///
-    /// A number of bytes, or with K, M, G or T (powers of 1024). With --emit that of the guest.
+    /// A number of bytes, or with K, M, G or T (powers of 1024); at most 256T. With --emit that of the guest.
     ///
     /// Example: --memory 512G
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
@@ -300,6 +301,12 @@ fn plan(args: &PlanArgs) -> u8 {
         0 => {
             let why = "no node is known to have memory: say how much with --memory SIZE";
             return refuse(&anyhow::anyhow!(why));
+        }
+        memory if memory > REACH => {
+            let (memory, most) = (size::bytes(memory), size::bytes(REACH));
+            return refuse(&anyhow!(
+                "{memory} are more than tables of 4 levels map: --memory is at most {most}"
+            ));
         }
         memory => memory,
     };

@@ -30,6 +30,8 @@ pub const LEAVES: [u64; 3] = [4 << 10, 2 << 20, 1 << 30];
 
 /// Levels of the tables: 48 bits of addresses.
 const LEVELS: u32 = 4;
+/// The most memory that these tables map from address 0 on, bytes.
+pub const REACH: u64 = 1 << (12 + 9 * LEVELS);
 
 /// What devices get, by a formula: a page takes its time on the link, and that of its misses.
 ///

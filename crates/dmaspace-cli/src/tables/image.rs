@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use hostmem::ProcessPages;
+use hostmem::{ProcessPages, read_at_most};
 use iopt::geometry::Geometry;
 use iopt::{AnyTable, ArenaError, BuildError, HeapArena, Prot, Root, TableMapError};
 use runs::{PageSizes, Run, Span};
@@ -126,7 +126,8 @@ pub(crate) fn pages(pid: u32) -> Result<Vec<Mapped>, BuildImageError> {
         let path = format!("/proc/{pid}/{file}");
         move |source| BuildImageError::Process { path, source }
     };
-    let smaps = std::fs::read(format!("/proc/{pid}/smaps")).map_err(failed("smaps"))?;
+    let smaps = read_at_most(format!("/proc/{pid}/smaps"), inspect::MOST_TEXT);
+    let smaps = smaps.map_err(failed("smaps"))?;
     let pages = ProcessPages::open(pid).map_err(failed("pagemap"))?;
     let mut maps = Vec::new();
     let mut hidden = false;

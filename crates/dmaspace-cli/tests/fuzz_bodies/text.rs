@@ -2,7 +2,8 @@
 
 use dmaspace::topology::{Topology, UnitAddress, proximity};
 use dmaspace_cli::inside::{GuestTopology, Plan};
-use dmaspace_cli::inside::{areas, libvirt, node_bytes, of_areas, qemu_line};
+use dmaspace_cli::inside::{Host, areas, configured, libvirt, node_bytes, of_areas, qemu_line};
+use hostmem::ThpMode;
 
 use super::{Bytes, within};
 
@@ -46,7 +47,7 @@ pub fn acpi(data: &[u8]) {
     });
 }
 
-/// `smaps`, and behind zero bytes `numa_maps`, QEMU's command line and libvirt's XML.
+/// `smaps`, and behind zero bytes `numa_maps`, QEMU's command line and libvirt's XML, and what is predicted of these.
 pub fn proc(data: &[u8]) {
     let mut texts = data
         .splitn(4, |byte| *byte == 0)
@@ -62,12 +63,20 @@ pub fn proc(data: &[u8]) {
     assert!(nodes.is_sorted_by(|one, next| one.0 < next.0));
     let most = (1 << 20) + 1024 * data.len() as u64;
     let pool = 2 << 20;
+    let host = Host {
+        private: ThpMode::Never,
+        shared: ThpMode::Never,
+        default_pool: pool,
+    };
     within(most, || {
         let words: Vec<_> = line.split(' ').map(Into::into).collect();
         let _ = of_areas(&mut found, &words, pool);
         for guest in [qemu_line(&line, pool), libvirt(&xml, pool)] {
             match guest {
-                Ok(guest) => assert!(!format!("{guest:?}").contains('\x1b')),
+                Ok(guest) => {
+                    let found = configured(guest, &host, false);
+                    assert!(!format!("{found:?}").contains('\x1b'));
+                }
                 Err(error) => assert!(!error.to_string().is_empty()),
             }
         }

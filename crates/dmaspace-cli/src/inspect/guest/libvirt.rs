@@ -5,15 +5,24 @@
 //! by QEMU with as many threads as the guest has processors, unless a number is given.
 
 use std::borrow::Cow;
+use std::ops::RangeInclusive;
 
+use dmaspace::topology::{MOST_MEMORY, MOST_NODES};
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
-use super::{ConfigError, Guest, Interface, Monitor, Ram, Remapped, maps_by_file};
+use super::{
+    ConfigError, Guest, Interface, Monitor, Ram, Remapped, SMALL, cpus, maps_by_file, memory,
+    number, page,
+};
 use crate::inspect::process::plain;
 
 /// Elements within elements; libvirt has fewer than ten.
 const DEEPEST: usize = 64;
+/// The most cells, and of what is kept for each of several elements.
+const MOST: usize = MOST_NODES;
+/// Numbers of cells.
+const CELLS: RangeInclusive<u64> = 0..=MOST_NODES as u64 - 1;
 
 /// The machine that libvirt makes of a `<domain>`. `default_pool` is the size of a page of the pool that is
 /// used where none is named.
@@ -103,7 +112,7 @@ struct Domain {
     unit: String,
     memory: Option<u64>,
     /// Pages of pools: their size, and the cells that get them.
-    pages: Vec<(u64, Option<String>)>,
+    pages: Vec<(u64, Option<Set>)>,
     huge: bool,
     source: Option<String>,
     shared: bool,
@@ -127,10 +136,11 @@ struct Domain {
 impl Domain {
     fn open(&mut self, path: &str, attributes: &Attributes) -> Result<(), ConfigError> {
         let get = |name: &str| attributes.get(name);
+        let of = |name: &str| format!("{path} {name}");
         let unit = || get("unit").unwrap_or("KiB").to_owned();
         let known = |name, known: &'static str| match get(name) {
             Some(value) if !known.split(", ").any(|one| one == value) => Err(ConfigError::Value {
-                of: format!("{path} {name}"),
+                of: of(name),
                 value: value.into(),
                 known,
             }),
@@ -143,8 +153,17 @@ impl Domain {
             "/domain/os/type" => self.kind = get("machine").unwrap_or_default().to_owned(),
             "/domain/memoryBacking/hugepages" => self.huge = true,
             "/domain/memoryBacking/hugepages/page" => {
-                let size = bytes(path, get("size").unwrap_or_default(), &unit())?;
-                self.pages.push((size, get("nodeset").map(Into::into)));
+                let bytes = bytes(&of("size"), get("size").unwrap_or_default(), &unit())?;
+                let cells = get("nodeset").map(|text| {
+                    Set::of(text).ok_or_else(|| ConfigError::Value {
+                        of: of("nodeset"),
+                        value: text.into(),
+                        known: "sets of cells like 0-3,^2, of 1024 cells",
+                    })
+                });
+                one_more(path, &self.pages)?;
+                self.pages
+                    .push((page(of("size"), bytes)?, cells.transpose()?));
             }
             "/domain/memoryBacking/source" => {
                 self.source = known("type", "anonymous, file, memfd")?.map(Into::into);
@@ -155,17 +174,19 @@ impl Domain {
             "/domain/memoryBacking/allocation" => {
                 let mode = known("mode", "immediate, ondemand")?;
                 self.immediate = mode == Some("immediate");
-                let threads = get("threads").map(|text| number(path, text)).transpose()?;
-                self.threads = threads.map(|threads| u32::try_from(threads).unwrap_or(u32::MAX));
+                let threads = get("threads").map(|text| cpus(of("threads"), text));
+                self.threads = threads.transpose()?;
             }
             "/domain/cpu/numa/cell" => {
-                let size = get("memory").unwrap_or_default();
-                let id = get("id").map_or_else(|| self.cells.len().to_string(), Into::into);
+                let bytes = bytes(&of("memory"), get("memory").unwrap_or_default(), &unit())?;
+                one_more(path, &self.cells)?;
+                let id = get("id").map(|text| number(of("id"), text, &CELLS));
+                let id = id.transpose()?.unwrap_or(self.cells.len() as u64);
                 let shared = known("memAccess", "private, shared")?;
                 self.cells_shared.push(shared.map(|mode| mode == "shared"));
                 self.cells.push(Ram {
-                    id,
-                    bytes: bytes(path, size, &unit())?,
+                    id: id.to_string(),
+                    bytes: memory(of("memory"), bytes, MOST_MEMORY)?,
                     ..Ram::default()
                 });
             }
@@ -173,6 +194,8 @@ impl Domain {
             "/domain/devices/memory" => {
                 let model = get("model").unwrap_or("without a model");
                 self.module = model == "dimm";
+                one_more(path, &self.modules)?;
+                one_more(path, &self.guest.ignored)?;
                 match self.module {
                     true => self.modules.push(Ram::default()),
                     false => self.guest.ignored.push(format!("<memory> {model}")),
@@ -188,18 +211,12 @@ impl Domain {
                 }
             }
             "/domain/devices/hostdev/source/address" => {
-                let part = |name, zero: &'static str| {
-                    let text = get(name).unwrap_or(zero);
-                    text.strip_prefix("0x").unwrap_or(text)
-                };
+                let part = |name, most| based(of(name), get(name).unwrap_or("0"), &(0..=most));
                 if let Some(iommufd) = self.device {
-                    let address = format!(
-                        "{:0>4}:{:0>2}:{:0>2}.{}",
-                        part("domain", "0"),
-                        part("bus", "0"),
-                        part("slot", "0"),
-                        part("function", "0")
-                    );
+                    one_more(path, &self.guest.devices)?;
+                    let (domain, bus) = (part("domain", u32::MAX.into())?, part("bus", 0xff)?);
+                    let (slot, function) = (part("slot", 0x1f)?, part("function", 7)?);
+                    let address = format!("{domain:04x}:{bus:02x}:{slot:02x}.{function}");
                     self.guest.devices.push(address.into());
                     // Type 1 is the slower one.
                     self.guest.interface = match (self.guest.interface, iommufd) {
@@ -216,13 +233,15 @@ impl Domain {
     fn text(&mut self, path: &str, text: &str) -> Result<(), ConfigError> {
         match path {
             "/domain/name" => self.guest.name = Some(plain(text)),
-            "/domain/vcpu" => {
-                self.guest.cpus = u32::try_from(number(path, text)?).unwrap_or(u32::MAX);
+            "/domain/vcpu" => self.guest.cpus = cpus(path, text)?,
+            "/domain/memory" => {
+                let bytes = bytes(path, text, &self.unit)?;
+                self.memory = Some(memory(path, bytes, MOST_MEMORY)?);
             }
-            "/domain/memory" => self.memory = Some(bytes(path, text, &self.unit)?),
             "/domain/devices/memory/target/size" if self.module => {
                 if let Some(module) = self.modules.last_mut() {
-                    module.bytes = bytes(path, text, &self.unit)?;
+                    let bytes = bytes(path, text, &self.unit)?;
+                    module.bytes = memory(path, bytes, MOST_MEMORY)?;
                 }
             }
             _ => {}
@@ -232,7 +251,8 @@ impl Domain {
 
     fn guest(mut self) -> Result<Guest, ConfigError> {
         if self.cells.is_empty() {
-            let bytes = self.memory.ok_or(ConfigError::NoMemory)?;
+            let bytes = self.memory.filter(|bytes| *bytes > 0);
+            let bytes = bytes.ok_or(ConfigError::NoMemory)?;
             self.cells.push(Ram {
                 bytes,
                 ..Ram::default()
@@ -263,47 +283,88 @@ impl Domain {
             self.guest.memory.push(ram);
         }
         self.guest.monitor = Monitor::Libvirt;
-        Ok(self.guest)
+        self.guest.in_range()
     }
 
     /// The pool of a cell: one that names it, else one that names no cell.
     fn pool(&self, cell: &str) -> Option<u64> {
         let cell = cell.parse().unwrap_or(0);
-        let named = |(_, nodes): &&(u64, Option<String>)| {
-            nodes.as_deref().is_some_and(|nodes| holds(nodes, cell))
+        let named = |(_, cells): &&(u64, Option<Set>)| {
+            cells.as_ref().is_some_and(|cells| cells.holds(cell))
         };
-        let open = |(_, nodes): &&(u64, Option<String>)| nodes.is_none();
+        let open = |(_, cells): &&(u64, Option<Set>)| cells.is_none();
         let page = self
             .pages
             .iter()
             .find(named)
             .or(self.pages.iter().find(open));
         match page {
-            Some((bytes, _)) => Some(*bytes),
+            // Small pages are those of no pool.
+            Some((bytes, _)) => Some(*bytes).filter(|bytes| *bytes > SMALL),
             None => (self.huge && self.pages.is_empty()).then_some(self.default_pool),
         }
     }
 }
 
-/// True when `0-3,^2,7` holds the number.
-fn holds(set: &str, number: u64) -> bool {
-    let within = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let bounds = (first.trim().parse(), last.trim().parse());
-        matches!(bounds, (Ok(first), Ok(last)) if (first..=last).contains(&number))
-    };
-    let excluded = |part: &str| part.trim().strip_prefix('^').is_some_and(within);
-    set.split(',').any(within) && !set.split(',').any(excluded)
+/// A set of cells: `0-3,^2,7`. Those behind a `^` are in none of the rest.
+struct Set {
+    within: Vec<RangeInclusive<u64>>,
+    without: Vec<RangeInclusive<u64>>,
 }
 
-fn number(of: &str, text: &str) -> Result<u64, ConfigError> {
-    text.parse().map_err(|_| ConfigError::Value {
-        of: of.into(),
-        value: plain(text),
-        known: "numbers",
+impl Set {
+    fn of(text: &str) -> Option<Self> {
+        let (mut within, mut without) = (Vec::new(), Vec::new());
+        for part in text.split(',').map(str::trim) {
+            let (into, part) = match part.strip_prefix('^') {
+                Some(part) => (&mut without, part),
+                None => (&mut within, part),
+            };
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let cell = |text: &str| number("", text.trim(), &CELLS).ok();
+            into.push(cell(first)?..=cell(last)?);
+        }
+        Some(Self { within, without })
+    }
+
+    fn holds(&self, cell: u64) -> bool {
+        let any = |ranges: &[RangeInclusive<u64>]| ranges.iter().any(|range| range.contains(&cell));
+        any(&self.within) && !any(&self.without)
+    }
+}
+
+/// There is room for one more.
+fn one_more<T>(of: &str, all: &[T]) -> Result<(), ConfigError> {
+    match all.len() < MOST {
+        true => Ok(()),
+        false => Err(ConfigError::Many {
+            of: of.into(),
+            most: MOST,
+        }),
+    }
+}
+
+/// A number in a range: hexadecimal behind `0x`, octal behind `0`. Source: libvirt `virPCIDeviceAddressParseXML`, by
+/// `virStrToLong_uip` with base 0.
+fn based(of: String, text: &str, range: &RangeInclusive<u64>) -> Result<u64, ConfigError> {
+    let (digits, radix) = match (text.strip_prefix("0x"), text.strip_prefix('0')) {
+        (Some(digits), _) => (digits, 16),
+        (None, Some(digits)) if !digits.is_empty() => (digits, 8),
+        (None, _) => (text, 10),
+    };
+    let known = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let number = u64::from_str_radix(digits, radix).ok().filter(|_| known);
+    let number = number.filter(|number| range.contains(number));
+    number.ok_or_else(|| ConfigError::Number {
+        of,
+        value: text.into(),
+        least: *range.start(),
+        most: *range.end(),
     })
 }
 
+/// A size in bytes; what has no room in 64 bits is all that have.
+///
 /// Source: libvirt `docs/formatdomain.rst`, "Memory Allocation"; `virScaleInteger`.
 fn bytes(of: &str, text: &str, unit: &str) -> Result<u64, ConfigError> {
     let scale: u64 = match unit {
@@ -324,24 +385,19 @@ fn bytes(of: &str, text: &str, unit: &str) -> Result<u64, ConfigError> {
             });
         }
     };
-    number(of, text)?
-        .checked_mul(scale)
-        .ok_or_else(|| ConfigError::Value {
-            of: of.into(),
-            value: plain(text),
-            known: "sizes below 16 EiB",
-        })
+    Ok(number(of, text, &(0..=u64::MAX))?.saturating_mul(scale))
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::tests::{NUMBERS, predict};
     use super::*;
 
     const POOL: u64 = 2 << 20;
 
-    const CELLS: &str = "<domain><memory>9437184</memory>
+    const MACHINE: &str = "<domain><memory>9437184</memory>
             <memoryBacking><hugepages>
               <page size='2' unit='MiB'/><page size='1' unit='GiB' nodeset='1-3,^2'/>
             </hugepages></memoryBacking>
@@ -413,7 +469,7 @@ mod tests {
 
     #[test]
     fn cells_have_pages_of_their_own_and_modules_are_added() {
-        let guest = libvirt(CELLS, POOL).unwrap();
+        let guest = libvirt(MACHINE, POOL).unwrap();
         let found = guest
             .memory
             .iter()
@@ -483,14 +539,157 @@ mod tests {
             changes in prop::collection::vec((any::<prop::sample::Index>(), 0x20u8..0x7f), 1..6),
         ) {
             let _ = libvirt(&any, POOL);
-            let mut good = CELLS.as_bytes().to_vec();
+            let mut good = MACHINE.as_bytes().to_vec();
             for (at, byte) in changes {
                 let at = at.index(good.len());
                 good[at] = byte;
             }
             if let Ok(guest) = libvirt(&String::from_utf8(good).unwrap(), POOL) {
                 prop_assert!(guest.memory.len() <= 4);
+                predict(&guest);
             }
+        }
+
+        /// Each number is one of a machine, or refused.
+        #[test]
+        fn no_number_is_a_panic(
+            numbers in prop::collection::vec(prop_oneof![prop::sample::select(&NUMBERS[..]), any::<u64>()], 16),
+            unit in prop::sample::select(vec!["b", "KiB", "MiB", "GiB", "TiB"]),
+        ) {
+            let [pages, cell, more, memory, id, small, threads, cpus, size, node, domain, bus, slot, function, _, _] =
+                numbers[..] else { unreachable!() };
+            let xml = format!("<domain><memory unit='{unit}'>{memory}</memory><vcpu>{cpus}</vcpu>
+                <memoryBacking>
+                  <hugepages><page size='{pages}' unit='{unit}' nodeset='{cell}-{more}'/></hugepages>
+                  <allocation mode='immediate' threads='{threads}'/>
+                </memoryBacking>
+                <cpu><numa><cell id='{id}' memory='{small}' unit='{unit}'/></numa></cpu>
+                <devices>
+                  <memory model='dimm'><target><size unit='{unit}'>{size}</size><node>{node}</node></target></memory>
+                  <hostdev type='pci'><source>
+                    <address domain='{domain}' bus='{bus}' slot='{slot}' function='{function}'/>
+                  </source></hostdev>
+                </devices></domain>");
+            match libvirt(&xml, POOL) {
+                Ok(guest) => predict(&guest),
+                Err(error) => prop_assert!(error.to_string().contains(|c: char| c.is_ascii_digit())),
+            }
+        }
+    }
+
+    #[test]
+    fn small_pages_are_of_no_pool() {
+        let pages = "<hugepages><page size='4' unit='KiB'/></hugepages>";
+        let guest = parsed(&format!(
+            "<memory>4096</memory><memoryBacking>{pages}</memoryBacking>"
+        ));
+        let [ram] = &guest.memory[..] else {
+            panic!("{guest:?}");
+        };
+        assert_eq!((ram.pool_bytes, ram.prealloc_threads), (None, 0));
+    }
+
+    #[test]
+    fn a_set_holds_what_it_names_and_not_what_it_excludes() {
+        for (text, held) in [
+            ("0", &[0][..]),
+            ("1-3,^2", &[1, 3]),
+            ("^1,0-2", &[0, 2]),
+            (" 0 , 3-4", &[0, 3, 4]),
+            ("3-1", &[]),
+        ] {
+            let set = Set::of(text).unwrap();
+            let found: Vec<_> = (0..6).filter(|cell| set.holds(*cell)).collect();
+            assert_eq!(found, held, "{text}");
+        }
+        for none in ["", "x", "1-", "0,,1", "^", "1024", "0-1024"] {
+            assert!(Set::of(none).is_none(), "{none}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_of_numbers_as_c_writes_them() {
+        let of = |address: &str| {
+            let device =
+                format!("<hostdev type='pci'><source><address {address}/></source></hostdev>");
+            libvirt(
+                &format!("<domain><memory>4096</memory><devices>{device}</devices></domain>"),
+                POOL,
+            )
+            .map(|guest| guest.devices[0].address.clone())
+            .map_err(|error| error.to_string())
+        };
+        for (text, address) in [
+            ("", "0000:00:00.0"),
+            (
+                "domain='0x10000' bus='0x0a' slot='0x1f' function='7'",
+                "10000:0a:1f.7",
+            ),
+            ("bus='10' slot='010'", "0000:0a:08.0"),
+        ] {
+            assert_eq!(of(text).as_deref(), Ok(address), "{text}");
+        }
+        for (text, said) in [
+            (
+                "domain='0x100000000'",
+                "domain: \"0x100000000\" is no number from 0 to 4294967295",
+            ),
+            ("bus='256'", "bus: \"256\" is no number from 0 to 255"),
+            ("slot='0x20'", "slot: \"0x20\" is no number from 0 to 31"),
+            ("function='8'", "function: \"8\" is no number from 0 to 7"),
+            ("function='08'", "function: \"08\" is no number from 0 to 7"),
+            ("bus='0x+1'", "bus: \"0x+1\" is no number from 0 to 255"),
+            ("bus=''", "bus: \"\" is no number from 0 to 255"),
+        ] {
+            let expected = format!("/domain/devices/hostdev/source/address {said}");
+            assert_eq!(of(text), Err(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn there_are_as_many_of_each_element_as_there_are_cells() {
+        for (before, element, after, path) in [
+            (
+                "<memoryBacking><hugepages>",
+                "<page size='2' unit='MiB' nodeset='0'/>",
+                "</hugepages></memoryBacking>",
+                "/domain/memoryBacking/hugepages/page",
+            ),
+            (
+                "<cpu><numa>",
+                "<cell memory='4096'/>",
+                "</numa></cpu>",
+                "/domain/cpu/numa/cell",
+            ),
+            (
+                "<devices>",
+                "<memory model='dimm'/>",
+                "</devices>",
+                "/domain/devices/memory",
+            ),
+            (
+                "<devices>",
+                "<memory model='sgx-epc'/>",
+                "</devices>",
+                "/domain/devices/memory",
+            ),
+            (
+                "<devices>",
+                "<hostdev type='pci'><source><address/></source></hostdev>",
+                "</devices>",
+                "/domain/devices/hostdev/source/address",
+            ),
+        ] {
+            let of = |count| {
+                let all = element.repeat(count);
+                libvirt(
+                    &format!("<domain><memory>4096</memory>{before}{all}{after}</domain>"),
+                    POOL,
+                )
+            };
+            of(1024).unwrap();
+            let error = of(1025).unwrap_err().to_string();
+            assert_eq!(error, format!("there are more than 1024 of {path}"));
         }
     }
 
@@ -506,11 +705,57 @@ mod tests {
             ),
             (
                 "<memory>much</memory>",
-                "/domain/memory: \"much\" is not known; known are numbers",
+                "/domain/memory: \"much\" is no number from 0 to 18446744073709551615",
             ),
             (
                 "<memory unit='TiB'>18446744073709551615</memory>",
-                "/domain/memory: \"18446744073709551615\" is not known; known are sizes below 16 EiB",
+                "/domain/memory: 16.0 EiB is more than 64 PiB",
+            ),
+            ("<memory>0</memory>", "there is no <memory> with a size"),
+            (
+                "<cpu><numa><cell memory='65537' unit='TiB'/></numa></cpu>",
+                "/domain/cpu/numa/cell memory: 64.0 PiB is more than 64 PiB",
+            ),
+            (
+                "<cpu><numa><cell memory='65536' unit='TiB'/><cell memory='1'/></numa></cpu>",
+                "all memory: 64.0 PiB is more than 64 PiB",
+            ),
+            (
+                "<memory>1</memory><devices><memory model='dimm'><target>\
+                 <size unit='TiB'>99999</size></target></memory></devices>",
+                "/domain/devices/memory/target/size: 97.7 PiB is more than 64 PiB",
+            ),
+            (
+                "<cpu><numa><cell id='1024' memory='4096'/></numa></cpu>",
+                "/domain/cpu/numa/cell id: \"1024\" is no number from 0 to 1023",
+            ),
+            (
+                "<memoryBacking><hugepages><page size='0'/></hugepages></memoryBacking>",
+                "/domain/memoryBacking/hugepages/page size: 0 B is no size of pages, which have a power of two \
+                 from 4 KiB to 16 GiB",
+            ),
+            (
+                "<memoryBacking><hugepages><page size='3'/></hugepages></memoryBacking>",
+                "/domain/memoryBacking/hugepages/page size: 3 KiB is no size of pages, which have a power of two \
+                 from 4 KiB to 16 GiB",
+            ),
+            (
+                "<memoryBacking><hugepages><page size='32' unit='G'/></hugepages></memoryBacking>",
+                "/domain/memoryBacking/hugepages/page size: 32 GiB is no size of pages, which have a power of two \
+                 from 4 KiB to 16 GiB",
+            ),
+            (
+                "<memoryBacking><hugepages><page size='2048' nodeset='0-x'/></hugepages></memoryBacking>",
+                "/domain/memoryBacking/hugepages/page nodeset: \"0-x\" is not known; \
+                 known are sets of cells like 0-3,^2, of 1024 cells",
+            ),
+            (
+                "<memoryBacking><allocation threads='0'/></memoryBacking>",
+                "/domain/memoryBacking/allocation threads: \"0\" is no number from 1 to 65536",
+            ),
+            (
+                "<vcpu>65537</vcpu>",
+                "/domain/vcpu: \"65537\" is no number from 1 to 65536",
             ),
             (
                 "<memoryBacking><source type='disk'/></memoryBacking>",

@@ -7,16 +7,18 @@ mod libvirt;
 mod process;
 mod qemu;
 
-use std::fs;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use dmaspace::devices::{DevicesReport, Places};
-use hostmem::ThpMode;
+use dmaspace::topology::{MOST_CPUS, MOST_MEMORY};
+use hostmem::{ThpMode, text_at_most};
 use serde::Serialize;
 use thiserror::Error;
 
+use super::process::MOST_TEXT;
 use crate::devices::Names;
-use crate::size::SizeError;
+use crate::size::{self, SizeError};
 
 pub use libvirt::libvirt;
 pub use process::of_areas;
@@ -32,6 +34,17 @@ pub(super) const THP: u64 = 2 << 20;
 pub(super) const GIANT: u64 = 1 << 30;
 /// A small page.
 pub(super) const SMALL: u64 = 4096;
+
+/// A page of the largest pool that there is, of Arm and POWER: Linux `Documentation/arch/arm64/hugetlbpage.rst` and
+/// `arch/powerpc/mm/book3s64/hash_utils.c`.
+const LARGEST: u64 = 16 << 30;
+/// Numbers of processors and threads.
+const CPUS: RangeInclusive<u64> = 1..=MOST_CPUS as u64;
+
+/// True for a size that pages have.
+pub(super) fn is_page(bytes: u64) -> bool {
+    bytes.is_power_of_two() && (SMALL..=LARGEST).contains(&bytes)
+}
 
 /// A virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -188,6 +201,56 @@ impl Guest {
     }
 }
 
+/// A number in a range.
+fn number(
+    of: impl Into<String>,
+    text: &str,
+    range: &RangeInclusive<u64>,
+) -> Result<u64, ConfigError> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| ConfigError::Number {
+        of: of.into(),
+        value: text.into(),
+        least: *range.start(),
+        most: *range.end(),
+    })
+}
+
+/// How many processors or threads.
+fn cpus(of: impl Into<String>, text: &str) -> Result<u32, ConfigError> {
+    number(of, text, &CPUS).map(|cpus| cpus as u32)
+}
+
+/// Bytes of memory, at most `most`.
+fn memory(of: impl Into<String>, bytes: u64, most: u64) -> Result<u64, ConfigError> {
+    match bytes <= most {
+        true => Ok(bytes),
+        false => Err(ConfigError::Memory {
+            of: of.into(),
+            bytes,
+            most,
+        }),
+    }
+}
+
+/// Bytes of a page.
+fn page(of: impl Into<String>, bytes: u64) -> Result<u64, ConfigError> {
+    match is_page(bytes) {
+        true => Ok(bytes),
+        false => Err(ConfigError::Pages {
+            of: of.into(),
+            bytes,
+        }),
+    }
+}
+
+impl Guest {
+    /// It, if all of its memory together is as much as there can be.
+    fn in_range(self) -> Result<Self, ConfigError> {
+        memory("all memory", self.bytes(), MOST_MEMORY).map(|_| self)
+    }
+}
+
 impl Ram {
     /// The size of the pages that the kernel gives it.
     pub(super) fn page_bytes(&self, host: &Host) -> u64 {
@@ -229,7 +292,7 @@ impl Host {
             let sizes = ["hugepages-2048kB/", ""];
             let texts = sizes.iter().filter_map(|size| {
                 let path = format!("/sys/kernel/mm/transparent_hugepage/{size}{name}");
-                fs::read_to_string(path).ok()
+                text_at_most(path, MOST_TEXT).ok()
             });
             let mut chosen = texts.filter_map(|text| {
                 let word = text.split(['[', ']']).nth(1)?.to_owned();
@@ -241,7 +304,7 @@ impl Host {
                 _ => ThpMode::Never,
             }
         };
-        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let meminfo = text_at_most("/proc/meminfo", MOST_TEXT).unwrap_or_default();
         let pool = meminfo.lines().find_map(|line| {
             let kib = line
                 .strip_prefix("Hugepagesize:")?
@@ -252,7 +315,7 @@ impl Host {
         Self {
             private: mode("enabled"),
             shared: mode("shmem_enabled"),
-            default_pool: pool.unwrap_or(THP),
+            default_pool: pool.filter(|bytes| is_page(*bytes)).unwrap_or(THP),
         }
     }
 
@@ -266,7 +329,7 @@ impl Host {
             let mut places = Path::new(file).ancestors();
             match places.find_map(|place| rustix::fs::statfs(place).ok()) {
                 Some(found) if found.f_type as u32 == HUGETLBFS => {
-                    ram.pool_bytes = Some(found.f_bsize as u64);
+                    ram.pool_bytes = Some(found.f_bsize as u64).filter(|bytes| is_page(*bytes));
                 }
                 _ if file.starts_with("/dev/hugepages") => {
                     ram.pool_bytes = Some(match file.contains("1G") {
@@ -326,6 +389,53 @@ pub enum ConfigError {
         /// What could be there.
         known: &'static str,
     },
+    /// A number that is none, or out of its range.
+    #[error("{of}: {value:?} is no number from {least} to {most}")]
+    Number {
+        /// The option or element.
+        of: String,
+        /// Its value.
+        value: String,
+        /// The smallest.
+        least: u64,
+        /// The largest.
+        most: u64,
+    },
+    /// More memory than there can be.
+    #[error("{of}: {} is more than {}", size::bytes(*.bytes), size::bytes(*.most))]
+    Memory {
+        /// The option or element.
+        of: String,
+        /// Its value; 64 bits at most.
+        bytes: u64,
+        /// The most.
+        most: u64,
+    },
+    /// Pages of no size that pages have.
+    #[error("{of}: {} is no size of pages, which have a power of two from {} to {}",
+        size::bytes(*.bytes), size::bytes(SMALL), size::bytes(LARGEST))]
+    Pages {
+        /// The option or element.
+        of: String,
+        /// Its value.
+        bytes: u64,
+    },
+    /// No address of a PCI device.
+    #[error("{of}: {value:?} is no PCI address like 0000:01:00.0")]
+    Address {
+        /// The option or element.
+        of: String,
+        /// Its value.
+        value: String,
+    },
+    /// More of something than there can be.
+    #[error("there are more than {most} of {of}")]
+    Many {
+        /// The element.
+        of: String,
+        /// The most.
+        most: usize,
+    },
     /// An object's properties are no JSON.
     #[error("-{option}: the value is damaged JSON")]
     Json {
@@ -363,4 +473,48 @@ pub enum ConfigError {
     /// There is no memory.
     #[error("there is no <memory> with a size")]
     NoMemory,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Guest;
+    use super::is_page;
+    use crate::inspect::StartReport;
+    use crate::inspect::start::tests::{HOST, speeds};
+
+    /// Numbers at the borders of ranges.
+    pub(super) const NUMBERS: [u64; 12] = [
+        0,
+        1,
+        2,
+        3,
+        64,
+        255,
+        1 << 10,
+        1 << 16,
+        1 << 32,
+        1 << 56,
+        1 << 63,
+        u64::MAX,
+    ];
+
+    /// Predicts for a machine that was understood.
+    pub(super) fn predict(guest: &Guest) {
+        let sizes = guest.memory.iter().map(|ram| ram.page_bytes(&HOST));
+        assert!(sizes.clone().all(is_page), "{guest:?}");
+        for speeds in [None, Some(&speeds())] {
+            let (report, _) = StartReport::of(guest, &HOST, None, speeds);
+            assert!(report.pages <= guest.bytes() / 4096 + guest.memory.len() as u64);
+        }
+    }
+
+    #[test]
+    fn pages_are_powers_of_two_up_to_the_largest() {
+        for bytes in [4 << 10, 64 << 10, 2 << 20, 512 << 20, 1 << 30, 16 << 30] {
+            assert!(is_page(bytes), "{bytes}");
+        }
+        for bytes in [0, 1, 2048, 12 << 10, 3 << 20, 32 << 30, u64::MAX] {
+            assert!(!is_page(bytes), "{bytes}");
+        }
+    }
 }

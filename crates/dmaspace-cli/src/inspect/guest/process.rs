@@ -5,8 +5,10 @@
 
 use std::fs;
 
+use hostmem::read_at_most;
+
 use super::{Guest, Interface, Monitor, Ram, qemu};
-use crate::inspect::process::{Area, AreaKind};
+use crate::inspect::process::{Area, AreaKind, MOST_TEXT};
 
 /// Smaller areas are guest RAM only if a command line gives their size: video memory has 16 MiB, an arena of the
 /// C library up to 64 MiB.
@@ -14,8 +16,7 @@ const SMALLEST: u64 = 96 << 20;
 
 /// The virtual machine that the process runs; `None` when it runs none. Marks the areas that are guest RAM.
 pub(crate) fn of_process(pid: u32, areas: &mut [Area], default_pool: u64) -> Option<Guest> {
-    let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    let line = read("cmdline");
+    let line = read_at_most(format!("/proc/{pid}/cmdline"), MOST_TEXT).unwrap_or_default();
     let arguments = line.split(|byte| *byte == 0);
     let arguments: Vec<_> = arguments
         .map(|text| String::from_utf8_lossy(text).into_owned())

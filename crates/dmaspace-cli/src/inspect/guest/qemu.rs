@@ -5,9 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use dmaspace::topology::MOST_MEMORY;
 use serde_json::Value;
 
-use super::{ConfigError, Guest, Interface, Monitor, Ram, Remapped, maps_by_file};
+use super::{
+    ConfigError, Guest, Interface, Monitor, Ram, Remapped, cpus, maps_by_file, memory, page,
+};
 use crate::inspect::process::plain;
 use crate::size;
 
@@ -162,25 +165,27 @@ impl Found {
                 self.kind = text("type").or(self.kind.take());
                 self.flash |= text("pflash0").is_some();
                 if let Some(most) = text("max-ram-below-4g") {
-                    self.most_below_4g = Some(bytes("-machine max-ram-below-4g", &most)?);
+                    let of = "-machine max-ram-below-4g";
+                    self.most_below_4g = Some(memory(of, bytes(of, &most)?, 4 << 30)?);
                 }
             }
             "drive" => self.flash |= text("if").is_some_and(|kind| kind == "pflash"),
             "numa" => self.nodes.extend(text("memdev")),
             "smp" => {
-                self.guest.cpus = text("cpus").and_then(|cpus| cpus.parse().ok()).unwrap_or(0);
+                let number = text("cpus").map(|number| cpus("-smp cpus", &number));
+                self.guest.cpus = number.transpose()?.unwrap_or(0);
             }
             "name" => {
                 self.libvirt |= text("debug-threads").is_some();
                 self.guest.name = text("guest");
             }
-            "device" => self.device(pairs),
+            "device" => self.device(pairs)?,
             _ => self.object(pairs, pool)?,
         }
         Ok(())
     }
 
-    fn device(&mut self, mut pairs: Pairs) {
+    fn device(&mut self, mut pairs: Pairs) -> Result<(), ConfigError> {
         let driver = pairs.remove("driver").unwrap_or_default();
         match driver.as_str() {
             "vfio-pci" | "vfio-pci-nohotplug" => {
@@ -193,19 +198,19 @@ impl Found {
                     Some(Interface::Type1) => Some(Interface::Type1),
                     _ => Some(interface),
                 };
-                self.guest.devices.extend(pairs.remove("host").map(|host| {
-                    let domain = if host.matches(':').count() == 1 {
-                        "0000:"
-                    } else {
-                        ""
-                    };
-                    format!("{domain}{host}").into()
-                }));
+                if let Some(host) = pairs.remove("host") {
+                    let address = address(&host).ok_or_else(|| ConfigError::Address {
+                        of: format!("-device {driver}, host"),
+                        value: host,
+                    })?;
+                    self.guest.devices.push(address.into());
+                }
             }
             "pc-dimm" => self.modules.extend(pairs.remove("memdev")),
             driver if pairs.contains_key("memdev") => self.guest.ignored.push(driver.into()),
             _ => {}
         }
+        Ok(())
     }
 
     fn object(&mut self, mut pairs: Pairs, pool: u64) -> Result<(), ConfigError> {
@@ -244,19 +249,17 @@ impl Found {
             None => Ok(None),
             Some(value) => bytes(&of(name), &value).map(Some),
         };
-        let page = size(pairs.remove("hugetlbsize"), "hugetlbsize")?;
+        let bytes = size(pairs.remove("hugetlbsize"), "hugetlbsize")?;
+        let pages = bytes.map(|bytes| page(of("hugetlbsize"), bytes));
+        let pages = pages.transpose()?;
         let threads = match pairs.remove("prealloc-threads") {
             None => EACH,
-            Some(value) => value.parse().map_err(|_| ConfigError::Value {
-                of: of("prealloc-threads"),
-                value,
-                known: "numbers",
-            })?,
+            Some(value) => cpus(of("prealloc-threads"), &value)?,
         };
         let ram = Ram {
             id: pairs.get("id").cloned().unwrap_or_default(),
             bytes: size(pairs.remove("size"), "size")?.unwrap_or_default(),
-            pool_bytes: huge.then(|| page.unwrap_or(pool)),
+            pool_bytes: huge.then(|| pages.unwrap_or(pool)),
             shared,
             file: pairs.remove("mem-path"),
             asks_for_huge: Some(true),
@@ -312,16 +315,33 @@ impl Found {
             true => Monitor::Libvirt,
             false => Monitor::Qemu,
         };
-        Ok(self.guest)
+        self.guest.in_range()
     }
 }
 
 fn bytes(of: &str, value: &str) -> Result<u64, ConfigError> {
-    size::parse(value).map_err(|source| ConfigError::Size {
+    let bytes = size::parse(value).map_err(|source| ConfigError::Size {
         of: of.into(),
         value: value.into(),
         source,
-    })
+    })?;
+    memory(of, bytes, MOST_MEMORY)
+}
+
+/// `0000:01:00.0`, or `01:00.0` in domain 0, as the host lists it. Source: QEMU `set_pci_host_devaddr`,
+/// `hw/core/qdev-properties-system.c`.
+fn address(text: &str) -> Option<String> {
+    let hex = |text: &str, most: u64| {
+        let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let number = u64::from_str_radix(text, 16).ok().filter(|_| digits);
+        number.filter(|number| *number <= most)
+    };
+    let (place, function) = text.split_once('.')?;
+    let (place, slot) = place.rsplit_once(':')?;
+    let (domain, bus) = place.split_once(':').unwrap_or(("0", place));
+    let (domain, bus) = (hex(domain, u32::MAX.into())?, hex(bus, 0xff)?);
+    let (slot, function) = (hex(slot, 0x1f)?, hex(function, 7)?);
+    Some(format!("{domain:04x}:{bus:02x}:{slot:02x}.{function}"))
 }
 
 /// The properties of an option: JSON, or names and values with commas between them, where two commas stand for
@@ -366,6 +386,7 @@ fn pairs(option: &str, text: &str, implied: &str) -> Result<Pairs, ConfigError> 
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::tests::{NUMBERS, predict};
     use super::*;
 
     const POOL: u64 = 2 << 20;
@@ -507,6 +528,24 @@ mod tests {
     }
 
     #[test]
+    fn an_address_is_as_the_host_lists_it() {
+        for (text, found) in [
+            ("01:00.0", Some("0000:01:00.0")),
+            ("1:A.7", Some("0000:01:0a.7")),
+            ("10000:ff:1f.7", Some("10000:ff:1f.7")),
+            ("100:00.0", None),
+            ("01:00.8", None),
+            ("01:00", None),
+            ("00.0", None),
+            ("1:2:3:4.0", None),
+            ("+1:00.0", None),
+            (":00.0", None),
+        ] {
+            assert_eq!(address(text).as_deref(), found, "{text}");
+        }
+    }
+
+    #[test]
     fn libvirt_is_known_by_what_it_adds() {
         let guest = parsed(LIBVIRT);
         assert_eq!(guest.monitor, Monitor::Libvirt);
@@ -543,6 +582,24 @@ mod tests {
             }
             if let Ok(guest) = qemu_line(&String::from_utf8(good).unwrap(), POOL) {
                 prop_assert_eq!(guest.memory.len(), 1);
+                predict(&guest);
+            }
+        }
+
+        /// Each number is one of a machine, or refused.
+        #[test]
+        fn no_number_is_a_panic(
+            numbers in prop::collection::vec(prop_oneof![prop::sample::select(&NUMBERS[..]), any::<u64>()], 9),
+            unit in prop::sample::select(vec!["", "K", "M", "G", "T"]),
+        ) {
+            let [memory, below, cpus, size, page, threads, bus, slot, function] = numbers[..] else { unreachable!() };
+            let line = format!("qemu -m {memory}{unit} -machine q35,max-ram-below-4g={below}{unit} -smp {cpus} \
+                -object memory-backend-memfd,id=a,size={size}{unit},hugetlb=on,hugetlbsize={page}{unit},\
+                prealloc=on,prealloc-threads={threads} -numa node,memdev=a \
+                -device vfio-pci,host={bus:x}:{slot:x}.{function:x}");
+            match qemu_line(&line, POOL) {
+                Ok(guest) => predict(&guest),
+                Err(error) => prop_assert!(error.to_string().contains(|c: char| c.is_ascii_digit())),
             }
         }
     }
@@ -573,7 +630,38 @@ mod tests {
             ),
             (
                 "qemu -object memory-backend-ram,prealloc-threads=-1",
-                "-object memory-backend-ram, prealloc-threads: \"-1\" is not known; known are numbers",
+                "-object memory-backend-ram, prealloc-threads: \"-1\" is no number from 1 to 65536",
+            ),
+            (
+                "qemu -object memory-backend-ram,prealloc-threads=4294967295",
+                "-object memory-backend-ram, prealloc-threads: \"4294967295\" is no number from 1 to 65536",
+            ),
+            (
+                "qemu -object memory-backend-memfd,hugetlb=on,hugetlbsize=12K",
+                "-object memory-backend-memfd, hugetlbsize: 12 KiB is no size of pages, which have a power of \
+                 two from 4 KiB to 16 GiB",
+            ),
+            ("qemu -m 65537T", "-m: 64.0 PiB is more than 64 PiB"),
+            (
+                "qemu -object memory-backend-ram,size=65536T,id=a -object memory-backend-ram,size=4K,id=b \
+                 -numa node,memdev=a -numa node,memdev=b",
+                "all memory: 64.0 PiB is more than 64 PiB",
+            ),
+            (
+                "qemu -machine q35,max-ram-below-4g=5G",
+                "-machine max-ram-below-4g: 5 GiB is more than 4 GiB",
+            ),
+            (
+                "qemu -smp 0",
+                "-smp cpus: \"0\" is no number from 1 to 65536",
+            ),
+            (
+                "qemu -smp many",
+                "-smp cpus: \"many\" is no number from 1 to 65536",
+            ),
+            (
+                "qemu -device vfio-pci,host=01:20.0",
+                "-device vfio-pci, host: \"01:20.0\" is no PCI address like 0000:01:00.0",
             ),
             (
                 "qemu -object '{\"a\"'",
