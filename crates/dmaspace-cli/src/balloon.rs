@@ -3,7 +3,7 @@
 //! What happens is told on stdout, a line each, or as JSON; while the balloon is on its way to a target, a
 //! bar on stderr shows how far it is, where that is a terminal. A signal, or `quit`, ends it.
 
-use std::io::{self, BufRead as _, IsTerminal as _};
+use std::io::{self, BufRead, BufReader, IsTerminal as _, Read};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -17,6 +17,11 @@ use virtio_balloon::BulkBit;
 use crate::draw::terminal::progress_chars;
 use crate::stop::Stop;
 use crate::{exit, fail, json_line, refuse, say, size, tell_on};
+
+/// The longest line of standard input, bytes; a command has some twenty.
+const MOST_LINE: u64 = 4096;
+/// Lines that are read before they are wanted.
+const LINES_AHEAD: usize = 16;
 
 pub(crate) const ABOUT: &str = "Provides a virtio balloon to a monitor over vhost-user: the complete device of the standard, with \
      statistics, free page reporting and hinting. It discards guest memory in runs. It keeps running when \
@@ -127,7 +132,7 @@ pub(crate) fn run(args: &BalloonArgs, verbose: bool) -> u8 {
     if let Err(error) = ShrinkWatch::install() {
         return fail(&error, exit::WRONG);
     }
-    let lines = match lines() {
+    let lines = match lines(io::stdin()) {
         Ok(lines) => lines,
         Err(error) => return fail(&error, exit::WRONG),
     };
@@ -149,18 +154,37 @@ pub(crate) fn run(args: &BalloonArgs, verbose: bool) -> u8 {
     }
 }
 
-/// What comes on standard input, from a thread that ends with it or with the program.
-fn lines() -> io::Result<mpsc::Receiver<String>> {
-    let (sender, lines) = mpsc::channel();
+/// Lines of standard input, or what is wrong with one, from a thread that ends with it or with the program.
+fn lines(input: impl Read + Send + 'static) -> io::Result<mpsc::Receiver<Line>> {
+    let (sender, lines) = mpsc::sync_channel(LINES_AHEAD);
     thread::Builder::new().spawn(move || {
-        for line in io::stdin().lock().lines() {
-            let Ok(line) = line else { break };
-            if sender.send(line).is_err() {
+        let mut input = BufReader::new(input);
+        while let Some(line) = next_line(&mut input) {
+            // Nothing behind a line without an end is a line.
+            let last = line.is_err();
+            if sender.send(line).is_err() || last {
                 break;
             }
         }
     })?;
     Ok(lines)
+}
+
+type Line = Result<String, String>;
+
+/// The next line; none at the end, or when there are no more to be had.
+fn next_line(input: &mut impl BufRead) -> Option<Line> {
+    let mut line = Vec::new();
+    let read = input.take(MOST_LINE + 1).read_until(b'\n', &mut line);
+    if read.ok()? == 0 {
+        return None;
+    }
+    if line.len() as u64 > MOST_LINE {
+        let why =
+            format!("a line of standard input has more than {MOST_LINE} bytes: no more are read");
+        return Some(Err(why));
+    }
+    Some(Ok(String::from_utf8_lossy(&line).into_owned()))
 }
 
 /// Reads a line; what is wrong with it is a sentence.
@@ -188,7 +212,7 @@ fn parse(line: &str) -> Result<Option<Command>, String> {
 /// Whoever sits there, or the program that does.
 struct Terminal {
     stop: Stop,
-    lines: Option<mpsc::Receiver<String>>,
+    lines: Option<mpsc::Receiver<Line>>,
     json: bool,
     /// The bar while it is shown; `None` where nobody would see it.
     bar: Option<Option<ProgressBar>>,
@@ -212,7 +236,7 @@ impl Operator for Terminal {
                 return None;
             }
         };
-        match line.map(|line| parse(&line)) {
+        match line.map(|line| line.and_then(|line| parse(&line))) {
             Ok(Ok(command)) => command,
             Ok(Err(why)) => {
                 say(&why);
@@ -360,6 +384,9 @@ fn statistics(stats: &StatsReport) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
@@ -384,6 +411,50 @@ mod tests {
         ] {
             let refusal = parse(line).unwrap_err();
             assert!(refusal.starts_with(why), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_line_has_a_limit_and_an_end() {
+        let long = "x".repeat(4096);
+        let text = format!("stats\nh\u{e4}\n{long}\n{long}x\nquit\n");
+        let mut bytes = text.into_bytes();
+        bytes.retain(|byte| *byte != 0xa4);
+        let lines = lines(io::Cursor::new(bytes)).unwrap();
+        let lines: Vec<_> = lines.iter().collect();
+        let why = "a line of standard input has more than 4096 bytes: no more are read";
+        let expected = [
+            Ok("stats\n".into()),
+            Ok("h\u{fffd}\n".into()),
+            Err(why.into()),
+        ];
+        // The newline belongs to it.
+        assert_eq!(lines, expected);
+        let endless = super::lines(io::repeat(b'a')).unwrap();
+        assert_eq!(endless.iter().collect::<Vec<_>>(), [Err(why.to_owned())]);
+    }
+
+    /// Input that counts its lines, of which no reader wants more than it has room for.
+    struct Lines(Arc<AtomicUsize>);
+
+    impl Read for Lines {
+        fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            room[..6].copy_from_slice(b"stats\n");
+            Ok(6)
+        }
+    }
+
+    #[test]
+    fn lines_that_are_not_wanted_yet_stay_where_they_are() {
+        let read = Arc::new(AtomicUsize::new(0));
+        let lines = lines(Lines(Arc::clone(&read))).unwrap();
+        for taken in 0..2000 {
+            // One more waits to be handed on, and one is being read.
+            let most = taken + LINES_AHEAD + 2;
+            let found = read.load(Ordering::SeqCst);
+            assert!(found <= most, "{found} lines, {most} at most");
+            assert_eq!(lines.recv().unwrap(), Ok("stats\n".into()));
         }
     }
 

@@ -3,10 +3,13 @@
 //! The format is described at the head of the list itself (<https://pci-ids.ucw.cz>): a line of a vendor
 //! begins with its number, those of its devices follow with one tab before them, subsystems have two.
 
-use std::fs;
+use hostmem::read_at_most;
 
 /// Where distributions install the list.
 const LISTS: [&str; 2] = ["/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids"];
+
+/// The longest list that is read; that of 2026 has 1.6 MB.
+const MOST: u64 = 64 << 20;
 
 /// The list; without one no device has a name.
 #[derive(Debug, Default)]
@@ -14,7 +17,7 @@ pub(crate) struct Names(pub(super) String);
 
 impl Names {
     pub(crate) fn open() -> Self {
-        let list = LISTS.iter().find_map(|path| fs::read(path).ok());
+        let list = LISTS.iter().find_map(|path| read_at_most(path, MOST).ok());
         Self(String::from_utf8_lossy(&list.unwrap_or_default()).into_owned())
     }
 

@@ -1,6 +1,5 @@
 //! `dmaspace inspect`: what it takes, and what it does with it.
 
-use std::fs;
 use std::path::PathBuf;
 
 use crate::inspect::{
@@ -9,6 +8,7 @@ use crate::inspect::{
 use anyhow::{Context as _, anyhow};
 use clap::{ArgGroup, Args};
 use dmaspace::devices::Places;
+use hostmem::text_at_most;
 
 use super::text as report;
 use crate::devices::Names;
@@ -16,6 +16,9 @@ use crate::draw::sheet::Paint;
 use crate::stop::Stop;
 use crate::target::Target;
 use crate::{exit, fail, json, print, refuse};
+
+/// The longest XML that is read, as `virsh` reads it: libvirt `VSH_MAX_XML_FILE`, `tools/vsh.h`.
+const MOST_XML: u64 = 10 << 20;
 
 /// How it is called: clap's own line is wider than 80 columns.
 const USAGE: &str = "dmaspace inspect [OPTIONS]
@@ -79,7 +82,7 @@ pub(crate) fn run(args: &InspectArgs) -> u8 {
         (Some(pid), _, _) => process(args, pid),
         (_, Some(line), _) => configuration(args, |pool| Ok(qemu_line(line, pool)?)),
         (_, _, Some(file)) => configuration(args, |pool| {
-            let text = fs::read_to_string(file)
+            let text = text_at_most(file, MOST_XML)
                 .with_context(|| format!("cannot read {}", file.display()))?;
             Ok(libvirt(&text, pool)?)
         }),

@@ -9,13 +9,15 @@
 //! the capability registers: VT-d (D51397) revision 5.0, chapter 11.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, BufReader, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use hostmem::{read_at_most, rest_at_most, text_at_most};
 use serde::Serialize;
 
 use super::Missing;
+use super::process::MOST_TEXT;
 use crate::devices::Names;
 use dmaspace::devices::{DevicesError, DevicesReport, Places};
 use dmaspace::topology::Topology;
@@ -109,8 +111,11 @@ pub struct MachineFinding {
 const IOMMU: &str = "IOMMU";
 /// Lines of faults that are kept.
 const MOST_FAULTS: usize = 20;
-/// Records of the log that are read.
-const MOST_RECORDS: usize = 1 << 16;
+/// The longest log that is read, bytes: twice the largest that a kernel is configured to keep (`LOG_BUF_SHIFT`, Linux
+/// `init/Kconfig`).
+const MOST_LOG: u64 = 64 << 20;
+/// Room for any record: shorter ones are refused (`devkmsg_read`, Linux `kernel/printk/printk.c`).
+const RECORD: usize = 8192;
 /// `O_NONBLOCK` of Linux on the architectures that it is for (asm-generic/fcntl.h).
 const O_NONBLOCK: i32 = 0o4000;
 
@@ -159,7 +164,9 @@ impl MachineReport {
             Ok(log) => report.add_log(&log),
             Err(error) => report.missing.push(missing(
                 "faults",
-                &format!("the kernel's log requires CAP_SYSLOG (root): {error}"),
+                &format!(
+                    "the kernel's log cannot be read, which requires CAP_SYSLOG (root): {error}"
+                ),
             )),
         }
         Ok(report)
@@ -198,22 +205,28 @@ impl MachineReport {
 ///
 /// Source: Linux `Documentation/ABI/testing/dev-kmsg`.
 fn kernel_log(path: &Path) -> io::Result<String> {
-    let mut file = File::options()
+    let file = File::options()
         .read(true)
         .custom_flags(O_NONBLOCK)
         .open(path)?;
-    let (mut log, mut piece) = (Vec::new(), [0; 8192]);
-    for _ in 0..MOST_RECORDS {
-        match file.read(&mut piece) {
-            Ok(0) => break,
-            Ok(read) => log.extend_from_slice(piece.get(..read).unwrap_or_default()),
-            // Records that were overwritten meanwhile.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            Err(error) => return Err(error),
+    let log = rest_at_most(BufReader::with_capacity(RECORD, Log(file)), MOST_LOG)?;
+    Ok(String::from_utf8_lossy(&log).into_owned())
+}
+
+/// The log, with an end where nothing more is in it.
+struct Log(File);
+
+impl Read for Log {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read(room) {
+                // Records that were overwritten meanwhile.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),
+                read => return read,
+            }
         }
     }
-    Ok(String::from_utf8_lossy(&log).into_owned())
 }
 
 /// What drivers of units write when a device faults.
@@ -238,7 +251,8 @@ fn missing(what: &'static str, why: &str) -> Missing {
 }
 
 fn text(path: &Path) -> Option<String> {
-    fs::read_to_string(path).ok().map(|text| text.trim().into())
+    let text = text_at_most(path, MOST_TEXT).ok()?;
+    Some(text.trim().into())
 }
 
 fn names(path: &Path) -> Vec<String> {
@@ -375,7 +389,7 @@ fn groups(places: &Places, devices: &DevicesReport) -> Vec<GroupReport> {
 /// PCI Express Base Specification: extended capabilities begin at 0x100, ATS has the number 0xf
 /// (section 10.5.1 "ATS Extended Capability"); its control register is at 6, bit 15 is Enable.
 fn ats(device: &Path) -> Option<Ats> {
-    let bytes = fs::read(device.join("config")).ok()?;
+    let bytes = read_at_most(device.join("config"), MOST_TEXT).ok()?;
     if bytes.len() <= 64 {
         return None;
     }

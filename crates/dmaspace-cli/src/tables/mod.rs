@@ -30,10 +30,11 @@ mod text;
 mod tree;
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::io::{self, BufReader, ErrorKind, Read};
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
+use hostmem::{TooLong, rest_at_most};
 use iopt::Root;
 use iopt::image::{Image, ImageError};
 use iopt::walk::{BadAddress, WalkMemory, WalkReason, Walker};
@@ -114,15 +115,13 @@ pub enum TablesError {
         /// What is wrong.
         cause: KernelTextError,
     },
-    /// The image is larger than can be read.
-    #[error("{path} has {bytes} bytes; images of up to {most} are read")]
-    TooLarge {
+    /// Nothing in the dump can be read but in its order.
+    #[error(
+        "{path} is a pipe or a terminal: a dump of memory is read here and there, out of a file or a device"
+    )]
+    Pipe {
         /// The file.
         path: PathBuf,
-        /// Its bytes.
-        bytes: u64,
-        /// The most.
-        most: u64,
     },
     /// The dump has no size, and its tables no end.
     #[error(
@@ -213,25 +212,22 @@ impl TableFile {
             path: path.into(),
             source,
         };
-        let mut file = File::open(path).map_err(failed)?;
-        let content = match place {
-            Some(place) => {
-                if start(&mut file).map_err(failed)? == Start::Image {
-                    return Err(TablesError::IsImage { path: path.into() });
+        let (start, file) = opened(path).map_err(failed)?;
+        let content = match (place, Start::of(&start)) {
+            (Some(_), Start::Image) => return Err(TablesError::IsImage { path: path.into() }),
+            (Some(place), _) => {
+                if matches!(file.read_at(&mut [0], 0), Err(error) if error.kind() == ErrorKind::NotSeekable)
+                {
+                    return Err(TablesError::Pipe { path: path.into() });
                 }
                 let kind = file.metadata().map_err(failed)?.file_type();
                 let sized = kind.is_file() || kind.is_block_device();
                 let most = (!sized).then_some(MOST_STREAM_BYTES);
                 Content::Dump(Dump::new(file, place.offset, most), place)
             }
-            None => {
-                match start(&mut file).map_err(failed)? {
-                    Start::Image => {}
-                    Start::Kernel => return Self::open_kernel_text(path, None),
-                    Start::Other => return Err(TablesError::NoImage { path: path.into() }),
-                }
-                Content::Image(whole_image(path)?)
-            }
+            (None, Start::Image) => Content::Image(whole_image(&start, file).map_err(failed)?),
+            (None, Start::Kernel) => Content::Kernel(kernel_text(path, &start, file, None)?),
+            (None, Start::Other) => return Err(TablesError::NoImage { path: path.into() }),
         };
         Ok(Self {
             path: path.into(),
@@ -251,19 +247,13 @@ impl TableFile {
             path: path.into(),
             source,
         };
-        let mut file = File::open(path).map_err(failed)?;
-        if start(&mut file).map_err(failed)? != Start::Kernel {
+        let (start, file) = opened(path).map_err(failed)?;
+        if Start::of(&start) != Start::Kernel {
             return Err(TablesError::NoKernelText { path: path.into() });
         }
-        // From its start again; a file that is made when it is read may not be moved about in.
-        let text = BufReader::new(File::open(path).map_err(failed)?);
-        let tables = KernelTables::read(text, device).map_err(|cause| TablesError::Kernel {
-            path: path.into(),
-            cause,
-        })?;
         Ok(Self {
             path: path.into(),
-            content: Content::Kernel(tables),
+            content: Content::Kernel(kernel_text(path, &start, file, device)?),
         })
     }
 
@@ -322,46 +312,47 @@ impl TableFile {
     }
 }
 
-/// All bytes of an image. One that has a size tells it before it is read; a pipe or a device has none.
-fn whole_image(path: &Path) -> Result<Vec<u8>, TablesError> {
-    let failed = |source| TablesError::Read {
-        path: path.into(),
-        source,
-    };
-    let too_large = |bytes| TablesError::TooLarge {
-        path: path.into(),
-        bytes,
-        most: MOST_IMAGE_BYTES,
-    };
-    let file = File::open(path).map_err(failed)?;
-    let (size, is_file) = {
-        let known = file.metadata().map_err(failed)?;
-        (known.len(), known.is_file())
-    };
-    if size > MOST_IMAGE_BYTES {
-        return Err(too_large(size));
-    }
-    let most = if is_file { size } else { MOST_STREAM_BYTES };
-    let mut image = Vec::new();
-    let read = file.take(most + 1).read_to_end(&mut image);
-    let read = read.map_err(failed)? as u64;
-    if !is_file && read > most {
-        return Err(TablesError::TooLarge {
-            path: path.into(),
-            bytes: read,
-            most,
-        });
-    }
-    Ok(image)
+/// A file, and its first bytes, which are read: a pipe has them once.
+fn opened(path: &Path) -> io::Result<(Vec<u8>, File)> {
+    let file = File::open(path)?;
+    let mut start = Vec::new();
+    (&file).take(8).read_to_end(&mut start)?;
+    Ok((start, file))
 }
 
-fn start(file: &mut File) -> io::Result<Start> {
-    let mut start = Vec::new();
-    file.take(8).read_to_end(&mut start)?;
-    Ok(match start.as_slice() {
-        b"IOPTIMG\n" => Start::Image,
-        start if start.starts_with(kernel::START) => Start::Kernel,
-        _ => Start::Other,
+impl Start {
+    fn of(start: &[u8]) -> Self {
+        match start {
+            b"IOPTIMG\n" => Self::Image,
+            start if start.starts_with(kernel::START) => Self::Kernel,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// All bytes of an image. One that has a size tells it before it is read; a pipe or a device has none.
+fn whole_image(start: &[u8], file: File) -> io::Result<Vec<u8>> {
+    let known = file.metadata()?;
+    let most = match known.is_file() {
+        true => MOST_IMAGE_BYTES,
+        false => MOST_STREAM_BYTES,
+    };
+    if known.len() > most {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, TooLong { most }));
+    }
+    rest_at_most(start.chain(file), most)
+}
+
+fn kernel_text(
+    path: &Path,
+    start: &[u8],
+    file: File,
+    device: Option<&str>,
+) -> Result<KernelTables, TablesError> {
+    let text = BufReader::new(start.chain(file));
+    KernelTables::read(text, device).map_err(|cause| TablesError::Kernel {
+        path: path.into(),
+        cause,
     })
 }
 
