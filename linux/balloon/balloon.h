@@ -23,7 +23,7 @@ struct dmaspace_run {
 #define DMASPACE_STARVED 1
 
 /* Bytes of the configuration space that say which messages in bulk the device takes. */
-#define DMASPACE_CONFIG_BYTES 32
+#define DMASPACE_CONFIG_BYTES 28
 
 /* The driver, for the kernel. */
 bool dmaspace_balloon_bit_is_free(int bulk_bit);

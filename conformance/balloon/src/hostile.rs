@@ -31,7 +31,7 @@ pub enum Wrong {
     Hints,
     /// Its messages in bulk have a format that is none, and no bytes.
     Format,
-    /// Its messages in bulk have more bytes than there are, and all flags.
+    /// Its messages in bulk have more bytes than there are.
     Bytes,
 }
 
@@ -55,12 +55,12 @@ impl Wrong {
         )
     }
 
-    /// Words 4 to 7 of the configuration space: those of messages in bulk.
-    const fn bulk(self) -> [u32; 4] {
+    /// Words 4 to 6 of the configuration space: those of messages in bulk.
+    const fn bulk(self) -> [u32; 3] {
         match self {
-            Self::Format => [77, 0, 0, 0],
-            Self::Bytes => [1, u32::MAX, u32::MAX, u32::MAX],
-            _ => [1, 32 << 10, 0, 0],
+            Self::Format => [77, 0, 0],
+            Self::Bytes => [1, u32::MAX, u32::MAX],
+            _ => [1, 32 << 10, 0],
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::format::{BulkFormat, PageShifts};
 pub const CONFIG_BYTES: usize = 16;
 
 /// Bytes with the fields for messages in bulk, which are there if the bulk feature is offered.
-pub const BULK_CONFIG_BYTES: usize = 32;
+pub const BULK_CONFIG_BYTES: usize = 28;
 
 /// The fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,8 +31,6 @@ pub struct Config {
     pub bulk_message_bytes: u32,
     /// Offset 24: log2 of the sizes of pages in messages of [`SizedRuns`](crate::SizedRuns); 0 otherwise.
     pub bulk_page_shifts: [u8; PageShifts::BYTES],
-    /// Offset 28: [`BULK_REQUESTS`](Self::BULK_REQUESTS), or 0.
-    pub bulk_flags: u32,
 }
 
 impl Config {
@@ -42,8 +40,6 @@ impl Config {
     pub const HINT_DONE: u32 = 1;
     /// The first id of a command.
     pub const HINT_FIRST: u32 = 2;
-    /// There is a queue for requests of the host ([`Queue::Requests`](crate::Queue::Requests)).
-    pub const BULK_REQUESTS: u32 = 1;
 
     /// The whole space; without the bulk feature only [`CONFIG_BYTES`] of it are there.
     pub fn to_bytes(&self) -> [u8; BULK_CONFIG_BYTES] {
@@ -56,7 +52,6 @@ impl Config {
             self.bulk_format,
             self.bulk_message_bytes,
             u32::from_le_bytes(self.bulk_page_shifts),
-            self.bulk_flags,
         ];
         for (place, field) in bytes.chunks_exact_mut(4).zip(fields) {
             place.copy_from_slice(&field.to_le_bytes());
@@ -80,7 +75,6 @@ impl Config {
             bulk_format: field(4),
             bulk_message_bytes: field(5),
             bulk_page_shifts: field(6).to_le_bytes(),
-            bulk_flags: field(7),
         }
     }
 
@@ -141,9 +135,8 @@ mod tests {
             bulk_format: 0x1413_1211,
             bulk_message_bytes: 0x1817_1615,
             bulk_page_shifts: [0x19, 0x1a, 0x1b, 0x1c],
-            bulk_flags: 0x201f_1e1d,
         };
-        let expected: [u8; 32] = core::array::from_fn(|at| at as u8 + 1);
+        let expected: [u8; 28] = core::array::from_fn(|at| at as u8 + 1);
         assert_eq!(config.to_bytes(), expected);
         assert_eq!(Config::from_bytes(&expected), config);
         let short = Config::from_bytes(&expected[..CONFIG_BYTES + 3]);
@@ -153,7 +146,6 @@ mod tests {
                 bulk_format: 0,
                 bulk_message_bytes: 0,
                 bulk_page_shifts: [0; 4],
-                bulk_flags: 0,
                 ..config
             }
         );

@@ -54,8 +54,8 @@ pub use dma::{Dma, Reason};
 pub use driver::{Driver, Wait};
 pub use features::{BadBulkBit, BulkBit, Features};
 pub use format::{
-    BitmapRecords, BulkFormat, Chunks, Format, HostRequest, LePfns, MOST_DATA_BYTES,
-    MOST_MESSAGE_BYTES, PageShifts, Ranges, ResponseHeader, ScatterGather, SizedRuns,
+    BitmapRecords, BulkFormat, Chunks, Format, LePfns, MOST_DATA_BYTES, MOST_MESSAGE_BYTES,
+    PageShifts, Ranges, ScatterGather, SizedRuns,
 };
 pub use map::{BadRam, MemoryMap, Part, Region, Resolver};
 pub use partial::{BadRegion, PartialHugePages};

@@ -19,8 +19,6 @@ pub enum Queue {
     FreePage,
     /// reporting_vq: reports of pages that are free.
     Reporting,
-    /// req_vq: requests of the host, and answers. None of the standard: see [`Queue::requests`].
-    Requests,
 }
 
 /// How queues are numbered.
@@ -33,7 +31,7 @@ pub enum Numbering {
 }
 
 impl Queue {
-    /// All of the standard, in the order of their numbers.
+    /// All, in the order of their numbers.
     pub const ALL: [Self; 5] = [
         Self::Inflate,
         Self::Deflate,
@@ -42,10 +40,10 @@ impl Queue {
         Self::Reporting,
     ];
 
-    /// What of the standard must be negotiated for the queue to exist.
+    /// What must be negotiated for the queue to exist.
     pub const fn needs(self) -> Features {
         match self {
-            Self::Inflate | Self::Deflate | Self::Requests => Features(0),
+            Self::Inflate | Self::Deflate => Features(0),
             Self::Stats => Features::STATS_VQ,
             Self::FreePage => Features::FREE_PAGE_HINT,
             Self::Reporting => Features::PAGE_REPORTING,
@@ -66,16 +64,7 @@ impl Queue {
             .map(|(queue, _)| queue)
     }
 
-    /// The number of [`Requests`](Self::Requests) where these features were negotiated and it exists
-    /// (`docs/balloon-bulk.md`, "Requests of the host"): behind all queues of the standard.
-    pub fn requests(features: Features, numbering: Numbering) -> u16 {
-        match numbering {
-            Numbering::Specification => Self::ALL.len() as u16,
-            Numbering::Compressed => Self::numbered(features, numbering).count() as u16,
-        }
-    }
-
-    /// All queues of the standard that exist, with their numbers.
+    /// All queues that exist, with their numbers.
     pub fn numbered(features: Features, numbering: Numbering) -> impl Iterator<Item = (Self, u16)> {
         let there = Self::ALL
             .into_iter()
@@ -109,22 +98,6 @@ mod tests {
             Queue::Stats.number(features, Numbering::Specification),
             None
         );
-    }
-
-    #[test]
-    fn requests_are_behind_all_queues_of_the_standard() {
-        for bits in 0..64 {
-            for (numbering, fixed) in [
-                (Numbering::Specification, Some(5)),
-                (Numbering::Compressed, None),
-            ] {
-                let number = Queue::requests(Features(bits), numbering);
-                let numbered = Queue::numbered(Features(bits), numbering);
-                let behind = numbered.map(|(_, number)| number + 1).max();
-                assert_eq!(Some(number), fixed.or(behind));
-                assert_eq!(Queue::of_number(number, Features(bits), numbering), None);
-            }
-        }
     }
 
     #[test]

@@ -664,4 +664,4 @@ fn panic(_: &PanicInfo<'_>) -> ! {
 }
 
 // balloon.h has it as a number.
-const _: () = assert!(BULK_CONFIG_BYTES == 32 && mem::align_of::<Balloon>() <= 8);
+const _: () = assert!(BULK_CONFIG_BYTES == 28 && mem::align_of::<Balloon>() <= 8);

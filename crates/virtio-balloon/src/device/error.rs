@@ -1,7 +1,6 @@
 //! What the device refuses its monitor, by name.
 
 use crate::features::Features;
-use crate::format::BulkFormat;
 use crate::map::BadRam;
 use crate::partial::BadRegion;
 use crate::queues::Queue;
@@ -27,12 +26,6 @@ pub enum SetupError {
     Message {
         /// Its bytes.
         bytes: u32,
-    },
-    /// Answers to requests of the host need a header, which the format's messages do not have.
-    #[error("requests of the host cannot be answered by {format:?}")]
-    Requests {
-        /// The format.
-        format: BulkFormat,
     },
 }
 
@@ -97,8 +90,7 @@ pub enum QueueError {
     /// The device goes on only after a reset.
     #[error("the device needs a reset")]
     NeedsReset,
-    /// There is no buffer to ask for statistics, or unused pages, with: the driver has given none, or has not
-    /// answered yet.
+    /// There is no buffer to ask for statistics with: the driver has given none, or has not answered yet.
     #[error("the driver has given no buffer to ask with")]
     NoBuffer,
 }

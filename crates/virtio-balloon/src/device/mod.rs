@@ -8,9 +8,8 @@
 //! * [`read_config`](Device::read_config) and [`write_config`](Device::write_config);
 //! * [`drain`](Device::drain) when the driver has notified a queue, which says whether the driver is to be
 //!   notified, and whether there is more to do;
-//! * [`set_target`](Device::set_target), [`request_stats`](Device::request_stats),
-//!   [`request_unused`](Device::request_unused), and [`start_hints`](Device::start_hints) with its fellows,
-//!   when the monitor wants something;
+//! * [`set_target`](Device::set_target), [`request_stats`](Device::request_stats), and
+//!   [`start_hints`](Device::start_hints) with its fellows, when the monitor wants something;
 //! * [`reset`](Device::reset) when the driver resets the device.
 //!
 //! What the device needs comes by three seams: [`Discarder`] gives memory back to the machine
@@ -71,7 +70,6 @@ mod guest_discard;
 mod memory;
 mod monitor;
 mod queues;
-mod requests;
 mod ring;
 mod settings;
 mod state;
@@ -84,7 +82,7 @@ pub use hostmem::Discard;
 pub use monitor::{Event, Hint, Monitor, Unrestored};
 pub use ring::Drained;
 pub use settings::{Bulk, Settings, regions};
-pub use state::{Held, Hints, PartialState, RequestState, State, StatsState};
+pub use state::{Held, Hints, PartialState, State, StatsState};
 
 /// The device's type (VIRTIO 1.3, 5.5.1).
 pub const DEVICE_ID: u32 = virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
@@ -104,7 +102,6 @@ pub struct Device<D, A = (), M = (), T = ()> {
     stats: StatsState,
     held: Option<Held>,
     hints: Hints,
-    requests: RequestState,
     refusals: Refusals,
     room: queues::Room,
 }
@@ -126,7 +123,6 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
         let mut config = Config::default();
         if let Some(bulk) = settings.bulk {
             config.set_bulk(bulk.format, bulk.message_bytes);
-            config.bulk_flags = Config::BULK_REQUESTS * u32::from(bulk.requests);
         }
         Ok(Self {
             settings,
@@ -139,7 +135,6 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
             stats: StatsState::default(),
             held: None,
             hints: Hints::default(),
-            requests: RequestState::default(),
             refusals: Refusals::new(),
             room: queues::Room::default(),
         })
@@ -209,33 +204,18 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
 
     /// The queue of this number, with the features that are negotiated.
     pub fn queue(&self, number: u16) -> Option<Queue> {
-        if self.number(Queue::Requests) == Some(number) {
-            return Some(Queue::Requests);
-        }
         Queue::of_number(number, self.negotiated?, self.settings.numbering)
     }
 
     /// The number of this queue, with the features that are negotiated.
     pub fn number(&self, queue: Queue) -> Option<u16> {
-        let (negotiated, numbering) = (self.negotiated?, self.settings.numbering);
-        let of_bulk = |bulk: Bulk| bulk.requests && negotiated.contains(bulk.bit.feature());
-        match queue {
-            Queue::Requests => {
-                let there = self.settings.bulk.is_some_and(of_bulk);
-                there.then(|| Queue::requests(negotiated, numbering))
-            }
-            queue => queue.number(negotiated, numbering),
-        }
+        queue.number(self.negotiated?, self.settings.numbering)
     }
 
     /// How many numbers of queues a transport must have room for, before anything is negotiated.
     pub fn queues(&self) -> u16 {
-        let features = self.settings.features;
-        let requests = self.settings.bulk.is_some_and(|bulk| bulk.requests);
-        let numbering = self.settings.numbering;
-        let numbers = Queue::numbered(features, numbering).map(|(_, number)| number);
-        let last = requests.then(|| Queue::requests(features, numbering));
-        numbers.chain(last).max().map_or(0, |last| last + 1)
+        let queues = Queue::numbered(self.settings.features, self.settings.numbering);
+        queues.map(|(_, number)| number + 1).max().unwrap_or(0)
     }
 
     /// To be called *before* the first device that cannot take page faults is attached.
@@ -405,7 +385,6 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
         self.negotiated = None;
         self.needs_reset = false;
         self.stats = StatsState::default();
-        self.requests = RequestState::default();
         self.held = None;
         self.hints.begun = None;
         // No command of ours is known to a new driver.
@@ -432,7 +411,6 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
             stats: self.stats,
             held: self.held.clone(),
             hints: self.hints,
-            requests: self.requests,
             partial: self.memory.save(),
         }
     }
@@ -453,13 +431,11 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
             bulk_format: self.config.bulk_format,
             bulk_message_bytes: self.config.bulk_message_bytes,
             bulk_page_shifts: self.config.bulk_page_shifts,
-            bulk_flags: self.config.bulk_flags,
             ..state.config
         };
         self.stats = state.stats;
         self.held = state.held.clone();
         self.hints = state.hints;
-        self.requests = state.requests;
         self.memory.load(&state.partial);
         Ok(())
     }

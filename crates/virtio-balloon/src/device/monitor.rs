@@ -29,11 +29,6 @@ pub trait Monitor {
     fn hinted(&mut self, _runs: &[Span<GuestAddr>]) -> Hint {
         Hint::Noted
     }
-
-    /// Runs of pages that the guest did not use when it answered the request `id`, merged and ascending in
-    /// each message of its answer. It may use them by now: as for hints, what was written since the request
-    /// is to stay. [`Event::UnusedEnd`] follows the last.
-    fn unused(&mut self, _id: u16, _runs: &[Span<GuestAddr>]) {}
 }
 
 /// Nobody listens.
@@ -89,11 +84,6 @@ pub enum Event {
     },
     /// The driver has no more hints.
     HintsEnd,
-    /// The driver has answered a request for the pages that it does not use.
-    UnusedEnd {
-        /// The request's id.
-        id: u16,
-    },
     /// The device goes on only after a reset: set `DEVICE_NEEDS_RESET` (VIRTIO 1.3, 2.1.2).
     NeedsReset,
 }

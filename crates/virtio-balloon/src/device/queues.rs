@@ -118,7 +118,6 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
             Queue::Stats => self.statistics(&mut ring, &mut room),
             Queue::FreePage => self.hints(&mut ring, &mut room),
             Queue::Reporting => self.reports(&mut ring, &mut room),
-            Queue::Requests => self.answers(&mut ring, &mut room),
         };
         self.room = room;
         let counters = &mut self.back.counters;

@@ -46,18 +46,15 @@ pub struct Bulk {
     pub format: BulkFormat,
     /// The longest message, in bytes: 8 to 32,776.
     pub message_bytes: u32,
-    /// Whether there is a queue for requests of the host, which only formats with a header can have.
-    pub requests: bool,
 }
 
 impl Bulk {
-    /// This format, under the default bit, with messages as long as they may be, without requests.
+    /// This format, under the default bit, with messages as long as they may be.
     pub const fn new(format: BulkFormat) -> Self {
         Self {
             bit: BulkBit::DEFAULT,
             format,
             message_bytes: MOST_MESSAGE_BYTES as u32,
-            requests: false,
         }
     }
 }
@@ -93,11 +90,6 @@ impl Settings {
             }) if !(8..=MOST_MESSAGE_BYTES as u32).contains(&bytes) => {
                 Err(SetupError::Message { bytes })
             }
-            Some(Bulk {
-                requests: true,
-                format,
-                ..
-            }) if !format.has_header() => Err(SetupError::Requests { format }),
             _ => Ok(()),
         }
     }

@@ -22,8 +22,6 @@ pub struct State {
     pub held: Option<Held>,
     /// Where hinting stands.
     pub hints: Hints,
-    /// Where requests of the host stand.
-    pub requests: RequestState,
     /// Parts of huge pages that are in the balloon.
     pub partial: Vec<PartialState>,
 }
@@ -57,17 +55,6 @@ pub struct Hints {
     pub begun: Option<u32>,
     /// The driver has said that it stopped, since the latest command.
     pub stopped: bool,
-}
-
-/// Where requests of the host stand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RequestState {
-    /// The buffer that waits for a request: its descriptor and its address.
-    pub buffer: Option<(u16, u64)>,
-    /// The id of the latest request; 0 before the first.
-    pub latest: u16,
-    /// The request whose answer is not complete.
-    pub asked: Option<u16>,
 }
 
 /// What of a region's huge pages is in the balloon.

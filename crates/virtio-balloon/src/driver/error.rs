@@ -78,10 +78,6 @@ pub enum Error<E> {
         /// What.
         feature: Features,
     },
-    /// There are no requests of the host: the device has none, or they were not wanted, or there was no
-    /// memory for them.
-    #[error("there are no requests of the host")]
-    NoRequests,
     /// These pages are not in the balloon, or not all of them.
     #[error("{run} is not in the balloon")]
     NotHeld {

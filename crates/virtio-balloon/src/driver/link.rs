@@ -12,9 +12,7 @@ use super::error::Error;
 use super::ring::{DESCRIPTOR, Ring, Wrong};
 use super::seams::{Element, Memory, Transport};
 use crate::features::Features;
-use crate::format::{
-    BitmapRecords, BulkFormat, Format as _, HostRequest, LePfns, ResponseHeader, ScatterGather,
-};
+use crate::format::{BitmapRecords, BulkFormat, Format as _, LePfns, ScatterGather};
 use crate::queues::Queue;
 use crate::source::{EncodeError, GuestPage, Source};
 
@@ -49,14 +47,12 @@ pub enum Wire {
 pub(super) const STATS_AT: u64 = 0;
 pub(super) const HINT_AT: u64 = 256;
 const TABLE_AT: u64 = 512;
-const REQUEST_AT: u64 = 1024;
 /// Descriptors of the table for free pages.
 pub(super) const REPORTED: usize = 32;
 
-/// The queues of the standard, and that of requests.
-const QUEUES: usize = Queue::ALL.len() + 1;
-/// The most pieces of memory that the device sees: queues, a message and an answer, and small ones.
-const PIECES: usize = QUEUES + 3;
+const QUEUES: usize = Queue::ALL.len();
+/// The most pieces of memory that the device sees: queues, a message, and small ones.
+const PIECES: usize = QUEUES + 2;
 
 pub(super) type LinkResult<V, T> = Result<V, Error<<T as Transport>::Error>>;
 
@@ -108,8 +104,6 @@ pub(super) struct Link<T, M: Memory> {
     pieces: [Option<Span<GuestAddr>>; PIECES],
     /// Of inflateq and deflateq.
     message: Option<Buffer<M::Bytes>>,
-    /// Of answers to requests, which come whatever goes on there.
-    answer: Option<Buffer<M::Bytes>>,
     /// The page of small messages.
     small: u64,
 }
@@ -125,7 +119,6 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
             queues: [None; QUEUES],
             pieces: [None; PIECES],
             message: None,
-            answer: None,
             small: 0,
         }
     }
@@ -141,24 +134,14 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         Ok(address)
     }
 
-    fn buffer(&mut self, bytes: usize) -> LinkResult<Buffer<M::Bytes>, T> {
+    /// Room for messages of so many bytes.
+    pub(super) fn message_buffer(&mut self, bytes: usize) -> LinkResult<(), T> {
         let missing = Error::NoMemory {
             bytes: bytes as u64,
         };
         let scratch = self.memory.bytes(bytes).ok_or(missing)?;
         let place = self.piece(bytes as u64)?;
-        Ok(Buffer { scratch, place })
-    }
-
-    /// Room for messages of so many bytes.
-    pub(super) fn message_buffer(&mut self, bytes: usize) -> LinkResult<(), T> {
-        self.message = Some(self.buffer(bytes)?);
-        Ok(())
-    }
-
-    /// Room for answers of so many bytes.
-    pub(super) fn answer_buffer(&mut self, bytes: usize) -> LinkResult<(), T> {
-        self.answer = Some(self.buffer(bytes)?);
+        self.message = Some(Buffer { scratch, place });
         Ok(())
     }
 
@@ -206,7 +189,6 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
     pub(super) fn release(&mut self) {
         self.queues = [None; QUEUES];
         self.message = None;
-        self.answer = None;
         for piece in self.pieces.iter_mut().filter_map(Option::take) {
             self.memory.free(piece);
         }
@@ -289,77 +271,17 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         self.send(queue, |scratch| format.encode_bitmap(&mut source, scratch))
     }
 
-    /// Answers a request with the pages of these runs, ascending: messages with this header, and a last one
-    /// without any.
-    pub(super) fn answer(
-        &mut self,
-        page: GuestPage,
-        header: ResponseHeader,
-        runs: impl Iterator<Item = Span<GuestAddr>>,
-    ) -> LinkResult<(), T> {
-        let Wire::Bulk(format) = self.wire else {
-            return Err(Error::NoRequests);
-        };
-        let mut source = Source::new(runs, page);
-        let mut done = false;
-        let sent = self.send(Queue::Requests, |scratch| {
-            let used = format.encode(page, &mut source, scratch)?;
-            if done {
-                return Ok(0);
-            }
-            done = used == 0;
-            let header = ResponseHeader {
-                flag: match done {
-                    true => ResponseHeader::DONE,
-                    false => ResponseHeader::CONTINUED,
-                },
-                data_len: used.saturating_sub(ResponseHeader::BYTES) as u32,
-                ..header
-            };
-            if let Some(place) = scratch.first_chunk_mut() {
-                *place = header.to_bytes();
-            }
-            Ok(used.max(ResponseHeader::BYTES))
-        });
-        sent.map(|_| ())
-    }
-
-    /// Offers the buffer for a request.
-    pub(super) fn offer_request(&mut self) -> LinkResult<(), T> {
-        let element = Element {
-            address: self.small + REQUEST_AT,
-            len: HostRequest::BYTES as u32,
-            write: true,
-        };
-        self.offer(Queue::Requests, &[element])
-    }
-
-    /// The request in the buffer.
-    pub(super) fn request(&self) -> LinkResult<HostRequest, T> {
-        let mut bytes = [0; HostRequest::BYTES];
-        let place = self.small + REQUEST_AT;
-        self.memory.read(place, &mut bytes).map_err(Error::Seam)?;
-        Ok(HostRequest::from_bytes(&bytes))
-    }
-
     /// Sends messages until there is nothing to `encode`, and waits for each.
     fn send(
         &mut self,
         queue: Queue,
         mut encode: impl FnMut(&mut [u8]) -> Result<usize, EncodeError>,
     ) -> LinkResult<u64, T> {
-        let answers = queue == Queue::Requests;
-        if !answers {
-            self.ready()?;
-        }
+        self.ready()?;
         let gather = self.wire == Wire::Bulk(BulkFormat::ScatterGather);
         let mut messages = 0;
         loop {
-            let buffer = match answers {
-                true => self.answer.as_mut(),
-                false => self.message.as_mut(),
-            };
-            let Some(Buffer { scratch, place }) = buffer else {
+            let Some(Buffer { scratch, place }) = &mut self.message else {
                 return Err(Error::Frozen);
             };
             let (scratch, place) = (scratch.as_mut(), *place);

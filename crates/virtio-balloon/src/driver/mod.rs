@@ -42,7 +42,6 @@ mod held;
 mod life;
 mod link;
 mod pending;
-mod requests;
 mod ring;
 mod seams;
 
@@ -50,7 +49,6 @@ pub use error::Error;
 pub use free::Hinting;
 pub use life::{Allocated, Progress};
 pub use link::{Wait, Wire};
-pub use requests::Answered;
 pub use seams::{Element, GuestPages, Memory, QueueAddresses, Queues, Transport};
 
 use held::PageSet;
@@ -94,10 +92,8 @@ pub struct Settings {
     pub out_of_memory: u64,
     /// The value with which the guest fills free pages, if it does.
     pub poison: Option<u32>,
-    /// Bytes of a block that is hinted, or that the host is told is not used, a power of two.
+    /// Bytes of a block that is hinted, a power of two.
     pub hint_block: u64,
-    /// Requests of the host are answered, where messages in bulk are accepted and the device has them.
-    pub requests: bool,
 }
 
 impl Default for Settings {
@@ -119,7 +115,6 @@ impl Default for Settings {
             out_of_memory: 256 * WIRE_PAGE,
             poison: None,
             hint_block: 4 << 20,
-            requests: false,
         }
     }
 }
@@ -142,10 +137,6 @@ pub struct Driver<T, M: Memory, P> {
     hinted: Option<PageSet<M::Words>>,
     /// The command that was answered last.
     hint_command: u32,
-    /// Room for the pages of an answer, where requests of the host are answered.
-    unused: Option<PageSet<M::Words>>,
-    /// What req_vq holds is the buffer for the next request.
-    request_offered: bool,
 }
 
 type DriverResult<V, T> = Result<V, Error<<T as Transport>::Error>>;
@@ -196,8 +187,6 @@ where
             carry: None,
             hinted: None,
             hint_command: 0,
-            unused: None,
-            request_offered: false,
         })
     }
 
@@ -223,7 +212,6 @@ where
     }
 
     fn start(&mut self) -> DriverResult<(), T> {
-        self.unused = None;
         let offered = self.link.transport.offered().map_err(Error::Seam)?;
         let accepted = self.choose(offered)?;
         let settings = self.settings;
@@ -234,11 +222,6 @@ where
         self.link.small_buffers()?;
         for (queue, number) in Queue::numbered(accepted, settings.numbering) {
             self.link.enable(queue, number, settings.queue_size)?;
-        }
-        if self.unused.is_some() {
-            let number = Queue::requests(accepted, settings.numbering);
-            let size = settings.queue_size;
-            self.link.enable(Queue::Requests, number, size)?;
         }
         let poisons = accepted.contains(Features::PAGE_POISON);
         if let Some(poison) = settings.poison.filter(|_| poisons) {
@@ -251,9 +234,6 @@ where
         if accepted.contains(Features::STATS_VQ) {
             // The first buffer: the device answers it when it wants statistics (5.5.6.3).
             self.offer_stats()?;
-        }
-        if self.unused.is_some() {
-            self.offer_request()?;
         }
         Ok(())
     }
@@ -311,13 +291,6 @@ where
             return Ok(None);
         }
         self.pending.use_bitmaps(Some(first), self.settings.bitmaps);
-        let requests = config.bulk_flags & Config::BULK_REQUESTS != 0 && format.has_header();
-        if self.settings.requests && requests {
-            let unused =
-                page_set::<_, T::Error>(&mut self.link.memory, self.pages.span(), self.page);
-            let there = self.link.answer_buffer(bytes).is_ok();
-            self.unused = unused.ok().filter(|_| there);
-        }
         Ok(Some(format))
     }
 
@@ -354,7 +327,6 @@ where
         self.give_back_all()?;
         self.hinted = None;
         self.hint_command = 0;
-        self.unused = None;
         Ok(())
     }
 

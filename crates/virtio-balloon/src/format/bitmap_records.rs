@@ -1,6 +1,6 @@
 //! Records of bitmap words and blocks (page-bitmap series, version 5).
 //!
-//! Behind the [header](super::ResponseHeader), a record begins with a le64 head:
+//! Behind the [header](super::header), a record begins with a le64 head:
 //!
 //! | bits | |
 //! |---|---|
@@ -19,7 +19,8 @@
 
 use runs::{GuestAddr, Span};
 
-use super::{Format, MOST_SHIFT, ResponseHeader, WIRE_SHIFT, Writer, hand_on, word};
+use super::header::{HEAD, data, header};
+use super::{Format, MOST_SHIFT, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
 use crate::source::{EncodeError, GuestPage, Source, Stretches, Words};
 
@@ -29,7 +30,6 @@ pub struct BitmapRecords {
     page: GuestPage,
 }
 
-const HEAD: usize = ResponseHeader::BYTES;
 /// Bits of a page's number.
 const PFN_BITS: u32 = 52;
 /// Pages of a word.
@@ -84,16 +84,16 @@ impl BitmapRecords {
             (bit, needed) = self.copy(words, &mut out);
             source.seek(bit);
             if needed > 0 || !source.next_bitmap() {
-                let header = ResponseHeader::of_pages(out.data(HEAD));
-                return out.finish(&header.to_bytes(), needed);
+                let head = header(out.data(HEAD));
+                return out.finish(&head, needed);
             }
         }
         // Bits that are no words of ours: in a message of their own.
         if out.data(HEAD) == 0 {
             return self.encode(source, message);
         }
-        let header = ResponseHeader::of_pages(out.data(HEAD));
-        out.finish(&header.to_bytes(), needed)
+        let head = header(out.data(HEAD));
+        out.finish(&head, needed)
     }
 
     /// Copies a bitmap, as far as there is room. Returns the first bit that was not, and how many bytes its
@@ -162,8 +162,8 @@ impl Format for BitmapRecords {
                 out.put_word(bits);
             }
         }
-        let header = ResponseHeader::of_pages(out.data(HEAD));
-        out.finish(&header.to_bytes(), needed)
+        let head = header(out.data(HEAD));
+        out.finish(&head, needed)
     }
 
     /// Takes records in any order, bitmaps of 8 to 56 bytes, and blocks of any length from 4 KiB to 2^51
@@ -174,7 +174,7 @@ impl Format for BitmapRecords {
         refusals: &mut Refusals,
         mut sink: impl FnMut(Span<GuestAddr>),
     ) {
-        let Some(data) = ResponseHeader::data(message, refusals) else {
+        let Some(data) = data(message, refusals) else {
             return;
         };
         let mut at = 0;

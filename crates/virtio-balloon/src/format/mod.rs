@@ -37,7 +37,7 @@ mod sized_runs;
 
 pub use bitmap_records::BitmapRecords;
 pub use chunks::Chunks;
-pub use header::{HostRequest, MOST_DATA_BYTES, MOST_MESSAGE_BYTES, ResponseHeader};
+pub use header::{MOST_DATA_BYTES, MOST_MESSAGE_BYTES};
 pub use le_pfns::LePfns;
 pub use ranges::Ranges;
 pub use scatter_gather::ScatterGather;
@@ -104,11 +104,6 @@ impl BulkFormat {
         Self::ALL
             .into_iter()
             .find(|format| format.number() == number)
-    }
-
-    /// True when its messages begin with a [`ResponseHeader`].
-    pub const fn has_header(self) -> bool {
-        !matches!(self, Self::Chunks | Self::ScatterGather)
     }
 
     /// One message in this format, as [`Format::encode`] makes it, of pages of this size.

@@ -1,13 +1,14 @@
 //! Ranges of pages (version 6 of the series).
 //!
-//! Behind the [header](super::ResponseHeader), a range is a le64: bits 12–63 the number of its first
+//! Behind the [header](super::header), a range is a le64: bits 12–63 the number of its first
 //! page, bits 0–11 how many pages. A range of 4096 pages and more has 0 there, and its pages in a le64 of
 //! their own behind it. (The series compared with "more than 4096", so that 4096 ran over into the
 //! first page's number.)
 
 use runs::{GuestAddr, Span};
 
-use super::{Format, ResponseHeader, WIRE_SHIFT, Writer, hand_on, word};
+use super::header::{HEAD, data, header};
+use super::{Format, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
 use crate::source::{EncodeError, Source};
 
@@ -15,7 +16,6 @@ use crate::source::{EncodeError, Source};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ranges;
 
-const HEAD: usize = ResponseHeader::BYTES;
 /// From so many pages on, the length has a word of its own.
 const LONG: u64 = 1 << 12;
 
@@ -44,8 +44,8 @@ impl Format for Ranges {
             }
             source.advance(run.len);
         }
-        let header = ResponseHeader::of_pages(out.data(HEAD));
-        out.finish(&header.to_bytes(), needed)
+        let head = header(out.data(HEAD));
+        out.finish(&head, needed)
     }
 
     /// Takes lengths below 4096 in either place.
@@ -55,7 +55,7 @@ impl Format for Ranges {
         refusals: &mut Refusals,
         mut sink: impl FnMut(Span<GuestAddr>),
     ) {
-        let Some(data) = ResponseHeader::data(message, refusals) else {
+        let Some(data) = data(message, refusals) else {
             return;
         };
         if data.len() % 8 != 0 {

@@ -1,7 +1,7 @@
 //! Runs of pages of a few sizes, which the configuration space states: what reviewers asked for in place
 //! of bitmaps, "both length and order", with two bits for 4K, 2M or 1G.
 //!
-//! Behind the [header](super::ResponseHeader), a record is a le64:
+//! Behind the [header](super::header), a record is a le64:
 //!
 //! | bits | |
 //! |---|---|
@@ -11,7 +11,8 @@
 
 use runs::{GuestAddr, Span};
 
-use super::{Format, MOST_SHIFT, PageSizes, ResponseHeader, WIRE_SHIFT, Writer, hand_on, word};
+use super::header::{HEAD, data, header};
+use super::{Format, MOST_SHIFT, PageSizes, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
 use crate::source::{EncodeError, GuestPage, Source};
 
@@ -77,7 +78,6 @@ pub struct SizedRuns {
     shifts: PageShifts,
 }
 
-const HEAD: usize = ResponseHeader::BYTES;
 /// The most pages of a record.
 const MOST: u64 = 1 << 10;
 
@@ -111,8 +111,8 @@ impl Format for SizedRuns {
             }
             source.advance(count * size);
         }
-        let header = ResponseHeader::of_pages(out.data(HEAD));
-        out.finish(&header.to_bytes(), needed)
+        let head = header(out.data(HEAD));
+        out.finish(&head, needed)
     }
 
     fn decode(
@@ -121,7 +121,7 @@ impl Format for SizedRuns {
         refusals: &mut Refusals,
         mut sink: impl FnMut(Span<GuestAddr>),
     ) {
-        let Some(data) = ResponseHeader::data(message, refusals) else {
+        let Some(data) = data(message, refusals) else {
             return;
         };
         let records = data.chunks_exact(8);

@@ -21,4 +21,3 @@ mod hostile;
 mod huge;
 mod memory;
 mod model;
-mod requests;

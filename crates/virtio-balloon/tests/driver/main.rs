@@ -11,5 +11,4 @@ mod fake;
 
 mod faults;
 mod model;
-mod requests;
 mod rules;

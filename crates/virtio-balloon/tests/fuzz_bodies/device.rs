@@ -24,8 +24,7 @@ const STEPS: usize = 300;
 const PAGES: [u64; 3] = [WIRE_PAGE, 2 << 20, 1 << 16];
 
 fn queue(bytes: &mut Bytes<'_>) -> Queue {
-    let nr = bytes.below(Queue::ALL.len() + 1);
-    Queue::ALL.get(nr).copied().unwrap_or(Queue::Requests)
+    Queue::ALL[bytes.below(Queue::ALL.len())]
 }
 
 /// Somewhere: mostly memory, and at its borders.
@@ -55,10 +54,7 @@ fn settings(bytes: &mut Bytes<'_>) -> Settings {
     ];
     Settings {
         features: Features(u64::from(bytes.u8()) & 0x3f),
-        bulk: BulkFormat::from_number(u32::from(bytes.u8()) % 8).map(|format| Bulk {
-            requests: format.has_header(),
-            ..Bulk::new(format)
-        }),
+        bulk: BulkFormat::from_number(u32::from(bytes.u8()) % 8).map(Bulk::new),
         numbering: match bytes.flag() {
             true => Numbering::Specification,
             false => Numbering::Compressed,
@@ -87,7 +83,7 @@ pub fn play(data: &[u8]) {
 }
 
 fn play_step(step: u8, bytes: &mut Bytes<'_>, guest: &mut Guest, page: &mut u64) {
-    match step % 19 {
+    match step % 18 {
         0 => {
             // Rings, tables and buffers lie low.
             let at = 0x1_0000 + u64::from(bytes.u16()) * 8;
@@ -99,7 +95,7 @@ fn play_step(step: u8, bytes: &mut Bytes<'_>, guest: &mut Guest, page: &mut u64)
         }
         1 | 2 => {
             let table = match bytes.flag() {
-                true => guest.rings[bytes.below(6)].base,
+                true => guest.rings[bytes.below(5)].base,
                 false => FREE,
             };
             let (nr, flags) = (u16::from(bytes.u8()), u16::from(bytes.u8()) & 7);
@@ -172,7 +168,6 @@ fn play_step(step: u8, bytes: &mut Bytes<'_>, guest: &mut Guest, page: &mut u64)
             _ => guest.notes.borrow_mut().discard_hints = bytes.flag(),
         },
         14 => _ = guest.request_stats(),
-        18 => _ = guest.request_unused(),
         15 => {
             let parts = match bytes.flag() {
                 true => vec![guest::pages(u64::from(bytes.u8()), 3)],
@@ -237,10 +232,7 @@ fn drain(queue: Queue, guest: &mut Guest, page: u64) {
                     !attached || queue == Queue::Inflate,
                     "{queue:?} with devices"
                 );
-                assert!(!matches!(
-                    queue,
-                    Queue::Deflate | Queue::Stats | Queue::Requests
-                ));
+                assert!(!matches!(queue, Queue::Deflate | Queue::Stats));
             }
             _ => {}
         }

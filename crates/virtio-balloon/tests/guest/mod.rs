@@ -40,7 +40,6 @@ pub enum Act {
     Restore(Vec<Span<GuestAddr>>),
     Discard(Vec<Span<GuestAddr>>),
     Hinted(Vec<Span<GuestAddr>>),
-    Unused(u16, Vec<Span<GuestAddr>>),
     ConfigChanged,
     Event(Event),
     Stats(Box<Stats>, bool),
@@ -177,10 +176,6 @@ impl Monitor for Seams {
         self.note(Act::Stats(Box::new(*stats), asked));
     }
 
-    fn unused(&mut self, id: u16, runs: &[Span<GuestAddr>]) {
-        self.note(Act::Unused(id, runs.to_vec()));
-    }
-
     fn hinted(&mut self, runs: &[Span<GuestAddr>]) -> Hint {
         self.note(Act::Hinted(runs.to_vec()));
         if self.notes.borrow().discard_hints {
@@ -300,7 +295,7 @@ pub struct Guest {
     pub memory: GuestMemoryMmap,
     pub device: Device<Seams, Seams, Seams>,
     pub notes: Rc<RefCell<Notes>>,
-    pub rings: [Ring; 6],
+    pub rings: [Ring; 5],
     buffers: u64,
 }
 
@@ -311,7 +306,6 @@ pub const fn at(queue: Queue) -> usize {
         Queue::Stats => 2,
         Queue::FreePage => 3,
         Queue::Reporting => 4,
-        Queue::Requests => 5,
     }
 }
 
@@ -351,7 +345,7 @@ impl Guest {
             memory,
             device,
             notes,
-            rings: [0, 1, 2, 3, 4, 5].map(Ring::new),
+            rings: [0, 1, 2, 3, 4].map(Ring::new),
             buffers: BUFFERS,
         }
     }
@@ -454,11 +448,6 @@ impl Guest {
         self.device.request_stats(ring, &self.memory)
     }
 
-    pub fn request_unused(&mut self) -> Result<(u16, bool), QueueError> {
-        let ring = &mut self.rings[at(Queue::Requests)].queue;
-        self.device.request_unused(ring, &self.memory)
-    }
-
     /// The chains that came back since the last look.
     pub fn used(&mut self, queue: Queue) -> Vec<u16> {
         let ring = &mut self.rings[at(queue)];
@@ -474,20 +463,12 @@ impl Guest {
                 self.memory.read_obj(GuestAddress(place)).unwrap(),
                 self.memory.read_obj(GuestAddress(place + 4)).unwrap(),
             ];
-            // The device writes requests, and nothing else.
-            assert!(entry[1] == 0 || queue == Queue::Requests, "{entry:?}");
+            // The device writes to no buffer.
+            assert_eq!(entry[1], 0, "{entry:?}");
             heads.push(entry[0] as u16);
             ring.seen = ring.seen.wrapping_add(1);
         }
         heads
-    }
-
-    /// How many bytes the device says it has written to the chain that came back last.
-    pub fn written(&self, queue: Queue) -> u32 {
-        let used = self.rings[at(queue)].used();
-        let index: u16 = self.memory.read_obj(GuestAddress(used + 2)).unwrap();
-        let place = used + 4 + 8 * u64::from(index.wrapping_sub(1) % SIZE);
-        self.memory.read_obj(GuestAddress(place + 4)).unwrap()
     }
 
     /// Looks at this used ring with every act from now on.

@@ -6,8 +6,8 @@ use crate::common::{ALL, Any, PAGES, decoded, joined, messages, pages, runs_of};
 use proptest::prelude::*;
 use runs::{GuestAddr, Span};
 use virtio_balloon::{
-    BitmapRecords, BulkFormat, EncodeError, Format, GuestPage, HostRequest, LePfns,
-    MOST_MESSAGE_BYTES, PageShifts, Refusals, ResponseHeader, ScatterGather, SizedRuns, Source,
+    BitmapRecords, BulkFormat, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES,
+    PageShifts, Refusals, ScatterGather, SizedRuns, Source,
 };
 
 /// The one message for these runs of 4 KiB pages.
@@ -69,14 +69,6 @@ fn the_message_byte_by_byte() {
             0x20, 0, 0, 0, 0, 0, 0, 0, // the sixth bit
         ]
     );
-    let header = ResponseHeader {
-        command: 1,
-        flag: ResponseHeader::DONE,
-        id: 0x0302,
-        data_len: 0x0706_0504,
-    };
-    assert_eq!(header.to_bytes(), [1, 1, 2, 3, 4, 5, 6, 7]);
-    assert_eq!(ResponseHeader::from_bytes(header.to_bytes()), header);
 }
 
 #[test]
@@ -327,24 +319,6 @@ fn a_chain_is_as_long_as_the_queue_and_as_4_gib() {
             .unwrap()
     });
     assert_eq!(used, [64, 64, 32, 0]);
-}
-
-#[test]
-fn host_requests() {
-    let request = HostRequest {
-        command: 0x0201,
-        param: 0x0f0e_0d0c_0b0a_0908,
-    };
-    let bytes = [1, 2, 0, 0, 0, 0, 0, 0, 8, 9, 10, 11, 12, 13, 14, 15];
-    assert_eq!(request.to_bytes(), bytes);
-    assert_eq!(HostRequest::from_bytes(&bytes), request);
-    let reserved = [1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10, 11, 12, 13, 14, 15];
-    assert_eq!(
-        HostRequest::from_bytes(&reserved),
-        request,
-        "reserved bytes are ignored"
-    );
-    assert_eq!(HostRequest::UNUSED_PAGES, 0);
 }
 
 #[test]

@@ -16,8 +16,8 @@ use std::time::Duration;
 use runs::{GuestAddr, Span};
 use virtio_balloon::driver::{QueueAddresses, Settings};
 use virtio_balloon::{
-    BulkBit, BulkFormat, ByteOrder, Config, Driver, Features, Format as _, GuestPage, HostRequest,
-    LePfns, Numbering, Queue, Refusals, ResponseHeader, ScatterGather, Stats,
+    BulkBit, BulkFormat, ByteOrder, Config, Driver, Features, Format as _, GuestPage, LePfns,
+    Numbering, Queue, Refusals, ScatterGather, Stats,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -78,10 +78,6 @@ pub(crate) struct World {
     stats_kept: bool,
     pub(crate) hints: Vec<u32>,
     pub(crate) reported: Vec<Span<GuestAddr>>,
-    /// The buffer for a request, once it is there.
-    pub(crate) request: Option<u64>,
-    /// Messages of answers: their headers and runs.
-    pub(crate) answers_got: Vec<(ResponseHeader, Vec<Span<GuestAddr>>)>,
     pub(crate) messages: u64,
     pub(crate) most_bytes: usize,
     pub(crate) generation: u32,
@@ -140,8 +136,6 @@ pub(crate) fn world(free: impl IntoIterator<Item = u64>) -> Handle {
         stats_kept: false,
         hints: Vec::new(),
         reported: Vec::new(),
-        request: None,
-        answers_got: Vec::new(),
         messages: 0,
         most_bytes: 0,
         generation: 0,
@@ -248,7 +242,7 @@ impl World {
     /// Does what waits in a queue, and answers.
     fn run(&mut self, number: u16) {
         let features = self.accepted.unwrap();
-        let queue = self.queue(number, features).unwrap();
+        let queue = Queue::of_number(number, features, self.numbering).unwrap();
         let (size, at, mut seen) = self.queues[&number];
         while self.word(at.available + 2, 2) as u16 != seen {
             let entry = at.available + 4 + 2 * u64::from(seen % size);
@@ -260,16 +254,6 @@ impl World {
                 return;
             }
             self.stats_kept &= queue != Queue::Stats;
-            if let [(address, len, true)] = parts[..]
-                && queue == Queue::Requests
-                && self.request.replace(address).is_none()
-            {
-                assert_eq!(len, 16);
-                return;
-            }
-            if parts.first().is_some_and(|(_, _, writable)| *writable) && queue == Queue::Requests {
-                self.request = None;
-            }
             self.message(queue, &parts);
             let (id, times) = match self.answers {
                 Answers::Wrong(id, times) => (id, times),
@@ -285,41 +269,6 @@ impl World {
                 return;
             }
         }
-    }
-
-    /// The queue of this number, with that of requests where it is offered.
-    pub(crate) fn queue(&self, number: u16, features: Features) -> Option<Queue> {
-        let requests = self.config.bulk_flags & Config::BULK_REQUESTS != 0
-            && features.contains(self.bulk.feature())
-            && number == Queue::requests(features, self.numbering);
-        let queue = Queue::of_number(number, features, self.numbering);
-        queue.or(requests.then_some(Queue::Requests))
-    }
-
-    /// The device asks for pages that are not used, or for something else.
-    pub(crate) fn ask(&mut self, command: u16, id: u16) {
-        let request = HostRequest {
-            command,
-            param: id.into(),
-        };
-        let place = self.request.expect("there is a buffer");
-        self.put(place, &request.to_bytes());
-        self.run(Queue::requests(self.accepted.unwrap(), self.numbering));
-    }
-
-    fn answer(&mut self, parts: &[(u64, u32, bool)]) {
-        let [(address, len, false)] = parts else {
-            panic!("{parts:?}")
-        };
-        let mut message = self.bytes_at(*address, *len as usize).to_vec();
-        let header = ResponseHeader::from_bytes(message[..8].try_into().unwrap());
-        message[..4].fill(0);
-        let mut runs = Vec::new();
-        let mut refusals = Refusals::new();
-        let format = self.config.bulk().unwrap();
-        format.decode(&message, &mut refusals, |run| runs.push(run));
-        assert_eq!(refusals.total(), 0, "{refusals:?}");
-        self.answers_got.push((header, runs));
     }
 
     /// The device wants new statistics.
@@ -341,8 +290,6 @@ impl World {
         match queue {
             Queue::Inflate | Queue::Deflate => self.pages(queue, parts),
             Queue::Stats => {}
-            Queue::Requests if parts[0].2 => {}
-            Queue::Requests => self.answer(parts),
             Queue::FreePage => match parts {
                 [(address, 4, false)] => {
                     let id = self.word(*address, 4) as u32;

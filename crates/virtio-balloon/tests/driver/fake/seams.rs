@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use runs::{GuestAddr, Span};
 use virtio_balloon::driver::{GuestPages, Memory, QueueAddresses, Transport};
-use virtio_balloon::{Features, GuestPage, Stats, Tag};
+use virtio_balloon::{Features, GuestPage, Queue, Stats, Tag};
 
 use super::{ARENA, Answers, Event, Handle, PAGE};
 
@@ -38,7 +38,6 @@ impl Transport for Handle {
             world.host.clear();
             world.accepted = None;
             world.stats_kept = false;
-            world.request = None;
             world.log.push(Event::Reset);
         });
         Ok(())
@@ -95,7 +94,7 @@ impl Transport for Handle {
         self.fault()?;
         Ok(self.with(|world| {
             let features = world.accepted.unwrap();
-            world.queue(queue, features).map_or(0, |_| world.queue_size)
+            Queue::of_number(queue, features, world.numbering).map_or(0, |_| world.queue_size)
         }))
     }
 
