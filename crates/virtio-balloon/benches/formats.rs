@@ -173,7 +173,7 @@ impl Bench {
         loop {
             let mut used = 0;
             steps[1] += timed(|| {
-                used = Any::Bitmap.encode_bitmap(PAGE, &mut source, sent).unwrap();
+                used = Any::Bitmap.encode_bitmap(&mut source, sent).unwrap();
             });
             if used == 0 {
                 break;
@@ -246,11 +246,11 @@ fn main() {
             for (at, format) in ALL.into_iter().enumerate() {
                 let mut source = Source::new(runs[nr].iter().copied(), PAGE);
                 let from_runs = bench.encode(format, |message| {
-                    format.encode(PAGE, &mut source, message).unwrap()
+                    format.encode(&mut source, message).unwrap()
                 });
                 let mut source = Source::new(PAGE.stretches(0, words), PAGE);
                 let encode = bench.encode(format, |message| {
-                    format.encode_bitmap(PAGE, &mut source, message).unwrap()
+                    format.encode_bitmap(&mut source, message).unwrap()
                 });
                 let decode = bench.decode(format, runs[nr].len());
                 sizes[nr][at] = (bench.ends.last().copied().unwrap_or(0), bench.ends.len());

@@ -134,6 +134,11 @@ impl<I: Iterator<Item = Span<GuestAddr>>> Source<I> {
         }
     }
 
+    /// The size of the guest's pages.
+    pub(crate) const fn page(&self) -> GuestPage {
+        self.page
+    }
+
     /// What is left of the run at the front, if any is left at all. Never empty.
     #[inline]
     pub(crate) fn front(&mut self) -> Result<Option<Span<GuestAddr>>, EncodeError> {
@@ -168,13 +173,14 @@ impl<I: Iterator<Item = Span<GuestAddr>>> Source<I> {
 }
 
 impl<'a> Source<Stretches<'a>> {
-    /// The bitmap itself, the first that is not encoded, where its bits stand for pages of this size and
+    /// The bitmap itself, the first that is not encoded, where its bits stand for pages of the source and
     /// its words for 64 of them at a multiple of 64.
-    pub(crate) fn words(&self, page: GuestPage) -> Option<Words<'a>> {
+    pub(crate) fn words(&self) -> Option<Words<'a>> {
         let Stretches { bits, base, .. } = &self.runs;
+        let page = self.page;
         let (words, base, block) = (bits.words(), *base, 64 << page.shift());
         let end = (words.len() as u64).checked_mul(block)?.checked_add(base);
-        if self.page != page || self.runs.page != page || base % block != 0 || end.is_none() {
+        if self.runs.page != page || base % block != 0 || end.is_none() {
             return None;
         }
         let bit = match self.front.is_empty() {

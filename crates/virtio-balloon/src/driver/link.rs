@@ -252,7 +252,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
             Wire::Bulk(BulkFormat::ScatterGather) => {
                 ScatterGather::new(size).encode(&mut source, scratch)
             }
-            Wire::Bulk(format) => format.encode(page, &mut source, scratch),
+            Wire::Bulk(format) => format.encode(&mut source, scratch),
         })
     }
 
@@ -267,7 +267,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         if self.wire != Wire::Bulk(BulkFormat::BitmapRecords) {
             return self.tell(queue, page, runs);
         }
-        let (format, mut source) = (BitmapRecords::new(page), Source::new(runs, page));
+        let (format, mut source) = (BitmapRecords, Source::new(runs, page));
         self.send(queue, |scratch| format.encode_bitmap(&mut source, scratch))
     }
 

@@ -24,11 +24,10 @@ use super::{Format, MOST_SHIFT, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
 use crate::source::{EncodeError, GuestPage, Source, Stretches, Words};
 
-/// Bitmap words at the ends of runs and blocks in the middle.
-#[derive(Clone, Copy, Debug)]
-pub struct BitmapRecords {
-    page: GuestPage,
-}
+/// Bitmap words at the ends of runs and blocks in the middle. A bit that is encoded stands for a page of the
+/// source's size; decoding takes the size from each record.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BitmapRecords;
 
 /// Bits of a page's number.
 const PFN_BITS: u32 = 52;
@@ -36,22 +35,16 @@ const PFN_BITS: u32 = 52;
 const WORD: u64 = u64::BITS as u64;
 
 impl BitmapRecords {
-    /// Encodes bits that stand for pages of this size. Decoding takes the size from each record.
-    pub const fn new(page: GuestPage) -> Self {
-        Self { page }
-    }
-
     const fn head(address: u64, shift: u32, bitmap: u64) -> u64 {
         address >> WIRE_SHIFT | (shift as u64) << PFN_BITS | bitmap << 58
     }
 
     /// The bits of all runs that touch the 64 pages from `base` on, which are taken from the source.
     fn gather<I: Iterator<Item = Span<GuestAddr>>>(
-        &self,
         base: u64,
         source: &mut Source<I>,
     ) -> Result<u64, EncodeError> {
-        let shift = self.page.shift();
+        let shift = source.page().shift();
         let mut bits = 0;
         while let Some(run) = source.front()? {
             let from = (run.start >> shift) - base;
@@ -79,9 +72,9 @@ impl BitmapRecords {
     ) -> Result<usize, EncodeError> {
         let mut out = Writer::behind(message, HEAD)?;
         let mut needed = 0;
-        while let Some(words) = source.words(self.page) {
+        while let Some(words) = source.words() {
             let bit;
-            (bit, needed) = self.copy(words, &mut out);
+            (bit, needed) = Self::copy(words, source.page(), &mut out);
             source.seek(bit);
             if needed > 0 || !source.next_bitmap() {
                 let head = header(out.data(HEAD));
@@ -98,13 +91,13 @@ impl BitmapRecords {
 
     /// Copies a bitmap, as far as there is room. Returns the first bit that was not, and how many bytes its
     /// record takes; 0 where all were.
-    fn copy(&self, bitmap: Words<'_>, out: &mut Writer<'_>) -> (u64, usize) {
+    fn copy(bitmap: Words<'_>, page: GuestPage, out: &mut Writer<'_>) -> (u64, usize) {
         let Words {
             words,
             base,
             mut bit,
         } = bitmap;
-        let shift = self.page.shift();
+        let shift = page.shift();
         while let Some((word, behind)) = words
             .get((bit / WORD) as usize..)
             .and_then(<[u64]>::split_first)
@@ -139,7 +132,7 @@ impl Format for BitmapRecords {
         source: &mut Source<I>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError> {
-        let shift = self.page.shift();
+        let shift = source.page().shift();
         let mut out = Writer::behind(message, HEAD)?;
         let mut needed = 0;
         while let Some(run) = source.front()? {
@@ -157,7 +150,7 @@ impl Format for BitmapRecords {
                     break;
                 }
                 let base = first - first % WORD;
-                let bits = self.gather(base, source)?;
+                let bits = Self::gather(base, source)?;
                 out.put_word(Self::head(base << shift, shift, 8));
                 out.put_word(bits);
             }

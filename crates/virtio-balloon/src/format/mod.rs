@@ -25,7 +25,7 @@
 use runs::{GuestAddr, PageSizes, Span};
 
 use crate::refusal::{Refusal, Refusals};
-use crate::source::{EncodeError, GuestPage, Source, WIRE_PAGE, WIRE_SHIFT};
+use crate::source::{EncodeError, Source, WIRE_PAGE, WIRE_SHIFT};
 
 mod bitmap_records;
 mod chunks;
@@ -106,19 +106,18 @@ impl BulkFormat {
             .find(|format| format.number() == number)
     }
 
-    /// One message in this format, as [`Format::encode`] makes it, of pages of this size.
+    /// One message in this format, as [`Format::encode`] makes it.
     ///
     /// # Errors
     ///
     /// Those of [`Format::encode`].
     pub fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         self,
-        page: GuestPage,
         source: &mut Source<I>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError> {
         match self {
-            Self::BitmapRecords => BitmapRecords::new(page).encode(source, message),
+            Self::BitmapRecords => BitmapRecords.encode(source, message),
             Self::Ranges => Ranges.encode(source, message),
             Self::Chunks => Chunks.encode(source, message),
             Self::ScatterGather => ScatterGather::default().encode(source, message),
@@ -135,9 +134,7 @@ impl BulkFormat {
         sink: impl FnMut(Span<GuestAddr>),
     ) {
         match self {
-            Self::BitmapRecords => {
-                BitmapRecords::new(GuestPage::SIZE_4K).decode(message, refusals, sink)
-            }
+            Self::BitmapRecords => BitmapRecords.decode(message, refusals, sink),
             Self::Ranges => Ranges.decode(message, refusals, sink),
             Self::Chunks => Chunks.decode(message, refusals, sink),
             Self::ScatterGather => ScatterGather::default().decode(message, refusals, sink),

@@ -5,9 +5,9 @@
 
 use runs::{GuestAddr, Span};
 use virtio_balloon::{
-    BitmapRecords, ByteOrder, Chunks, Config, Format, GuestPage, LePfns, MemoryMap, PageShifts,
-    Part, PartialHugePages, Ranges, Refusals, Region, Resolver, RunCollector, ScatterGather,
-    SizedRuns, Stats, WIRE_PAGE,
+    BitmapRecords, ByteOrder, Chunks, Config, Format, LePfns, MemoryMap, PageShifts, Part,
+    PartialHugePages, Ranges, Refusals, Region, Resolver, RunCollector, ScatterGather, SizedRuns,
+    Stats, WIRE_PAGE,
 };
 
 /// One target.
@@ -17,7 +17,7 @@ pub type Target = (&'static str, fn(&[u8]));
 pub const TARGETS: [Target; 7] = [
     ("balloon_le_pfns", |data| message(&LePfns, data)),
     ("balloon_bitmap_records", |data| {
-        message(&BitmapRecords::new(GuestPage::SIZE_4K), data)
+        message(&BitmapRecords, data)
     }),
     ("balloon_ranges", |data| message(&Ranges, data)),
     ("balloon_chunks", |data| message(&Chunks, data)),

@@ -250,7 +250,7 @@ pub fn bulk_messages(format: BulkFormat, runs: &[Span<GuestAddr>]) -> Vec<Vec<u8
     let mut message = vec![0; 4096];
     let mut all = Vec::new();
     loop {
-        let used = format.encode(page, &mut source, &mut message).unwrap();
+        let used = format.encode(&mut source, &mut message).unwrap();
         if used == 0 {
             return all;
         }

@@ -39,10 +39,10 @@ proptest! {
                 for by_words in by_words.iter().copied().chain(std::iter::repeat(true)) {
                     let mut expected = vec![0xaa; buffer];
                     let mut found = expected.clone();
-                    let result = format.encode(page, &mut plain, &mut expected);
+                    let result = format.encode(&mut plain, &mut expected);
                     let by = match by_words {
-                        true => format.encode_bitmap(page, &mut source, &mut found),
-                        false => format.encode(page, &mut source, &mut found),
+                        true => format.encode_bitmap(&mut source, &mut found),
+                        false => format.encode(&mut source, &mut found),
                     };
                     prop_assert_eq!(by, result, "{:?}", page);
                     prop_assert_eq!(found, expected);
@@ -100,7 +100,7 @@ fn pages_that_were_named_otherwise_are_not_named_again() {
     let mut message = [0; 64];
     let used = LePfns.encode(&mut source, &mut message[..12]).unwrap();
     assert_eq!(used, 12);
-    let format = BitmapRecords::new(page);
+    let format = BitmapRecords;
     let used = format.encode_bitmap(&mut source, &mut message).unwrap();
     let (found, _) = decoded(Any::Bitmap, &[message[..used].to_vec()]);
     assert_eq!(found, [Span::new(6 << 12, 2 << 12)]);
@@ -110,7 +110,7 @@ fn pages_that_were_named_otherwise_are_not_named_again() {
 fn the_word_in_which_a_message_ends_is_not_sent_twice() {
     let words = [1, 0, u64::MAX, u64::MAX, u64::MAX, 6];
     let page = GuestPage::SIZE_4K;
-    let format = BitmapRecords::new(page);
+    let format = BitmapRecords;
     let mut source = Source::new(page.stretches(0, &words), page);
     let mut message = [0; 24];
     let mut found = Vec::new();
@@ -127,7 +127,7 @@ fn the_word_in_which_a_message_ends_is_not_sent_twice() {
     assert_eq!(found, [at(0, 1), at(128, 128), at(256, 64), at(321, 2)]);
     // Without anything left, the other formats have nothing either.
     for format in ALL {
-        assert_eq!(format.encode_bitmap(page, &mut source, &mut [0; 64]), Ok(0));
+        assert_eq!(format.encode_bitmap(&mut source, &mut [0; 64]), Ok(0));
     }
 }
 
@@ -156,7 +156,7 @@ fn several_bitmaps_share_messages() {
         let mut messages = Vec::new();
         loop {
             let mut message = vec![0; buffer];
-            let format = BitmapRecords::new(page);
+            let format = BitmapRecords;
             let used = format.encode_bitmap(&mut source, &mut message).unwrap();
             if used == 0 {
                 break;

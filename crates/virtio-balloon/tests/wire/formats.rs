@@ -346,7 +346,7 @@ fn a_buffer_without_room_for_a_record_is_an_error_and_an_empty_source_is_none() 
             let mut buffer = vec![0; bytes];
             let mut last = Ok(1);
             while matches!(last, Ok(1..)) {
-                last = format.encode(GuestPage::SIZE_4K, &mut source, &mut buffer);
+                last = format.encode(&mut source, &mut buffer);
             }
             let Err(EncodeError::Buffer { needed, .. }) = last else {
                 panic!("{format:?} {bytes}: {last:?}");
@@ -357,10 +357,7 @@ fn a_buffer_without_room_for_a_record_is_an_error_and_an_empty_source_is_none() 
             );
         }
         let mut source = Source::new([], GuestPage::SIZE_4K);
-        assert_eq!(
-            format.encode(GuestPage::SIZE_4K, &mut source, &mut [0; 24]),
-            Ok(0)
-        );
+        assert_eq!(format.encode(&mut source, &mut [0; 24]), Ok(0));
     }
 }
 
@@ -368,7 +365,7 @@ fn a_buffer_without_room_for_a_record_is_an_error_and_an_empty_source_is_none() 
 fn mistakes_of_the_driver_are_named() {
     let run = Span::new(0x1_1000, 0x1000);
     let mut source = Source::new([run], GuestPage::SIZE_64K);
-    let refused = BitmapRecords::new(GuestPage::SIZE_64K).encode(&mut source, &mut [0; 64]);
+    let refused = BitmapRecords.encode(&mut source, &mut [0; 64]);
     assert_eq!(
         refused,
         Err(EncodeError::NotPages {
@@ -424,13 +421,13 @@ proptest! {
                 let mut source = Source::new(runs.iter().copied(), page);
                 let mut message = vec![0xaa; buffer];
                 for expected in messages(fixed, page, &runs, buffer) {
-                    let used = bulk.encode(page, &mut source, &mut message).unwrap();
+                    let used = bulk.encode(&mut source, &mut message).unwrap();
                     prop_assert_eq!(&message[..used], &expected[..]);
                     let mut found = Vec::new();
                     bulk.decode(&expected, &mut Refusals::new(), |run| found.push(run));
                     prop_assert_eq!(found, decoded(fixed, &[expected]).0);
                 }
-                prop_assert_eq!(bulk.encode(page, &mut source, &mut message).unwrap(), 0);
+                prop_assert_eq!(bulk.encode(&mut source, &mut message).unwrap(), 0);
             }
         }
     }

@@ -87,7 +87,7 @@ fn cost(format: Any, words: &[u64]) -> (usize, usize) {
     let mut source = Source::new(page.stretches(0, words), page);
     let (mut bytes, mut messages) = (0, 0);
     loop {
-        let used = format.encode(page, &mut source, &mut message).unwrap();
+        let used = format.encode(&mut source, &mut message).unwrap();
         if used == 0 {
             return (bytes, messages);
         }

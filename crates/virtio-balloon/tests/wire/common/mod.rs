@@ -39,13 +39,12 @@ pub(crate) const PAGES: [GuestPage; 3] =
 impl Any {
     pub(crate) fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         self,
-        page: GuestPage,
         source: &mut Source<I>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError> {
         match self {
             Self::Pfns => LePfns.encode(source, message),
-            Self::Bitmap => BitmapRecords::new(page).encode(source, message),
+            Self::Bitmap => BitmapRecords.encode(source, message),
             Self::Ranges => Ranges.encode(source, message),
             Self::Chunks => Chunks.encode(source, message),
             Self::Sized => SizedRuns::new(PageShifts::DEFAULT).encode(source, message),
@@ -61,7 +60,7 @@ impl Any {
     ) {
         match self {
             Self::Pfns => LePfns.decode(message, refusals, sink),
-            Self::Bitmap => BitmapRecords::new(GuestPage::SIZE_4K).decode(message, refusals, sink),
+            Self::Bitmap => BitmapRecords.decode(message, refusals, sink),
             Self::Ranges => Ranges.decode(message, refusals, sink),
             Self::Chunks => Chunks.decode(message, refusals, sink),
             Self::Sized => SizedRuns::new(PageShifts::DEFAULT).decode(message, refusals, sink),
@@ -72,13 +71,12 @@ impl Any {
     /// As [`encode`](Self::encode), from a bitmap, by words where the format can.
     pub(crate) fn encode_bitmap(
         self,
-        page: GuestPage,
         source: &mut Source<Stretches<'_>>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError> {
         match self {
-            Self::Bitmap => BitmapRecords::new(page).encode_bitmap(source, message),
-            format => format.encode(page, source, message),
+            Self::Bitmap => BitmapRecords.encode_bitmap(source, message),
+            format => format.encode(source, message),
         }
     }
 
@@ -111,7 +109,7 @@ pub(crate) fn messages(
     let mut message = vec![0xaa; buffer];
     let mut all = Vec::new();
     loop {
-        let used = format.encode(page, &mut source, &mut message).unwrap();
+        let used = format.encode(&mut source, &mut message).unwrap();
         if used == 0 {
             return all;
         }
