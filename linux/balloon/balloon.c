@@ -878,7 +878,7 @@ static int validate(struct virtio_device *device)
 		__virtio_clear_bit(device, VIRTIO_BALLOON_F_REPORTING);
 	if (bulk_bit >= 0 && virtio_has_feature(device, bulk_bit)) {
 		read_config(device, 0, config, sizeof(config));
-		if (!dmaspace_balloon_takes_bulk(config, PAGE_SHIFT))
+		if (!dmaspace_balloon_takes_bulk(config))
 			__virtio_clear_bit(device, bulk_bit);
 	}
 	/* A table for a buffer would be allocated while free pages are reported; addresses are physical. */

@@ -23,11 +23,11 @@ struct dmaspace_run {
 #define DMASPACE_STARVED 1
 
 /* Bytes of the configuration space that say which messages in bulk the device takes. */
-#define DMASPACE_CONFIG_BYTES 28
+#define DMASPACE_CONFIG_BYTES 24
 
 /* The driver, for the kernel. */
 bool dmaspace_balloon_bit_is_free(int bulk_bit);
-bool dmaspace_balloon_takes_bulk(const u8 config[DMASPACE_CONFIG_BYTES], u32 page_shift);
+bool dmaspace_balloon_takes_bulk(const u8 config[DMASPACE_CONFIG_BYTES]);
 size_t dmaspace_balloon_size(void);
 int dmaspace_balloon_new(void *driver, struct balloon *balloon, int bulk_bit, s64 poison);
 void dmaspace_balloon_drop(void *driver);

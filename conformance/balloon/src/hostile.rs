@@ -55,12 +55,12 @@ impl Wrong {
         )
     }
 
-    /// Words 4 to 6 of the configuration space: those of messages in bulk.
-    const fn bulk(self) -> [u32; 3] {
+    /// Words 4 and 5 of the configuration space: those of messages in bulk.
+    const fn bulk(self) -> [u32; 2] {
         match self {
-            Self::Format => [77, 0, 0],
-            Self::Bytes => [1, u32::MAX, u32::MAX],
-            _ => [1, 32 << 10, 0],
+            Self::Format => [77, 0],
+            Self::Bytes => [1, u32::MAX],
+            _ => [1, 32 << 10],
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn command(
         Attached::VhostUser(socket) => {
             let socket = format!("socket,id=socket,path={}", socket.display());
             let device =
-                "vhost-user-test-device-pci,chardev=socket,virtio-id=5,num_vqs=5,config_size=28";
+                "vhost-user-test-device-pci,chardev=socket,virtio-id=5,num_vqs=5,config_size=24";
             command.args(["-chardev", &socket, "-device", device]);
         }
         Attached::Qemu { monitor, reporting } => {

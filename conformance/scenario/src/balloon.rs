@@ -13,7 +13,7 @@ use virtio_balloon::device::{
     Bulk, Counters, Device, Discarder, GuestDiscard, NotDiscarded, QueueError, Settings, SetupError,
 };
 use virtio_balloon::driver::{self, GuestPages, QueueAddresses, Transport};
-use virtio_balloon::{BulkBit, BulkFormat, Driver, Features, GuestPage, MemoryMap, Region, Wait};
+use virtio_balloon::{BulkBit, Driver, Features, GuestPage, MemoryMap, Region, Wait};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemoryMmap;
 
@@ -275,7 +275,7 @@ impl Balloon {
             });
         }
         let settings = Settings {
-            bulk: Some(Bulk::new(BulkFormat::Ranges)),
+            bulk: Some(Bulk::default()),
             ..Settings::default()
         };
         let mut device = Device::new(settings, regions, noted, dma(&space), ())?;

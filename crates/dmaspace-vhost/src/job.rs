@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use virtio_balloon::device::{Bulk, GuestDiscardError, Settings, SetupError};
-use virtio_balloon::{BulkBit, BulkFormat, Features};
+use virtio_balloon::{BulkBit, Features};
 
 use super::device::{Balloon, Standing};
 use super::event::{BalloonReport, Event};
@@ -110,7 +110,7 @@ impl BalloonJob {
             },
             bulk: self.bulk.map(|bit| Bulk {
                 bit,
-                ..Bulk::new(BulkFormat::BitmapRecords)
+                ..Bulk::default()
             }),
             ..Settings::default()
         };

@@ -9,7 +9,7 @@ use runs::Bytes;
 use virtio_balloon::device::{
     Bulk, Device, Discard, Drained, Event, GuestDiscard, Monitor as Events, Settings,
 };
-use virtio_balloon::{BulkFormat, Dma, Features, MemoryMap, Part, Queue, Reason, Stats, Tag};
+use virtio_balloon::{Dma, Features, MemoryMap, Part, Queue, Reason, Stats, Tag};
 use virtio_queue::{Queue as Ring, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -92,7 +92,7 @@ impl Monitor {
         let regions = GuestDiscard::regions(&memory, 4096)?;
         let settings = Settings {
             // Off unless set here; a driver without it uses page numbers.
-            bulk: Some(Bulk::new(BulkFormat::BitmapRecords)),
+            bulk: Some(Bulk::default()),
             ..Settings::default()
         };
         let (discard, events) = (GuestDiscard::new(), Interrupts::default());

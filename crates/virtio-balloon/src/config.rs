@@ -5,13 +5,13 @@
 //! two only. Legacy drivers write `actual` byte by byte; a device takes it as it stands when the byte
 //! at offset 7 was written (5.5.6.2, "Legacy Interface"), which [`Config::write`] tells.
 
-use crate::format::{BulkFormat, PageShifts};
+use crate::format::LEAST_MESSAGE_BYTES;
 
 /// Bytes of the standard's configuration space.
 pub const CONFIG_BYTES: usize = 16;
 
 /// Bytes with the fields for messages in bulk, which are there if the bulk feature is offered.
-pub const BULK_CONFIG_BYTES: usize = 28;
+pub const BULK_CONFIG_BYTES: usize = 24;
 
 /// The fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,12 +25,10 @@ pub struct Config {
     pub free_page_hint_cmd_id: u32,
     /// Offset 12: what the driver fills free pages with; written by the driver.
     pub poison_val: u32,
-    /// Offset 16: the format of messages in bulk, by [`BulkFormat::number`].
+    /// Offset 16: the format of messages in bulk: [`BITMAP_RECORDS`](Self::BITMAP_RECORDS).
     pub bulk_format: u32,
     /// Offset 20: the longest message in bulk that the device takes, in bytes.
     pub bulk_message_bytes: u32,
-    /// Offset 24: log2 of the sizes of pages in messages of [`SizedRuns`](crate::SizedRuns); 0 otherwise.
-    pub bulk_page_shifts: [u8; PageShifts::BYTES],
 }
 
 impl Config {
@@ -40,6 +38,9 @@ impl Config {
     pub const HINT_DONE: u32 = 1;
     /// The first id of a command.
     pub const HINT_FIRST: u32 = 2;
+    /// [`BitmapRecords`](crate::BitmapRecords), the one format in bulk. 2 to 6 were others, and are not given
+    /// again.
+    pub const BITMAP_RECORDS: u32 = 1;
 
     /// The whole space; without the bulk feature only [`CONFIG_BYTES`] of it are there.
     pub fn to_bytes(&self) -> [u8; BULK_CONFIG_BYTES] {
@@ -51,7 +52,6 @@ impl Config {
             self.poison_val,
             self.bulk_format,
             self.bulk_message_bytes,
-            u32::from_le_bytes(self.bulk_page_shifts),
         ];
         for (place, field) in bytes.chunks_exact_mut(4).zip(fields) {
             place.copy_from_slice(&field.to_le_bytes());
@@ -74,7 +74,6 @@ impl Config {
             poison_val: field(3),
             bulk_format: field(4),
             bulk_message_bytes: field(5),
-            bulk_page_shifts: field(6).to_le_bytes(),
         }
     }
 
@@ -100,24 +99,10 @@ impl Config {
         complete
     }
 
-    /// The format of messages in bulk, if this is the number of one, with sizes that it can have.
-    pub fn bulk(&self) -> Option<BulkFormat> {
-        match BulkFormat::from_number(self.bulk_format)? {
-            BulkFormat::SizedRuns(_) => {
-                PageShifts::new(self.bulk_page_shifts).map(BulkFormat::SizedRuns)
-            }
-            format => Some(format),
-        }
-    }
-
-    /// The fields for messages in this format, of so many bytes at most.
-    pub fn set_bulk(&mut self, format: BulkFormat, message_bytes: u32) {
-        self.bulk_format = format.number();
-        self.bulk_message_bytes = message_bytes;
-        self.bulk_page_shifts = match format {
-            BulkFormat::SizedRuns(shifts) => shifts.to_bytes(),
-            _ => [0; PageShifts::BYTES],
-        };
+    /// True when messages in bulk are [`BitmapRecords`](crate::BitmapRecords), and long enough for any record.
+    pub const fn has_bulk(&self) -> bool {
+        self.bulk_format == Self::BITMAP_RECORDS
+            && self.bulk_message_bytes >= LEAST_MESSAGE_BYTES as u32
     }
 }
 
@@ -134,9 +119,8 @@ mod tests {
             poison_val: 0x100f_0e0d,
             bulk_format: 0x1413_1211,
             bulk_message_bytes: 0x1817_1615,
-            bulk_page_shifts: [0x19, 0x1a, 0x1b, 0x1c],
         };
-        let expected: [u8; 28] = core::array::from_fn(|at| at as u8 + 1);
+        let expected: [u8; 24] = core::array::from_fn(|at| at as u8 + 1);
         assert_eq!(config.to_bytes(), expected);
         assert_eq!(Config::from_bytes(&expected), config);
         let short = Config::from_bytes(&expected[..CONFIG_BYTES + 3]);
@@ -145,7 +129,6 @@ mod tests {
             Config {
                 bulk_format: 0,
                 bulk_message_bytes: 0,
-                bulk_page_shifts: [0; 4],
                 ..config
             }
         );
@@ -169,7 +152,7 @@ mod tests {
         assert_eq!(config.actual, 0x1312_1110);
         let before = config;
         assert!(
-            !config.write(16, &[1; 16])
+            !config.write(16, &[1; 8])
                 && !config.write(u64::MAX, &[1; 8])
                 && !config.write(8, &[1; 4])
         );
@@ -177,31 +160,21 @@ mod tests {
     }
 
     #[test]
-    fn the_bulk_format_is_one_of_those_there_are() {
-        for number in 0..9 {
-            let mut config = Config {
-                bulk_format: number,
+    fn messages_in_bulk_are_bitmap_records_with_room_for_one() {
+        for (format, bytes, there) in [
+            (1, 24, true),
+            (1, u32::MAX, true),
+            (1, 23, false),
+            (0, 24, false),
+            (2, 24, false),
+            (u32::MAX, u32::MAX, false),
+        ] {
+            let config = Config {
+                bulk_format: format,
+                bulk_message_bytes: bytes,
                 ..Config::default()
             };
-            // Sized runs are none without sizes.
-            for (shifts, formats) in [
-                ([0; 4], &[1, 2, 3, 5][..]),
-                ([12, 21, 30, 0], &[1, 2, 3, 5, 6]),
-            ] {
-                config.bulk_page_shifts = shifts;
-                assert_eq!(
-                    config.bulk().map(BulkFormat::number),
-                    formats.contains(&number).then_some(number)
-                );
-            }
+            assert_eq!(config.has_bulk(), there, "{format} {bytes}");
         }
-        let shifts = PageShifts::new([16, 29, 0, 0]).unwrap();
-        let mut config = Config::default();
-        config.set_bulk(BulkFormat::SizedRuns(shifts), 4096);
-        assert_eq!(config.bulk(), Some(BulkFormat::SizedRuns(shifts)));
-        assert_eq!(
-            config.to_bytes()[16..28],
-            [6, 0, 0, 0, 0, 16, 0, 0, 16, 29, 0, 0]
-        );
     }
 }

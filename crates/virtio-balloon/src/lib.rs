@@ -7,11 +7,9 @@
 //!
 //! A guest gives memory to its balloon by naming pages to the host. This crate has the wire formats
 //! of the standard (Virtual I/O Device, VIRTIO, version 1.3, section 5.5, Traditional Memory Balloon
-//! Device) and, beside them, formats that name pages in bulk, which `docs/balloon-bulk.md` specifies:
+//! Device) and, beside them, one that names pages in bulk, which `docs/balloon-bulk.md` specifies:
 //!
-//! * [`Format`] is the seam of them all. [`LePfns`] is the standard's; [`BitmapRecords`], [`Ranges`],
-//!   [`Chunks`], [`SizedRuns`] and [`ScatterGather`] are in bulk, and [`BulkFormat`] is one of these,
-//!   chosen at run time. [`Source`] cuts sorted runs into messages of bounded size; decoding hands
+//! * [`Format`] is the seam of both: [`LePfns`] is the standard's, [`BitmapRecords`] is in bulk. [`Source`] cuts sorted runs into messages of bounded size; decoding hands
 //!   runs to a closure and counts in [`Refusals`] whatever it does not take.
 //! * [`MemoryMap`] resolves runs to [`Part`]s of the guest's memory, once, [`RunCollector`] sorts and merges
 //!   these across the messages of a drained queue, and [`PartialHugePages`] remembers what is not yet a whole
@@ -53,10 +51,7 @@ pub use config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
 pub use dma::{Dma, Reason};
 pub use driver::{Driver, Wait};
 pub use features::{BadBulkBit, BulkBit, Features};
-pub use format::{
-    BitmapRecords, BulkFormat, Chunks, Format, LePfns, MOST_DATA_BYTES, MOST_MESSAGE_BYTES,
-    PageShifts, Ranges, ScatterGather, SizedRuns,
-};
+pub use format::{BitmapRecords, Format, LePfns, MOST_DATA_BYTES, MOST_MESSAGE_BYTES};
 pub use map::{BadRam, MemoryMap, Part, Region, Resolver};
 pub use partial::{BadRegion, PartialHugePages};
 pub use queues::{Numbering, Queue};

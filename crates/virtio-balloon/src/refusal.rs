@@ -26,8 +26,7 @@ pub enum Refusal {
         /// The most.
         most: usize,
     },
-    /// The header states another length, or number of entries, than the message has. Nothing of it
-    /// is taken.
+    /// The header states another length than the message has. Nothing of it is taken.
     #[error("the header states {stated} and the message has {found}")]
     Stated {
         /// What the header states.
@@ -67,19 +66,19 @@ pub enum Refusal {
         /// The size as a power of two.
         shift: u32,
     },
-    /// Bits that must be zero, or an address or length that is not a multiple of its page size.
-    #[error("the record at byte {at} has wrong bits: {word:#x}")]
+    /// The address or length of a buffer of pages is not a multiple of 4 KiB.
+    #[error("buffer {nr} of a chain of pages has wrong bits: {word:#x}")]
     Bits {
-        /// Where its record begins, in bytes of the message.
-        at: usize,
-        /// The word.
+        /// Its place in the chain, from 0.
+        nr: usize,
+        /// The address or length.
         word: u64,
     },
-    /// A record of no pages.
-    #[error("the record at byte {at} names no page")]
+    /// A buffer of no pages.
+    #[error("buffer {nr} of a chain of pages is empty")]
     Empty {
-        /// Where it begins, in bytes of the message.
-        at: usize,
+        /// Its place in the chain, from 0.
+        nr: usize,
     },
     /// Pages beyond the last address.
     #[error("{pages} pages from {start:#x} go beyond the last address")]

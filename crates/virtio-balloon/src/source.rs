@@ -240,12 +240,6 @@ pub enum EncodeError {
         /// Bytes needed.
         needed: usize,
     },
-    /// The page sizes of the format do not divide this run.
-    #[error("{run} cannot be divided into pages of the format's sizes")]
-    Sizes {
-        /// What is left of the run.
-        run: Span<GuestAddr>,
-    },
 }
 
 #[cfg(test)]

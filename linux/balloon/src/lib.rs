@@ -20,7 +20,6 @@ use core::{mem, ptr, slice};
 use runs::{GuestAddr, Span};
 use virtio_balloon::driver::{
     Element, Error, GuestPages, Memory, Progress, QueueAddresses, Queues, Settings, Transport,
-    bulk_format,
 };
 use virtio_balloon::{
     BULK_CONFIG_BYTES, BulkBit, Config, Driver, Features, GuestPage, Numbering, Stats, Tag, Wait,
@@ -470,10 +469,10 @@ pub extern "C" fn dmaspace_balloon_bit_is_free(bit: c_int) -> bool {
 ///
 /// `config` has [`BULK_CONFIG_BYTES`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dmaspace_balloon_takes_bulk(config: *const u8, page_shift: u32) -> bool {
+pub unsafe extern "C" fn dmaspace_balloon_takes_bulk(config: *const u8) -> bool {
     // SAFETY: as the caller promises.
     let bytes = unsafe { &*config.cast::<[u8; BULK_CONFIG_BYTES]>() };
-    bulk_format(&Config::from_bytes(bytes), guest_page(page_shift), true).is_some()
+    Config::from_bytes(bytes).has_bulk()
 }
 
 /// Bytes of the driver.
@@ -664,4 +663,4 @@ fn panic(_: &PanicInfo<'_>) -> ! {
 }
 
 // balloon.h has it as a number.
-const _: () = assert!(BULK_CONFIG_BYTES == 28 && mem::align_of::<Balloon>() <= 8);
+const _: () = assert!(BULK_CONFIG_BYTES == 24 && mem::align_of::<Balloon>() <= 8);

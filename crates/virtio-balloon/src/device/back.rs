@@ -54,7 +54,7 @@ pub(super) fn bytes(parts: &[Part]) -> u64 {
 }
 
 /// Puts the guest addresses of these parts, which ascend, into `runs`, merged also where regions touch.
-pub(super) fn in_guest<T>(map: MemoryMap<'_, T>, parts: &[Part], runs: &mut Vec<Span<GuestAddr>>) {
+fn in_guest<T>(map: MemoryMap<'_, T>, parts: &[Part], runs: &mut Vec<Span<GuestAddr>>) {
     runs.clear();
     runs.extend(parts.iter().map(|part| map.run(part)));
     let merged = merge_sorted(runs);

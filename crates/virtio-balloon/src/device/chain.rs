@@ -7,8 +7,9 @@ use runs::{GuestAddr, Span};
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
-use crate::format::{BulkFormat, Format, LePfns, MOST_MESSAGE_BYTES, ScatterGather};
+use crate::format::{BitmapRecords, Format, LePfns, MOST_MESSAGE_BYTES, hand_on};
 use crate::refusal::{Refusal, Refusals};
+use crate::source::{WIRE_PAGE, WIRE_SHIFT};
 use crate::stats::ByteOrder;
 
 /// A buffer of a chain.
@@ -100,9 +101,7 @@ pub(super) enum Wire {
     /// 2.7.3).
     Pfns(ByteOrder),
     /// In bulk, and the longest of them.
-    Bulk(BulkFormat, usize),
-    /// The buffers are the pages.
-    Gather,
+    Bulk(usize),
 }
 
 impl Wire {
@@ -116,20 +115,16 @@ impl Wire {
     ) -> usize {
         let most = match self {
             Self::Pfns(_) => MOST_MESSAGE_BYTES,
-            Self::Bulk(_, most) => most,
-            Self::Gather => {
-                gather(pieces, refusals, sink);
-                return 0;
-            }
+            Self::Bulk(most) => most,
         };
         if read(pieces, memory, most, message, refusals) {
             match self {
-                Self::Bulk(format, _) => format.decode(message, refusals, sink),
+                Self::Bulk(_) => BitmapRecords.decode(message, refusals, sink),
                 Self::Pfns(ByteOrder::Big) => {
                     message.chunks_exact_mut(4).for_each(<[u8]>::reverse);
                     LePfns.decode(message, refusals, sink);
                 }
-                _ => LePfns.decode(message, refusals, sink),
+                Self::Pfns(ByteOrder::Little) => LePfns.decode(message, refusals, sink),
             }
         }
         message.len()
@@ -143,10 +138,18 @@ pub(super) fn gather(
     mut sink: impl FnMut(Span<GuestAddr>),
 ) {
     for (nr, piece) in pieces.iter().enumerate() {
-        if piece.writable {
-            ScatterGather::take(nr, piece.address, piece.len, refusals, &mut sink);
-        } else {
+        if !piece.writable {
             refusals.add(piece.wrong_direction());
+            continue;
+        }
+        let (address, len) = (piece.address, u64::from(piece.len));
+        let wrong = [address, len]
+            .into_iter()
+            .find(|word| word % WIRE_PAGE != 0);
+        match wrong {
+            Some(word) => refusals.add(Refusal::Bits { nr, word }),
+            None if len == 0 => refusals.add(Refusal::Empty { nr }),
+            None => hand_on(address, len >> WIRE_SHIFT, refusals, &mut sink),
         }
     }
 }

@@ -21,7 +21,7 @@ pub enum SetupError {
         /// The bits.
         unknown: Features,
     },
-    /// The longest message in bulk is none of 8 to 32,776 bytes.
+    /// The longest message in bulk is none of 24 to 32,776 bytes.
     #[error("messages in bulk of {bytes} bytes")]
     Message {
         /// Its bytes.

@@ -122,7 +122,8 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
         settings.check()?;
         let mut config = Config::default();
         if let Some(bulk) = settings.bulk {
-            config.set_bulk(bulk.format, bulk.message_bytes);
+            config.bulk_format = Config::BITMAP_RECORDS;
+            config.bulk_message_bytes = bulk.message_bytes;
         }
         Ok(Self {
             settings,
@@ -430,7 +431,6 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
         self.config = Config {
             bulk_format: self.config.bulk_format,
             bulk_message_bytes: self.config.bulk_message_bytes,
-            bulk_page_shifts: self.config.bulk_page_shifts,
             ..state.config
         };
         self.stats = state.stats;

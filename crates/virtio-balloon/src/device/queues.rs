@@ -36,21 +36,20 @@ use crate::collect::RunCollector;
 use crate::config::Config;
 use crate::dma::Dma;
 use crate::features::Features;
-use crate::format::BulkFormat;
 use crate::map::{MemoryMap, Part, Region, Resolver};
 use crate::queues::Queue;
 use crate::refusal::{Refusal, Refusals};
 use crate::stats::{ByteOrder, Stats};
 
 /// Room for parts of one drain, before they are sorted and handed on.
-pub(super) const PARTS: usize = 1 << 15;
+const PARTS: usize = 1 << 15;
 
 /// What a drain works in; kept, so that it does not allocate each time.
 #[derive(Debug, Default)]
 pub(super) struct Room {
-    pub(super) pieces: Vec<Piece>,
-    pub(super) message: Vec<u8>,
-    pub(super) parts: Vec<Part>,
+    pieces: Vec<Piece>,
+    message: Vec<u8>,
+    parts: Vec<Part>,
     heads: Vec<u16>,
 }
 
@@ -152,7 +151,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     }
 
     /// Fails unless this queue can be used now.
-    pub(super) fn usable(&self, queue: Queue) -> Result<(), QueueError> {
+    fn usable(&self, queue: Queue) -> Result<(), QueueError> {
         self.negotiated.ok_or(QueueError::NotNegotiated)?;
         if self.needs_reset {
             return Err(QueueError::NeedsReset);
@@ -168,7 +167,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
         ring: &mut Ring<'_, Q, G>,
         room: &mut Room,
     ) -> Result<(), QueueError> {
-        let format = self.wire();
+        let wire = self.wire();
         let regions = self.memory.regions();
         let mut named = Named::new(&regions, &mut room.parts);
         while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
@@ -178,7 +177,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
             }
             let (back, memory) = (&mut self.back, &mut self.memory);
             let message = (&room.pieces[..], &mut room.message);
-            let bytes = format.decode(message, ring.memory, &mut self.refusals, |run| {
+            let bytes = wire.decode(message, ring.memory, &mut self.refusals, |run| {
                 named.push(run, |parts| back.inflate(memory, parts));
             });
             ring.spend(bytes);
@@ -201,7 +200,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
         ring: &mut Ring<'_, Q, G>,
         room: &mut Room,
     ) -> Result<(), QueueError> {
-        let format = self.wire();
+        let wire = self.wire();
         let regions = self.memory.regions();
         let mut named = Named::new(&regions, &mut room.parts);
         let then = self.settings.unrestored;
@@ -229,7 +228,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
                     back.restore(memory.map(), parts, then, &mut lacking);
                 };
                 let message = (&room.pieces[..], &mut room.message);
-                let bytes = format.decode(message, ring.memory, &mut self.refusals, |run| {
+                let bytes = wire.decode(message, ring.memory, &mut self.refusals, |run| {
                     named.push(run, &mut take);
                 });
                 ring.spend(bytes);
@@ -391,12 +390,9 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     }
 
     /// What messages of inflateq and deflateq look like.
-    pub(super) fn wire(&self) -> Wire {
+    fn wire(&self) -> Wire {
         match self.settings.bulk {
-            Some(bulk) if self.has(bulk.bit.feature()) => match bulk.format {
-                BulkFormat::ScatterGather => Wire::Gather,
-                format => Wire::Bulk(format, bulk.message_bytes as usize),
-            },
+            Some(bulk) if self.has(bulk.bit.feature()) => Wire::Bulk(bulk.message_bytes as usize),
             _ => Wire::Pfns(self.order()),
         }
     }

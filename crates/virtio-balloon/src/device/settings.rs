@@ -9,7 +9,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use super::error::SetupError;
 use super::monitor::Unrestored;
 use crate::features::{BulkBit, Features};
-use crate::format::{BulkFormat, MOST_MESSAGE_BYTES};
+use crate::format::{LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES};
 use crate::map::Region;
 use crate::queues::Numbering;
 use crate::stats::ByteOrder;
@@ -42,18 +42,15 @@ pub struct Settings {
 pub struct Bulk {
     /// The feature bit.
     pub bit: BulkBit,
-    /// The format.
-    pub format: BulkFormat,
-    /// The longest message, in bytes: 8 to 32,776.
+    /// The longest message, in bytes: 24 to 32,776.
     pub message_bytes: u32,
 }
 
-impl Bulk {
-    /// This format, under the default bit, with messages as long as they may be.
-    pub const fn new(format: BulkFormat) -> Self {
+impl Default for Bulk {
+    /// Under the default bit, with messages as long as they may be.
+    fn default() -> Self {
         Self {
             bit: BulkBit::DEFAULT,
-            format,
             message_bytes: MOST_MESSAGE_BYTES as u32,
         }
     }
@@ -83,13 +80,9 @@ impl Settings {
         if unknown.0 != 0 {
             return Err(SetupError::Feature { unknown });
         }
-        match self.bulk {
-            Some(Bulk {
-                message_bytes: bytes,
-                ..
-            }) if !(8..=MOST_MESSAGE_BYTES as u32).contains(&bytes) => {
-                Err(SetupError::Message { bytes })
-            }
+        let bounds = LEAST_MESSAGE_BYTES as u32..=MOST_MESSAGE_BYTES as u32;
+        match self.bulk.map(|bulk| bulk.message_bytes) {
+            Some(bytes) if !bounds.contains(&bytes) => Err(SetupError::Message { bytes }),
             _ => Ok(()),
         }
     }

@@ -12,7 +12,7 @@ use super::error::Error;
 use super::ring::{DESCRIPTOR, Ring, Wrong};
 use super::seams::{Element, Memory, Transport};
 use crate::features::Features;
-use crate::format::{BitmapRecords, BulkFormat, Format as _, LePfns, ScatterGather};
+use crate::format::{BitmapRecords, Format as _, LePfns};
 use crate::queues::Queue;
 use crate::source::{EncodeError, GuestPage, Source};
 
@@ -39,8 +39,8 @@ pub enum Wait {
 pub enum Wire {
     /// The standard's page numbers.
     Pfns,
-    /// Messages in bulk.
-    Bulk(BulkFormat),
+    /// Messages in bulk: [`BitmapRecords`].
+    Bulk,
 }
 
 /// Parts of the page that small messages share.
@@ -244,15 +244,11 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         page: GuestPage,
         runs: impl Iterator<Item = Span<GuestAddr>>,
     ) -> LinkResult<u64, T> {
-        let (wire, size) = (self.wire, self.size(queue));
+        let wire = self.wire;
         let mut source = Source::new(runs, page);
         self.send(queue, |scratch| match wire {
             Wire::Pfns => LePfns.encode(&mut source, scratch),
-            // A chain is no longer than its queue.
-            Wire::Bulk(BulkFormat::ScatterGather) => {
-                ScatterGather::new(size).encode(&mut source, scratch)
-            }
-            Wire::Bulk(format) => format.encode(&mut source, scratch),
+            Wire::Bulk => BitmapRecords.encode(&mut source, scratch),
         })
     }
 
@@ -264,11 +260,13 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         bitmaps: &[(u64, &[u64])],
     ) -> LinkResult<u64, T> {
         let runs = page.stretches_of(bitmaps);
-        if self.wire != Wire::Bulk(BulkFormat::BitmapRecords) {
+        if self.wire == Wire::Pfns {
             return self.tell(queue, page, runs);
         }
-        let (format, mut source) = (BitmapRecords, Source::new(runs, page));
-        self.send(queue, |scratch| format.encode_bitmap(&mut source, scratch))
+        let mut source = Source::new(runs, page);
+        self.send(queue, |scratch| {
+            BitmapRecords.encode_bitmap(&mut source, scratch)
+        })
     }
 
     /// Sends messages until there is nothing to `encode`, and waits for each.
@@ -278,46 +276,25 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         mut encode: impl FnMut(&mut [u8]) -> Result<usize, EncodeError>,
     ) -> LinkResult<u64, T> {
         self.ready()?;
-        let gather = self.wire == Wire::Bulk(BulkFormat::ScatterGather);
         let mut messages = 0;
         loop {
             let Some(Buffer { scratch, place }) = &mut self.message else {
                 return Err(Error::Frozen);
             };
-            let (scratch, place) = (scratch.as_mut(), *place);
+            let (scratch, address) = (scratch.as_mut(), *place);
             let used = encode(scratch)?;
             if used == 0 {
                 return Ok(messages);
             }
             let (bytes, _) = scratch.split_at(used);
-            let len = used as u32;
-            match gather.then(|| self.queues.get(queue as usize).copied().flatten()) {
-                // A table of descriptors already: it lies in the queue's own, or is an indirect one.
-                Some(Some(Virtqueue::Own(ring))) => {
-                    let indirect = self.features.contains(INDIRECT);
-                    let table = match indirect {
-                        true => place,
-                        false => ring.addresses().descriptors,
-                    };
-                    self.memory.write(table, bytes).map_err(Error::Seam)?;
-                    if indirect {
-                        ring.describe_table(&self.memory, table, len)
-                            .map_err(Error::Seam)?;
-                    }
-                    self.offer(queue, &[])?;
-                }
-                _ => {
-                    self.memory.write(place, bytes).map_err(Error::Seam)?;
-                    let (address, write) = (place, false);
-                    let element = Element {
-                        address,
-                        len,
-                        write,
-                    };
-                    self.offer(queue, &[element])?;
-                }
-            }
-            self.answered(queue)?;
+            self.memory.write(address, bytes).map_err(Error::Seam)?;
+            let (len, write) = (used as u32, false);
+            let element = Element {
+                address,
+                len,
+                write,
+            };
+            self.exchange(queue, &[element])?;
             messages += 1;
         }
     }

@@ -32,7 +32,7 @@ use runs::{GuestAddr, Span};
 
 use crate::config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
 use crate::features::{BulkBit, Features};
-use crate::format::{BulkFormat, MOST_MESSAGE_BYTES};
+use crate::format::MOST_MESSAGE_BYTES;
 use crate::queues::{Numbering, Queue};
 use crate::source::{GuestPage, WIRE_PAGE};
 
@@ -59,9 +59,6 @@ use pending::Pending;
 const ACTUAL: u16 = 4;
 const HINT_COMMAND: u16 = 8;
 const POISON: u16 = 12;
-
-/// The shortest message in bulk that has room for a record of each kind: header and three words.
-const LEAST_MESSAGE_BYTES: usize = 32;
 
 /// How the driver works. The default is Linux's way, where Linux has one.
 #[derive(Clone, Copy, Debug)]
@@ -256,16 +253,13 @@ where
                 Err(_) => accepted = accepted.without(Features::FREE_PAGE_HINT),
             }
         }
-        let bulk = match settings.bulk {
-            Some(bit) if offered.contains(bit.feature()) => self.bulk()?.map(|wire| (bit, wire)),
-            _ => None,
-        };
-        match bulk {
-            Some((bit, format)) => {
-                accepted = accepted.with(bit.feature());
-                self.link.wire = Wire::Bulk(format);
+        let bulk = settings.bulk.map(BulkBit::feature);
+        match bulk.filter(|bit| offered.contains(*bit)) {
+            Some(bit) if self.bulk()? => {
+                accepted = accepted.with(bit);
+                self.link.wire = Wire::Bulk;
             }
-            None => {
+            _ => {
                 self.link.wire = Wire::Pfns;
                 let first = self.link.memory.words(pending::WORDS);
                 self.pending.use_bitmaps(first, self.settings.bitmaps);
@@ -276,22 +270,21 @@ where
         Ok(accepted)
     }
 
-    /// The format in bulk, and buffers for it; `None` when it is not known or they are not to be had.
-    fn bulk(&mut self) -> DriverResult<Option<BulkFormat>, T> {
+    /// Whether the device's messages in bulk are known here, and buffers for them are to be had.
+    fn bulk(&mut self) -> DriverResult<bool, T> {
         let config = self.config(BULK_CONFIG_BYTES)?;
-        let bytes = (config.bulk_message_bytes as usize).min(MOST_MESSAGE_BYTES);
-        let platform = self.link.transport.queues().is_some();
-        let Some(format) = bulk_format(&config, self.page, platform) else {
-            return Ok(None);
-        };
+        if !config.has_bulk() {
+            return Ok(false);
+        }
         let Some(first) = self.link.memory.words(pending::WORDS) else {
-            return Ok(None);
+            return Ok(false);
         };
+        let bytes = (config.bulk_message_bytes as usize).min(MOST_MESSAGE_BYTES);
         if self.link.message_buffer(bytes).is_err() {
-            return Ok(None);
+            return Ok(false);
         }
         self.pending.use_bitmaps(Some(first), self.settings.bitmaps);
-        Ok(Some(format))
+        Ok(true)
     }
 
     /// The configuration space. A field is read whole; the device may change others meanwhile.
@@ -372,18 +365,6 @@ where
             false => Err(Error::Frozen),
         }
     }
-}
-
-/// The format in bulk of this configuration space, where a driver of pages of this size takes it. `platform`: whether
-/// the [platform keeps the rings](Queues), in which there is no place for the descriptors that are a message of
-/// [`BulkFormat::ScatterGather`].
-pub fn bulk_format(config: &Config, page: GuestPage, platform: bool) -> Option<BulkFormat> {
-    let room = config.bulk_message_bytes as usize >= LEAST_MESSAGE_BYTES;
-    config.bulk().filter(|format| match format {
-        BulkFormat::SizedRuns(shifts) => room && shifts.divide(page),
-        BulkFormat::ScatterGather => room && !platform,
-        _ => room,
-    })
 }
 
 /// An empty set of this span's pages.

@@ -11,6 +11,9 @@ pub(super) const HEAD: usize = 8;
 /// The most data behind a header: 32 KiB.
 pub const MOST_DATA_BYTES: usize = 32 << 10;
 
+/// The shortest message that has room for any record: a header, the record's head and a word.
+pub(crate) const LEAST_MESSAGE_BYTES: usize = HEAD + 16;
+
 /// The longest message: a header and its data.
 pub const MOST_MESSAGE_BYTES: usize = HEAD + MOST_DATA_BYTES;
 

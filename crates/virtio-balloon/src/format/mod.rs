@@ -9,39 +9,25 @@
 //! [`Refusals`] and left out. Runs are not compared with the guest's memory here: that is
 //! [`MemoryMap`](crate::MemoryMap)'s.
 //!
-//! Beside the message of the standard there is a format for each way in which the series of 2016 and 2017
-//! that was to send pages in bulk, or its reviewers, wanted to name pages; none was merged:
+//! There are two:
 //!
 //! * [`LePfns`]: VIRTIO 1.3, 5.5.6, which every driver and monitor speaks.
-//! * [`BitmapRecords`]: version 5, "Extend virtio-balloon for fast (de)inflating", whose figures are the
-//!   origin's; the format to use.
-//! * [`Ranges`]: version 6, which replaced the bitmaps by ranges in 64 bits.
-//! * [`Chunks`]: versions 7 to 10, address and length in two words.
-//! * [`ScatterGather`]: versions 11 and 12 (`VIRTIO_BALLOON_F_SG`); free page reporting and hinting of the
-//!   standard name pages so today (5.5.6.7).
-//! * [`SizedRuns`]: what M. S. Tsirkin asked for in review: number and size of pages, two bits for one of the
-//!   sizes that the configuration space states.
+//! * [`BitmapRecords`]: version 5 of the series of 2016, "Extend virtio-balloon for fast (de)inflating", which
+//!   was not merged: many pages at once.
 
-use runs::{GuestAddr, PageSizes, Span};
+use runs::{GuestAddr, Span};
 
 use crate::refusal::{Refusal, Refusals};
 use crate::source::{EncodeError, Source, WIRE_PAGE, WIRE_SHIFT};
 
 mod bitmap_records;
-mod chunks;
 mod header;
 mod le_pfns;
-mod ranges;
-mod scatter_gather;
-mod sized_runs;
 
 pub use bitmap_records::BitmapRecords;
-pub use chunks::Chunks;
+pub(crate) use header::LEAST_MESSAGE_BYTES;
 pub use header::{MOST_DATA_BYTES, MOST_MESSAGE_BYTES};
 pub use le_pfns::LePfns;
-pub use ranges::Ranges;
-pub use scatter_gather::ScatterGather;
-pub use sized_runs::{PageShifts, SizedRuns};
 
 /// A wire format of inflateq and deflateq.
 pub trait Format {
@@ -60,87 +46,6 @@ pub trait Format {
 
     /// Hands the runs of a message to `sink`, and counts what it does not take.
     fn decode(&self, message: &[u8], refusals: &mut Refusals, sink: impl FnMut(Span<GuestAddr>));
-}
-
-/// A format in bulk, chosen at run time, by its number in the configuration space
-/// (`docs/balloon-bulk.md`, "Configuration").
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BulkFormat {
-    /// [`BitmapRecords`].
-    BitmapRecords,
-    /// [`Ranges`].
-    Ranges,
-    /// [`Chunks`].
-    Chunks,
-    /// [`ScatterGather`].
-    ScatterGather,
-    /// [`SizedRuns`], of these sizes.
-    SizedRuns(PageShifts),
-}
-
-impl BulkFormat {
-    /// All of them, with [`PageShifts::DEFAULT`].
-    pub const ALL: [Self; 5] = [
-        Self::BitmapRecords,
-        Self::Ranges,
-        Self::Chunks,
-        Self::ScatterGather,
-        Self::SizedRuns(PageShifts::DEFAULT),
-    ];
-
-    /// The number in the configuration space. 4 was a format that is no more, and is not given again.
-    pub const fn number(self) -> u32 {
-        match self {
-            Self::BitmapRecords => 1,
-            Self::Ranges => 2,
-            Self::Chunks => 3,
-            Self::ScatterGather => 5,
-            Self::SizedRuns(_) => 6,
-        }
-    }
-
-    /// The format of this number, with [`PageShifts::DEFAULT`].
-    pub fn from_number(number: u32) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|format| format.number() == number)
-    }
-
-    /// One message in this format, as [`Format::encode`] makes it.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Format::encode`].
-    pub fn encode<I: Iterator<Item = Span<GuestAddr>>>(
-        self,
-        source: &mut Source<I>,
-        message: &mut [u8],
-    ) -> Result<usize, EncodeError> {
-        match self {
-            Self::BitmapRecords => BitmapRecords.encode(source, message),
-            Self::Ranges => Ranges.encode(source, message),
-            Self::Chunks => Chunks.encode(source, message),
-            Self::ScatterGather => ScatterGather::default().encode(source, message),
-            Self::SizedRuns(shifts) => SizedRuns::new(shifts).encode(source, message),
-        }
-    }
-
-    /// Takes a message in this format, as [`Format::decode`] does. The guest's page size stands in the
-    /// message where the format needs it.
-    pub fn decode(
-        self,
-        message: &[u8],
-        refusals: &mut Refusals,
-        sink: impl FnMut(Span<GuestAddr>),
-    ) {
-        match self {
-            Self::BitmapRecords => BitmapRecords.decode(message, refusals, sink),
-            Self::Ranges => Ranges.decode(message, refusals, sink),
-            Self::Chunks => Chunks.decode(message, refusals, sink),
-            Self::ScatterGather => ScatterGather::default().decode(message, refusals, sink),
-            Self::SizedRuns(shifts) => SizedRuns::new(shifts).decode(message, refusals, sink),
-        }
-    }
 }
 
 /// Blocks and runs are at most this long, so that their sums stay far from wrapping: 2^51 bytes.
@@ -183,7 +88,7 @@ impl<'a> Writer<'a> {
 
     /// Appends, if there is room for all of it.
     #[inline]
-    pub(crate) fn put(&mut self, bytes: &[u8]) -> bool {
+    fn put(&mut self, bytes: &[u8]) -> bool {
         let Some(place) = self.bytes.get_mut(self.used..self.used + bytes.len()) else {
             return false;
         };

@@ -3,10 +3,12 @@
 use crate::guest::{
     Act, FREE, Guest, bulk_messages, command, hint, in_bulk, pages, pfn, send_bulk,
 };
-use virtio_balloon::device::{Bulk, Event, NegotiateError, QueueError, Settings, SetupError};
+use virtio_balloon::device::{
+    Bulk, Device, Event, NegotiateError, QueueError, Settings, SetupError,
+};
 use virtio_balloon::{
-    BULK_CONFIG_BYTES, BulkBit, BulkFormat, ByteOrder, CONFIG_BYTES, Config, Features, Numbering,
-    Queue, Refusal, Region, Stats, Tag, WIRE_PAGE,
+    BULK_CONFIG_BYTES, BulkBit, ByteOrder, CONFIG_BYTES, Features, Numbering, Queue, Refusal,
+    Region, Stats, Tag, WIRE_PAGE,
 };
 
 #[test]
@@ -35,23 +37,20 @@ fn runs_are_merged_across_the_messages_of_a_drained_queue() {
 #[test]
 fn a_bitmap_becomes_one_discard_per_run() {
     let runs = [pages(3, 200), pages(300, 1), pages(302, 500)];
-    for format in BulkFormat::ALL {
-        let mut guest = Guest::new(in_bulk(format));
-        send_bulk(&mut guest, format, Queue::Inflate, &runs);
-        let _ = guest.drain(Queue::Inflate);
-        assert_eq!(guest.discards(), [runs], "{format:?}");
-        assert_eq!(guest.device.refusals().total(), 0, "{format:?}");
-        send_bulk(&mut guest, format, Queue::Deflate, &runs);
-        let _ = guest.drain(Queue::Deflate);
-        let restored: Vec<_> = guest.acts();
-        assert_eq!(restored, [Act::Restore(runs.to_vec())], "{format:?}");
-    }
+    let mut guest = Guest::new(in_bulk());
+    send_bulk(&mut guest, Queue::Inflate, &runs);
+    let _ = guest.drain(Queue::Inflate);
+    assert_eq!(guest.discards(), [runs]);
+    send_bulk(&mut guest, Queue::Deflate, &runs);
+    let _ = guest.drain(Queue::Deflate);
+    assert_eq!(guest.acts(), [Act::Restore(runs.to_vec())]);
+    assert_eq!(guest.device.refusals().total(), 0);
 }
 
 #[test]
 fn without_the_bulk_bit_queues_take_page_numbers() {
     let bulk = BulkBit::DEFAULT.feature();
-    let mut guest = Guest::without(in_bulk(BulkFormat::Ranges), bulk);
+    let mut guest = Guest::without(in_bulk(), bulk);
     guest.pfns(Queue::Inflate, [pfn(7)]);
     let _ = guest.drain(Queue::Inflate);
     assert_eq!(guest.discards(), [[pages(7, 1)]]);
@@ -73,7 +72,7 @@ fn the_bulk_bit_is_offered_only_when_the_monitor_says_so() {
     let settings = Settings {
         bulk: Some(Bulk {
             bit,
-            ..Bulk::new(BulkFormat::Chunks)
+            ..Bulk::default()
         }),
         ..Settings::default()
     };
@@ -86,8 +85,30 @@ fn the_bulk_bit_is_offered_only_when_the_monitor_says_so() {
     assert_eq!(guest.device.config_bytes(), BULK_CONFIG_BYTES);
     let mut config = [0; BULK_CONFIG_BYTES];
     guest.device.read_config(0, &mut config);
-    assert_eq!(Config::from_bytes(&config).bulk(), Some(BulkFormat::Chunks));
-    assert_eq!(Config::from_bytes(&config).bulk_message_bytes, 32_776);
+    assert_eq!(config[16..], [1, 0, 0, 0, 8, 0x80, 0, 0]);
+}
+
+#[test]
+fn a_longest_message_is_one_that_holds_a_record() {
+    for (message_bytes, good) in [
+        (0, false),
+        (23, false),
+        (24, true),
+        (32_776, true),
+        (32_777, false),
+    ] {
+        let mut settings = in_bulk();
+        settings.bulk = settings.bulk.map(|bulk| Bulk {
+            message_bytes,
+            ..bulk
+        });
+        let none: [Region; 0] = [];
+        let made = Device::new(settings, none, (), (), ()).map(|_| ());
+        let refused = SetupError::Message {
+            bytes: message_bytes,
+        };
+        assert_eq!(made, if good { Ok(()) } else { Err(refused) });
+    }
 }
 
 #[test]
@@ -117,7 +138,7 @@ fn every_feature_is_offered_and_no_other_can_be_taken() {
         ..Settings::default()
     };
     let none: [Region; 0] = [];
-    let made = virtio_balloon::device::Device::new(wrong, none, (), (), ());
+    let made = Device::new(wrong, none, (), (), ());
     assert_eq!(made.err(), Some(SetupError::Feature { unknown }));
 }
 
@@ -297,22 +318,17 @@ fn inflating_and_hinting_share_no_buffer() {
     // form, and what is hinted is neither in the balloon nor discarded.
     let settings = Settings {
         features: Features(0x3f),
-        ..in_bulk(BulkFormat::BitmapRecords)
+        ..in_bulk()
     };
     let mut guest = Guest::new(settings);
     let id = guest.device.start_hints().unwrap();
     command(&mut guest, id);
     let free = hint(&mut guest, 2);
     let taken = [pages(0, 130)];
-    send_bulk(
-        &mut guest,
-        BulkFormat::BitmapRecords,
-        Queue::Inflate,
-        &taken,
-    );
+    send_bulk(&mut guest, Queue::Inflate, &taken);
     hint(&mut guest, 1);
     // A message for inflateq on free_page_vq is none there.
-    let strayed = bulk_messages(BulkFormat::BitmapRecords, &taken).remove(0);
+    let strayed = bulk_messages(&taken).remove(0);
     guest.send(Queue::FreePage, &strayed);
     guest.acts();
     let _ = guest.drain(Queue::Inflate);

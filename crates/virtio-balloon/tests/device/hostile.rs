@@ -3,7 +3,7 @@
 use crate::guest::{FREE, Guest, HIGH, INDIRECT, LOW, NEXT, SIZE, WRITE, at, in_bulk, pages, pfn};
 use runs::Span;
 use virtio_balloon::device::{QueueError, Settings};
-use virtio_balloon::{BulkFormat, Features, MOST_MESSAGE_BYTES, Queue, Refusal, WIRE_PAGE};
+use virtio_balloon::{Features, MOST_MESSAGE_BYTES, Queue, Refusal, WIRE_PAGE};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -117,7 +117,7 @@ fn buffers_outside_memory_and_of_the_wrong_direction_are_refused() {
 
 #[test]
 fn messages_in_bulk_are_as_long_as_the_device_says() {
-    let mut settings = in_bulk(BulkFormat::Ranges);
+    let mut settings = in_bulk();
     let bulk = settings.bulk.as_mut().unwrap();
     bulk.message_bytes = 64;
     let mut guest = Guest::new(settings);
@@ -198,6 +198,40 @@ fn pages_outside_memory_are_left_out() {
         [[low, Span::new(HIGH.start, (1 << 20) - WIRE_PAGE)]]
     );
     assert_eq!(guest.device.refusals().total(), 7);
+}
+
+#[test]
+fn buffers_of_pages_that_are_no_pages_are_refused_alone() {
+    let mut guest = Guest::new(Settings::default());
+    let last = !(WIRE_PAGE - 1);
+    for (address, len, refusal) in [
+        (
+            FREE + 1,
+            4096,
+            Refusal::Bits {
+                nr: 1,
+                word: FREE + 1,
+            },
+        ),
+        (FREE, 4095, Refusal::Bits { nr: 1, word: 4095 }),
+        (FREE, 0, Refusal::Empty { nr: 1 }),
+        (
+            last,
+            8192,
+            Refusal::Wraps {
+                start: last,
+                pages: 2,
+            },
+        ),
+    ] {
+        let good = [7, 9].map(|nr| (pages(nr, 1).start, 4096, true));
+        let buffers = [good[0], (address, len, true), good[1]];
+        guest.chain(Queue::Reporting, &buffers);
+        let _ = guest.drain(Queue::Reporting);
+        assert_eq!(guest.discards(), [[pages(7, 1), pages(9, 1)]]);
+        assert_eq!(guest.device.refusals().latest(), Some(refusal));
+    }
+    assert_eq!(guest.device.refusals().total(), 4);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::guest::{Act, FREE, Guest, HIGH, LOW, NEXT, at, send_bulk};
 use proptest::prelude::*;
 use runs::{GuestAddr, Joiner, Span};
 use virtio_balloon::device::{Bulk, Event, Settings, Unrestored};
-use virtio_balloon::{BulkFormat, Features, Queue, WIRE_PAGE};
+use virtio_balloon::{Features, Queue, WIRE_PAGE};
 use virtio_queue::QueueT;
 
 /// Pages that the driver plays with: the first 32 lie in the lower region, 16 at the start of the upper.
@@ -160,9 +160,9 @@ fn bad(guest: &mut Guest, queue: Queue, kind: u8) -> u16 {
     }
 }
 
-fn run(ops: Vec<Op>, page: u64, tells: bool, format: Option<BulkFormat>) {
+fn run(ops: Vec<Op>, page: u64, tells: bool, bulk: bool) {
     let settings = Settings {
-        bulk: format.map(Bulk::new),
+        bulk: bulk.then(Bulk::default),
         unrestored: Unrestored::Hold,
         ..Settings::default()
     };
@@ -191,11 +191,11 @@ fn run(ops: Vec<Op>, page: u64, tells: bool, format: Option<BulkFormat>) {
                 drain_deflate(&mut guest, &mut model);
             }
             Op::Inflate(list) => {
-                let message = send(&mut guest, Queue::Inflate, &list, format);
+                let message = send(&mut guest, Queue::Inflate, &list, bulk);
                 model.inflating.push_back(message);
             }
             Op::Deflate(list) => {
-                let message = send(&mut guest, Queue::Deflate, &list, format);
+                let message = send(&mut guest, Queue::Deflate, &list, bulk);
                 model.deflating.push_back(message);
             }
             Op::Bad(inflate, kind) => {
@@ -230,12 +230,12 @@ fn run(ops: Vec<Op>, page: u64, tells: bool, format: Option<BulkFormat>) {
     assert!(model.held.is_none() && model.deflating.is_empty());
 }
 
-fn send(guest: &mut Guest, queue: Queue, list: &[u8], format: Option<BulkFormat>) -> Message {
+fn send(guest: &mut Guest, queue: Queue, list: &[u8], bulk: bool) -> Message {
     let pages: BTreeSet<u64> = list.iter().copied().map(address).collect();
-    let head = match format {
+    let head = match bulk {
+        true => send_bulk(guest, queue, &runs(&pages)),
         // In the order of the list, with what comes twice.
-        None => guest.pfns(queue, list.iter().map(|page| address(*page) / WIRE_PAGE)),
-        Some(format) => send_bulk(guest, format, queue, &runs(&pages)),
+        false => guest.pfns(queue, list.iter().map(|page| address(*page) / WIRE_PAGE)),
     };
     (head, pages)
 }
@@ -313,8 +313,8 @@ proptest! {
         ops in proptest::collection::vec(op(), 1..80),
         page in prop_oneof![Just(WIRE_PAGE), Just(4 * WIRE_PAGE)],
         tells in any::<bool>(),
-        format in prop_oneof![Just(None), (1u32..7).prop_map(BulkFormat::from_number)],
+        bulk in any::<bool>(),
     ) {
-        run(ops, page, tells, format);
+        run(ops, page, tells, bulk);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::fake::{self, Answers, Event, INDIRECT, PAGE, told, world};
 use runs::Span;
 use virtio_balloon::driver::{Error, Progress, Settings, Wire};
-use virtio_balloon::{BulkFormat, Driver, Features, Numbering, PageShifts, Queue, Wait};
+use virtio_balloon::{Driver, Features, Numbering, Queue, Wait};
 
 fn settings() -> Settings {
     Settings::default()
@@ -44,7 +44,7 @@ fn a_pass_covers_all_bitmaps() {
     let pages: Vec<u64> = (0..32)
         .flat_map(|nr| [nr * gib, nr * gib + 5, (nr + 1) * gib - 1])
         .collect();
-    let world = world(pages.iter().copied()).bulk(BulkFormat::BitmapRecords);
+    let world = world(pages.iter().copied()).bulk();
     let mut driver = world.driver(settings());
     assert_eq!(driver.inflate(96 * PAGE), Ok(Progress::Reached));
     world.agree(&driver);
@@ -57,7 +57,7 @@ fn fewer_bitmaps_mean_more_passes() {
     // All of the first window before the second, as the fake guest gives them.
     let pages: Vec<u64> = (0..8).flat_map(|nr| [nr * gib, nr * gib + 7]).collect();
     for (there, wished, passes) in [(1, 32, 8), (2, 32, 4), (32, 3, 3), (32, 32, 1)] {
-        let world = world(pages.iter().copied()).bulk(BulkFormat::Ranges);
+        let world = world(pages.iter().copied()).bulk();
         // Words of which pages are held and hinted come first.
         world.with(|world| world.words = 2 + there);
         let mut driver = world.driver(Settings {
@@ -81,7 +81,7 @@ fn rounds_are_bounded_and_nothing_is_left() {
     for bulk in [false, true] {
         let mut world = world(0..100);
         if bulk {
-            world = world.bulk(BulkFormat::BitmapRecords);
+            world = world.bulk();
         }
         world.with(|world| world.offered = world.offered.without(Features::DEFLATE_ON_OOM));
         let mut driver = world.driver(Settings {
@@ -106,22 +106,17 @@ fn rounds_are_bounded_and_nothing_is_left() {
 #[test]
 fn without_buffers_the_bulk_feature_goes() {
     type Case = (&'static str, fn(&mut fake::World));
-    let cases: [Case; 7] = [
+    let cases: [Case; 5] = [
         ("no bitmap", |world| world.words = 2),
         ("no buffer of its own", |world| world.bytes = 0),
         ("no buffer for the device", |world| world.shared = 0),
-        ("an unknown format", |world| world.config.bulk_format = 7),
-        ("runs of no sizes", |world| world.config.bulk_format = 6),
-        ("pages larger than the guest's", |world| {
-            world.config.bulk_format = 6;
-            world.config.bulk_page_shifts = [21, 30, 0, 0];
-        }),
+        ("an unknown format", |world| world.config.bulk_format = 2),
         ("messages too short", |world| {
-            world.config.bulk_message_bytes = 31
+            world.config.bulk_message_bytes = 23
         }),
     ];
     for (case, prepare) in cases {
-        let world = world(0..1000).bulk(BulkFormat::BitmapRecords);
+        let world = world(0..1000).bulk();
         let bulk = world.with(|world| {
             prepare(world);
             world.bulk.feature()
@@ -144,7 +139,7 @@ fn without_buffers_the_bulk_feature_goes() {
         assert_eq!(world.with(|world| world.messages), 4, "{case}");
     }
     // Only the large ones are missing.
-    let world = world(0..1000).bulk(BulkFormat::BitmapRecords);
+    let world = world(0..1000).bulk();
     world.with(|world| world.large = false);
     let driver = world.driver(settings());
     assert_eq!(driver.wire(), Wire::Pfns);
@@ -156,10 +151,7 @@ fn a_bulk_bit_that_is_not_wanted_or_not_offered_is_not_accepted() {
         bulk: None,
         ..settings()
     };
-    let cases = [
-        (world(0..10).bulk(BulkFormat::Chunks), unwanted),
-        (world(0..10), settings()),
-    ];
+    let cases = [(world(0..10).bulk(), unwanted), (world(0..10), settings())];
     for (world, settings) in cases {
         let mut driver = world.driver(settings);
         assert_eq!(driver.wire(), Wire::Pfns);
@@ -248,10 +240,10 @@ fn a_broken_queue_is_named() {
 
 #[test]
 fn no_page_is_reused_before_the_answer() {
-    for bulk in [None, Some(BulkFormat::BitmapRecords)] {
+    for bulk in [false, true] {
         let mut world = world(0..600);
-        if let Some(format) = bulk {
-            world = world.bulk(format);
+        if bulk {
+            world = world.bulk();
         }
         let mut driver = world.driver(settings());
         driver.inflate(600 * PAGE).unwrap();
@@ -390,7 +382,7 @@ fn what_was_got_is_reported_then_a_pause_and_again() {
     for bulk in [false, true] {
         let mut world = world(0..50);
         if bulk {
-            world = world.bulk(BulkFormat::BitmapRecords);
+            world = world.bulk();
         }
         let mut driver = world.driver(Settings {
             tries: 2,
@@ -427,7 +419,7 @@ fn what_was_got_is_reported_then_a_pause_and_again() {
 
 #[test]
 fn freeze_and_restore_leave_no_page_behind() {
-    let world = world(0..2000).bulk(BulkFormat::SizedRuns(PageShifts::DEFAULT));
+    let world = world(0..2000).bulk();
     let mut driver = world.driver(settings());
     for _ in 0..3 {
         driver.inflate(1500 * PAGE).unwrap();
@@ -467,28 +459,26 @@ fn it_follows_the_device() {
 fn both_numberings_and_both_kinds_of_chains() {
     for numbering in [Numbering::Specification, Numbering::Compressed] {
         for chains in [INDIRECT, Features(0)] {
-            for format in BulkFormat::ALL {
-                let world = world((0..2000).filter(|nr| nr % 5 != 0)).bulk(format);
-                world.with(|world| {
-                    world.numbering = numbering;
-                    // Without statistics and hints the numbers differ.
-                    let rest = INDIRECT
-                        .with(Features::STATS_VQ)
-                        .with(Features::FREE_PAGE_HINT);
-                    world.offered = world.offered.without(rest).with(chains);
-                });
-                let mut driver = world.driver(Settings {
-                    numbering,
-                    ..settings()
-                });
-                driver.inflate(1500 * PAGE).unwrap();
-                world.agree(&driver);
-                driver.deflate(77 * PAGE).unwrap();
-                world.agree(&driver);
-                let blocks: Vec<_> = (0..40).map(|nr| Span::new(nr << 22, 1 << 22)).collect();
-                assert_eq!(driver.report(&blocks), Ok(2));
-                assert_eq!(world.with(|world| world.reported.clone()), blocks);
-            }
+            let world = world((0..2000).filter(|nr| nr % 5 != 0)).bulk();
+            world.with(|world| {
+                world.numbering = numbering;
+                // Without statistics and hints the numbers differ.
+                let rest = INDIRECT
+                    .with(Features::STATS_VQ)
+                    .with(Features::FREE_PAGE_HINT);
+                world.offered = world.offered.without(rest).with(chains);
+            });
+            let mut driver = world.driver(Settings {
+                numbering,
+                ..settings()
+            });
+            driver.inflate(1500 * PAGE).unwrap();
+            world.agree(&driver);
+            driver.deflate(77 * PAGE).unwrap();
+            world.agree(&driver);
+            let blocks: Vec<_> = (0..40).map(|nr| Span::new(nr << 22, 1 << 22)).collect();
+            assert_eq!(driver.report(&blocks), Ok(2));
+            assert_eq!(world.with(|world| world.reported.clone()), blocks);
         }
     }
 }

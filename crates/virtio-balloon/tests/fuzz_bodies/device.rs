@@ -8,7 +8,7 @@ mod guest;
 
 use runs::{GuestAddr, Span};
 use virtio_balloon::device::{Bulk, Settings, Unrestored, regions};
-use virtio_balloon::{BulkFormat, Config, Features, Numbering, Queue, WIRE_PAGE};
+use virtio_balloon::{Config, Features, Numbering, Queue, WIRE_PAGE};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -54,7 +54,7 @@ fn settings(bytes: &mut Bytes<'_>) -> Settings {
     ];
     Settings {
         features: Features(u64::from(bytes.u8()) & 0x3f),
-        bulk: BulkFormat::from_number(u32::from(bytes.u8()) % 8).map(Bulk::new),
+        bulk: bytes.flag().then(Bulk::default),
         numbering: match bytes.flag() {
             true => Numbering::Specification,
             false => Numbering::Compressed,

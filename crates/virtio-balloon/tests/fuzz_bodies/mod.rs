@@ -5,27 +5,18 @@
 
 use runs::{GuestAddr, Span};
 use virtio_balloon::{
-    BitmapRecords, ByteOrder, Chunks, Config, Format, LePfns, MemoryMap, PageShifts, Part,
-    PartialHugePages, Ranges, Refusals, Region, Resolver, RunCollector, ScatterGather, SizedRuns,
-    Stats, WIRE_PAGE,
+    BitmapRecords, ByteOrder, Config, Format, LePfns, MemoryMap, Part, PartialHugePages, Refusals,
+    Region, Resolver, RunCollector, Stats, WIRE_PAGE,
 };
 
 /// One target.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 3] = [
     ("balloon_le_pfns", |data| message(&LePfns, data)),
     ("balloon_bitmap_records", |data| {
         message(&BitmapRecords, data)
-    }),
-    ("balloon_ranges", |data| message(&Ranges, data)),
-    ("balloon_chunks", |data| message(&Chunks, data)),
-    ("balloon_sized_runs", |data| {
-        message(&SizedRuns::new(PageShifts::DEFAULT), data)
-    }),
-    ("balloon_scatter_gather", |data| {
-        message(&ScatterGather::default(), data)
     }),
     ("balloon_other", other),
 ];

@@ -13,8 +13,8 @@ use virtio_balloon::device::{
     regions,
 };
 use virtio_balloon::{
-    BulkFormat, Dma, Features, Format, GuestPage, LePfns, MemoryMap, Part, Queue, Reason, Refusals,
-    Region, Source, Stats, WIRE_PAGE,
+    BitmapRecords, Dma, Features, Format, GuestPage, LePfns, MemoryMap, Part, Queue, Reason,
+    Refusals, Region, Source, Stats, WIRE_PAGE,
 };
 use virtio_queue::{Queue as VirtQueue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -237,20 +237,19 @@ pub fn pfn(page: u64) -> u64 {
     FREE / WIRE_PAGE + page
 }
 
-pub fn in_bulk(format: BulkFormat) -> Settings {
+pub fn in_bulk() -> Settings {
     Settings {
-        bulk: Some(Bulk::new(format)),
+        bulk: Some(Bulk::default()),
         ..Settings::default()
     }
 }
 
-pub fn bulk_messages(format: BulkFormat, runs: &[Span<GuestAddr>]) -> Vec<Vec<u8>> {
-    let page = GuestPage::SIZE_4K;
-    let mut source = Source::new(runs.iter().copied(), page);
+pub fn bulk_messages(runs: &[Span<GuestAddr>]) -> Vec<Vec<u8>> {
+    let mut source = Source::new(runs.iter().copied(), GuestPage::SIZE_4K);
     let mut message = vec![0; 4096];
     let mut all = Vec::new();
     loop {
-        let used = format.encode(&mut source, &mut message).unwrap();
+        let used = BitmapRecords.encode(&mut source, &mut message).unwrap();
         if used == 0 {
             return all;
         }
@@ -258,22 +257,9 @@ pub fn bulk_messages(format: BulkFormat, runs: &[Span<GuestAddr>]) -> Vec<Vec<u8
     }
 }
 
-/// Sends runs in bulk, scatter-gather as the descriptors that they are. Returns the first descriptor of
-/// the last message.
-pub fn send_bulk(
-    guest: &mut Guest,
-    format: BulkFormat,
-    queue: Queue,
-    runs: &[Span<GuestAddr>],
-) -> u16 {
-    if format == BulkFormat::ScatterGather {
-        let buffers: Vec<_> = runs
-            .iter()
-            .map(|run| (run.start, run.len as u32, true))
-            .collect();
-        return guest.chain(queue, &buffers);
-    }
-    let messages = bulk_messages(format, runs).into_iter();
+/// Sends runs in bulk. Returns the first descriptor of the last message.
+pub fn send_bulk(guest: &mut Guest, queue: Queue, runs: &[Span<GuestAddr>]) -> u16 {
+    let messages = bulk_messages(runs).into_iter();
     messages
         .map(|message| guest.send(queue, &message))
         .last()

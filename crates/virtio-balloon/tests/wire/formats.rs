@@ -6,8 +6,7 @@ use crate::common::{ALL, Any, PAGES, decoded, joined, messages, pages, runs_of};
 use proptest::prelude::*;
 use runs::{GuestAddr, Span};
 use virtio_balloon::{
-    BitmapRecords, BulkFormat, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES,
-    PageShifts, Refusals, ScatterGather, SizedRuns, Source,
+    BitmapRecords, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES, Source,
 };
 
 /// The one message for these runs of 4 KiB pages.
@@ -158,23 +157,6 @@ fn fields_are_plain_little_endian() {
         one(Any::Bitmap, &run)[8..],
         [0xc0, 0xfd, 0x10, 0x32, 0x54, 0x76, 0x28, 0x01]
     );
-    assert_eq!(
-        one(Any::Ranges, &run)[8..],
-        [0x40, 0x00, 0xdc, 0x0f, 0x21, 0x43, 0x65, 0x87]
-    );
-    assert_eq!(
-        one(Any::Chunks, &run),
-        [
-            1, 0, 0, 0, 0, 0, 0, 0, 0x00, 0x00, 0xdc, 0x0f, 0x21, 0x43, 0x65, 0x87, 0, 0, 4, 0, 0,
-            0, 0, 0,
-        ]
-    );
-    assert_eq!(
-        one(Any::Gather, &run),
-        [
-            0x00, 0x00, 0xdc, 0x0f, 0x21, 0x43, 0x65, 0x87, 0, 0, 4, 0, 2, 0, 0, 0,
-        ]
-    );
 }
 
 #[test]
@@ -226,99 +208,6 @@ fn an_exact_multiple_of_the_window_loses_no_page() {
             }
         }
     }
-}
-
-#[test]
-fn a_range_of_4096_pages() {
-    for (count, expected) in [
-        (4095, vec![5 << 12 | 4095]),
-        (4096, vec![5 << 12, 4096]),
-        (4097, vec![5 << 12, 4097]),
-    ] {
-        let message = one(Any::Ranges, &[pages(5, count)]);
-        assert_eq!(words(&message), expected);
-        assert_eq!(decoded(Any::Ranges, &[message]).0, [pages(5, count)]);
-    }
-}
-
-#[test]
-fn chunks_round_trip() {
-    let runs = [pages(1, 1), pages(8, 1 << 40)];
-    let message = one(Any::Chunks, &runs);
-    assert_eq!(message[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(words(&message), [0x1000, 0x1000, 0x8000, 1 << 52]);
-    assert_eq!(decoded(Any::Chunks, &[message]).0, runs);
-}
-
-#[test]
-fn sized_runs_name_a_size_and_how_many() {
-    // Two pages, 511 blocks of 2M, three of 1G, and a page; then more than fit into ten bits.
-    let first = Span::new((2 << 20) - 0x2000, (4 << 30) - (2 << 20) + 0x3000);
-    let second = Span::new(8 << 40, 1025 << 30);
-    let message = one(Any::Sized, &[first, second]);
-    assert_eq!(
-        words(&message),
-        [
-            first.start | 1 << 2,
-            2 << 20 | 510 << 2 | 1,
-            1 << 30 | 2 << 2 | 2,
-            4 << 30,
-            8 << 40 | 1023 << 2 | 2,
-            ((8 << 40) + (1 << 40)) | 2,
-        ]
-    );
-    assert_eq!(decoded(Any::Sized, &[message]).0.len(), 6);
-}
-
-#[test]
-fn sizes_that_do_not_divide_a_run_are_an_error() {
-    let run = Span::new(2 << 20, (2 << 20) + 0x1000);
-    let format = SizedRuns::new(PageShifts::new([21, 0, 0, 0]).unwrap());
-    let mut source = Source::new([run], GuestPage::SIZE_4K);
-    let refused = format.encode(&mut source, &mut [0; 64]);
-    assert_eq!(
-        refused,
-        Err(EncodeError::Sizes {
-            run: Span::new(4 << 20, 0x1000)
-        })
-    );
-}
-
-#[test]
-fn a_chain_is_as_long_as_the_queue_and_as_4_gib() {
-    // 9 GiB: 2^32 - 64 KiB twice, since no chain may have 2^32 bytes; then the rest.
-    let run = Span::new(1 << 40, 9 << 30);
-    let all = messages(Any::Gather, GuestPage::SIZE_64K, &[run], 1 << 12);
-    let lens = |message: &[u8]| -> Vec<u64> {
-        let (found, refusals) = decoded(Any::Gather, &[message.to_vec()]);
-        assert_eq!(refusals.total(), 0);
-        found.iter().map(|run| run.len).collect()
-    };
-    let long = (1 << 32) - (1 << 16);
-    let found: Vec<_> = all.iter().map(|message| lens(message)).collect();
-    assert_eq!(found, [vec![long], vec![long], vec![(9 << 30) - 2 * long]]);
-    let two = [Span::new(0, 1 << 20), Span::new(1 << 30, 1 << 32)];
-    let two = messages(Any::Gather, GuestPage::SIZE_64K, &two, 1 << 12);
-    assert_eq!(lens(&two[0]), [1 << 20, long - (1 << 20)]);
-    let flags: Vec<_> = two[0]
-        .chunks(16)
-        .map(|descriptor| &descriptor[12..])
-        .collect();
-    assert_eq!(
-        flags,
-        [[3, 0, 1, 0], [2, 0, 0, 0]],
-        "NEXT and WRITE, then WRITE"
-    );
-
-    let scattered: Vec<_> = (0..10).map(|nr| pages(2 * nr, 1)).collect();
-    let mut source = Source::new(scattered, GuestPage::SIZE_4K);
-    let mut message = [0; 1024];
-    let used = [(); 4].map(|()| {
-        ScatterGather::new(4)
-            .encode(&mut source, &mut message)
-            .unwrap()
-    });
-    assert_eq!(used, [64, 64, 32, 0]);
 }
 
 #[test]
@@ -402,32 +291,6 @@ proptest! {
                 prop_assert_eq!(refusals.total(), 0, "{:?}", format);
                 // What is encoded in order comes out in order, and so needs no sorting.
                 prop_assert_eq!(joined(&found), runs.clone(), "{:?} {:?}", format, page);
-            }
-        }
-    }
-
-    #[test]
-    fn chosen_at_run_time_a_format_is_the_same(set in page_sets(), buffer in 24usize..3000) {
-        let fixed = [
-            Any::Bitmap,
-            Any::Ranges,
-            Any::Chunks,
-            Any::Gather,
-            Any::Sized,
-        ];
-        for (bulk, fixed) in BulkFormat::ALL.into_iter().zip(fixed) {
-            for page in PAGES {
-                let runs = runs_of(&set, page);
-                let mut source = Source::new(runs.iter().copied(), page);
-                let mut message = vec![0xaa; buffer];
-                for expected in messages(fixed, page, &runs, buffer) {
-                    let used = bulk.encode(&mut source, &mut message).unwrap();
-                    prop_assert_eq!(&message[..used], &expected[..]);
-                    let mut found = Vec::new();
-                    bulk.decode(&expected, &mut Refusals::new(), |run| found.push(run));
-                    prop_assert_eq!(found, decoded(fixed, &[expected]).0);
-                }
-                prop_assert_eq!(bulk.encode(&mut source, &mut message).unwrap(), 0);
             }
         }
     }

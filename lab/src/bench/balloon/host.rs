@@ -112,7 +112,7 @@ impl Host {
         memory: GuestMemoryMmap,
     ) -> Result<Self, Failed> {
         let bulk = match way {
-            Way::Bulk(format) => Some(Bulk::new(format)),
+            Way::Bulk => Some(Bulk::default()),
             Way::PageByPage | Way::Numbers => None,
         };
         let settings = Settings {
@@ -144,7 +144,7 @@ impl Host {
                 discarded: 0,
                 messages: 0,
             }),
-            Way::Numbers | Way::Bulk(_) => None,
+            Way::Numbers | Way::Bulk => None,
         };
         let region = Region {
             guest,

@@ -22,7 +22,7 @@ use hostmem::{Backing, Mapping, PopulateError};
 use runs::Span;
 use rustix::time::{ClockId, clock_gettime};
 use virtio_balloon::driver::Settings;
-use virtio_balloon::{BulkBit, BulkFormat, Driver, Wait};
+use virtio_balloon::{BulkBit, Driver, Wait};
 
 use super::BenchError;
 use super::origin::SCATTERED;
@@ -81,26 +81,19 @@ impl Kind {
 enum Way {
     PageByPage,
     Numbers,
-    Bulk(BulkFormat),
+    Bulk,
 }
 
 impl Way {
     /// All of them, page by page first.
-    fn all() -> impl Iterator<Item = Self> {
-        let bulk = BulkFormat::ALL.into_iter().map(Self::Bulk);
-        [Self::PageByPage, Self::Numbers].into_iter().chain(bulk)
-    }
+    const ALL: [Self; 3] = [Self::PageByPage, Self::Numbers, Self::Bulk];
 
     /// The wire format; page by page stands beside all of them.
     const fn name(self) -> &'static str {
         match self {
             Self::PageByPage => "",
             Self::Numbers => "page-numbers",
-            Self::Bulk(BulkFormat::BitmapRecords) => "bitmap-records",
-            Self::Bulk(BulkFormat::Ranges) => "ranges",
-            Self::Bulk(BulkFormat::Chunks) => "chunks",
-            Self::Bulk(BulkFormat::ScatterGather) => "scatter-gather",
-            Self::Bulk(BulkFormat::SizedRuns(_)) => "sized-runs",
+            Self::Bulk => "bitmap-records",
         }
     }
 }
@@ -131,7 +124,7 @@ fn of_memory(kind: Kind, rounds: &mut Rounds<'_>, report: &mut GroupReport) -> R
     let real = Real::take(kind.backing, wanted, UNIT, None, rounds, report)?;
     let bytes = kind.taken(real.mapping.len());
     while rounds.more()? {
-        for way in Way::all() {
+        for way in Way::ALL {
             fill(&real.mapping, rounds)?;
             let (stages, messages) =
                 inflate(way, kind, &real.mapping, bytes).map_err(|op| BenchError::Refused {
@@ -141,7 +134,7 @@ fn of_memory(kind: Kind, rounds: &mut Rounds<'_>, report: &mut GroupReport) -> R
                 })?;
             let subject = match way {
                 Way::PageByPage => Subject::ByPage,
-                Way::Numbers | Way::Bulk(_) => Subject::Dmaspace,
+                Way::Numbers | Way::Bulk => Subject::Dmaspace,
             };
             let whole = (WHOLE, stages.iter().sum());
             let key = |op, unit| Key {
@@ -217,7 +210,7 @@ fn inflate(
                 is_zero(mapping, &blocks).map(|()| (taking, telling, elapsed))
             })
         }
-        Way::Numbers | Way::Bulk(_) => drive(way, wires, shared, blocks, mapping, bytes),
+        Way::Numbers | Way::Bulk => drive(way, wires, shared, blocks, mapping, bytes),
     };
     // What the device says is the cause of what the driver says.
     device.join().map_err(|_| "the device has ended")??;
@@ -242,7 +235,7 @@ fn drive(
     bytes: u64,
 ) -> Result<(f64, f64, f64), &'static str> {
     let settings = Settings {
-        bulk: matches!(way, Way::Bulk(_)).then_some(BulkBit::DEFAULT),
+        bulk: (way == Way::Bulk).then_some(BulkBit::DEFAULT),
         wait: Wait::Sleep { most: PATIENCE },
         queue_size: 256,
         ..Settings::default()

@@ -16,8 +16,8 @@ use std::time::Duration;
 use runs::{GuestAddr, Span};
 use virtio_balloon::driver::{QueueAddresses, Settings};
 use virtio_balloon::{
-    BulkBit, BulkFormat, ByteOrder, Config, Driver, Features, Format as _, GuestPage, LePfns,
-    Numbering, Queue, Refusals, ScatterGather, Stats,
+    BitmapRecords, BulkBit, ByteOrder, Config, Driver, Features, Format as _, GuestPage, LePfns,
+    Numbering, Queue, Refusals, Stats,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -153,13 +153,10 @@ pub(crate) fn world(free: impl IntoIterator<Item = u64>) -> Handle {
 
 impl Handle {
     /// Offers messages in bulk.
-    pub(crate) fn bulk(self, format: BulkFormat) -> Self {
+    pub(crate) fn bulk(self) -> Self {
         self.with(|world| {
             world.offered = world.offered.with(world.bulk.feature());
-            world.config.bulk_format = format.number();
-            if let BulkFormat::SizedRuns(shifts) = format {
-                world.config.bulk_page_shifts = shifts.to_bytes();
-            }
+            world.config.bulk_format = Config::BITMAP_RECORDS;
             world.config.bulk_message_bytes = 32 << 10;
         });
         self
@@ -320,26 +317,17 @@ impl World {
 
     fn pages(&mut self, queue: Queue, parts: &[(u64, u32, bool)]) {
         let features = self.accepted.unwrap();
-        let bulk = features.contains(self.bulk.feature());
-        let format = self.config.bulk().filter(|_| bulk);
         let mut refusals = Refusals::new();
         let mut found = Vec::new();
-        if format == Some(BulkFormat::ScatterGather) {
-            for (nr, (address, len, writable)) in parts.iter().enumerate() {
-                assert!(writable);
-                ScatterGather::take(nr, *address, *len, &mut refusals, |run| found.push(run));
-            }
-        } else {
-            let mut message = Vec::new();
-            for (address, len, writable) in parts {
-                assert!(!writable);
-                message.extend_from_slice(self.bytes_at(*address, *len as usize));
-            }
-            self.most_bytes = self.most_bytes.max(message.len());
-            match format {
-                Some(format) => format.decode(&message, &mut refusals, |run| found.push(run)),
-                None => LePfns.decode(&message, &mut refusals, |run| found.push(run)),
-            }
+        let mut message = Vec::new();
+        for (address, len, writable) in parts {
+            assert!(!writable);
+            message.extend_from_slice(self.bytes_at(*address, *len as usize));
+        }
+        self.most_bytes = self.most_bytes.max(message.len());
+        match features.contains(self.bulk.feature()) {
+            true => BitmapRecords.decode(&message, &mut refusals, |run| found.push(run)),
+            false => LePfns.decode(&message, &mut refusals, |run| found.push(run)),
         }
         assert_eq!(refusals.total(), 0, "{refusals:?}");
         for run in &found {

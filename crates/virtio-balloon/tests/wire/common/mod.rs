@@ -8,30 +8,18 @@ use std::collections::BTreeSet;
 
 use runs::{GuestAddr, Joiner, Span};
 use virtio_balloon::{
-    BitmapRecords, Chunks, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES, PageShifts,
-    Ranges, Refusals, ScatterGather, SizedRuns, Source, Stretches, WIRE_PAGE,
+    BitmapRecords, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES, Refusals, Source,
+    Stretches, WIRE_PAGE,
 };
 
-/// Every format there is, in one way or another.
+/// Either format.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Any {
     Pfns,
     Bitmap,
-    Ranges,
-    Chunks,
-    /// Of 4K, 2M and 1G.
-    Sized,
-    Gather,
 }
 
-pub(crate) const ALL: [Any; 6] = [
-    Any::Pfns,
-    Any::Bitmap,
-    Any::Ranges,
-    Any::Chunks,
-    Any::Sized,
-    Any::Gather,
-];
+pub(crate) const ALL: [Any; 2] = [Any::Pfns, Any::Bitmap];
 
 pub(crate) const PAGES: [GuestPage; 3] =
     [GuestPage::SIZE_4K, GuestPage::SIZE_16K, GuestPage::SIZE_64K];
@@ -45,10 +33,6 @@ impl Any {
         match self {
             Self::Pfns => LePfns.encode(source, message),
             Self::Bitmap => BitmapRecords.encode(source, message),
-            Self::Ranges => Ranges.encode(source, message),
-            Self::Chunks => Chunks.encode(source, message),
-            Self::Sized => SizedRuns::new(PageShifts::DEFAULT).encode(source, message),
-            Self::Gather => ScatterGather::default().encode(source, message),
         }
     }
 
@@ -61,10 +45,6 @@ impl Any {
         match self {
             Self::Pfns => LePfns.decode(message, refusals, sink),
             Self::Bitmap => BitmapRecords.decode(message, refusals, sink),
-            Self::Ranges => Ranges.decode(message, refusals, sink),
-            Self::Chunks => Chunks.decode(message, refusals, sink),
-            Self::Sized => SizedRuns::new(PageShifts::DEFAULT).decode(message, refusals, sink),
-            Self::Gather => ScatterGather::default().decode(message, refusals, sink),
         }
     }
 
@@ -76,7 +56,7 @@ impl Any {
     ) -> Result<usize, EncodeError> {
         match self {
             Self::Bitmap => BitmapRecords.encode_bitmap(source, message),
-            format => format.encode(source, message),
+            Self::Pfns => LePfns.encode(source, message),
         }
     }
 
@@ -84,7 +64,7 @@ impl Any {
     pub(crate) fn usual(self) -> usize {
         match self {
             Self::Pfns => 1024,
-            _ => MOST_MESSAGE_BYTES,
+            Self::Bitmap => MOST_MESSAGE_BYTES,
         }
     }
 
@@ -92,8 +72,7 @@ impl Any {
     pub(crate) fn shortest(self) -> usize {
         match self {
             Self::Pfns => 4,
-            Self::Sized | Self::Gather => 16,
-            _ => 24,
+            Self::Bitmap => 24,
         }
     }
 }

@@ -1,3 +1,0 @@
-#![no_main]
-
-dmaspace_fuzz::target!(virtio_balloon, "balloon_sized_runs");
