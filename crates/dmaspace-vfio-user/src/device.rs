@@ -58,6 +58,12 @@ pub trait Device {
         let _ = (command, refusal);
     }
 
+    /// Clients cannot be accepted: the process has no descriptor left, for instance. Once until one is, or until there is
+    /// none; it is tried again ten times a second. Called while another client is served, too.
+    fn not_accepted(&self, error: &io::Error) {
+        let _ = error;
+    }
+
     /// How it migrates, if [`Description::migration`] says that it does.
     fn migration(&self) -> Option<&dyn Migration> {
         None

@@ -8,13 +8,11 @@
 //! When the client has left, its memory is unmapped and its interrupts are gone before
 //! [`Device::left`] is called and the next client is accepted.
 
-use std::io;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
 use hostmem::PeerEvent;
 use iopt::Prot;
-use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Description, Device, INTX, IRQS, Migration, REGIONS};
@@ -22,7 +20,7 @@ use crate::error::{DirtyRefusal, MapRefusal, Refusal, ServeError, UnmapRefusal};
 use crate::irqs::Irqs;
 use crate::memory::{ClientMemory, Limits, SetupError};
 use crate::migration::{FLAGS, Progress};
-use crate::socket::{self, Channel, Message};
+use crate::socket::{self, Channel, Door, Message};
 use crate::wire::{Bytes, Command, Fields, Header, MOST_DATA, MOST_FDS, at_least, exactly, room};
 
 /// `VFIO_DEVICE_FLAGS_RESET`, `VFIO_DEVICE_FLAGS_PCI`.
@@ -108,24 +106,15 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// [`ServeError::Accept`] only: the next call would fail, too.
+    /// [`ServeError::Accept`] only: the next call would fail, too. A want of descriptors or memory is waited out, and
+    /// [reported](Device::not_accepted).
     pub fn serve(&self, device: &dyn Device) -> Result<Served, ServeError> {
-        let client = loop {
-            match self.listener.accept() {
-                Ok((client, _)) => break client,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
-                    match poll(&mut fds, None) {
-                        Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                        Err(errno) => return Err(ServeError::Accept(errno.into())),
-                    }
-                }
-                Err(error) => match error.kind() {
-                    io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
-                    _ => return Err(ServeError::Accept(error)),
-                },
-            }
+        let mut door = Door {
+            listener: &self.listener,
+            device,
+            stuck: false,
         };
+        let client = door.next()?;
         let mut served = Served {
             requests: 0,
             maps: 0,
@@ -142,7 +131,7 @@ impl Server {
         };
         let mut channel = Channel {
             client,
-            listener: &self.listener,
+            door,
             refused: 0,
         };
         let mut end = session.run(&mut channel);

@@ -9,17 +9,22 @@
 //!
 //! While a message is awaited, other clients that connect are refused: the protocol has one client for a socket
 //! (specification, "Client/server interactions"). They find the connection closed.
+//!
+//! A connection that cannot be accepted keeps the listening socket readable. So this is not polled after such an error,
+//! and tried again after a while.
 
 use std::io::{self, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
+use std::os::fd::AsFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use hostmem::PeerFile;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
+use crate::device::Device;
 use crate::error::ServeError;
 use crate::wire::{HEADER, Header, MOST_FDS};
 
@@ -35,10 +40,78 @@ pub(crate) struct Message {
     pub(crate) too_many: bool,
 }
 
-/// A client, and the socket on which others connect.
+/// How long it takes until a connection that could not be accepted is tried again.
+const AGAIN: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+
+/// Where clients connect.
+pub(crate) struct Door<'a> {
+    pub(crate) listener: &'a UnixListener,
+    pub(crate) device: &'a dyn Device,
+    /// The last connection could not be accepted.
+    pub(crate) stuck: bool,
+}
+
+impl Door<'_> {
+    /// The next connection, if there is one.
+    fn accept(&mut self) -> io::Result<Option<UnixStream>> {
+        let accepted = match self.listener.accept() {
+            Ok((client, _)) => Ok(Some(client)),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            },
+        };
+        if let (false, Err(error)) = (self.stuck, &accepted) {
+            self.device.not_accepted(error);
+        }
+        self.stuck = accepted.is_err();
+        accepted
+    }
+
+    /// Waits for a connection, and accepts it.
+    pub(crate) fn next(&mut self) -> Result<UnixStream, ServeError> {
+        loop {
+            match self.accept() {
+                Ok(Some(client)) => return Ok(client),
+                Ok(None) => {}
+                Err(error) if is_shortage(&error) => {}
+                Err(error) => return Err(ServeError::Accept(error)),
+            }
+            self.wait(None).map_err(ServeError::Accept)?;
+        }
+    }
+
+    /// Waits for a connection, or for `client` to have something to read or have left. Returns whether it has.
+    fn wait(&self, client: Option<&UnixStream>) -> io::Result<bool> {
+        let poll_of = |fd| PollFd::new(fd, PollFlags::IN);
+        let door = Some(self.listener.as_fd()).filter(|_| !self.stuck);
+        let again = self.stuck.then_some(&AGAIN);
+        let client = client.map(|client| client.as_fd());
+        let mut fds: Vec<_> = client.iter().chain(&door).map(poll_of).collect();
+        match poll(&mut fds, again) {
+            Ok(_) => Ok(client.is_some() && fds.first().is_some_and(|fd| !fd.revents().is_empty())),
+            Err(Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// True for what passes: of descriptors, of the process or the system, and of memory.
+fn is_shortage(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    errno.is_some_and(|errno| shortages.contains(&errno))
+}
+
+/// A client, and where others connect.
 pub(crate) struct Channel<'a> {
     pub(crate) client: UnixStream,
-    pub(crate) listener: &'a UnixListener,
+    pub(crate) door: Door<'a>,
     /// Clients that were refused.
     pub(crate) refused: u64,
 }
@@ -126,27 +199,19 @@ impl Channel<'_> {
 
     /// Waits until the client has something to read or has left.
     fn wait(&mut self) -> Result<(), ServeError> {
-        loop {
-            let mut fds = [
-                PollFd::new(&self.client, PollFlags::IN),
-                PollFd::new(self.listener, PollFlags::IN),
-            ];
-            match poll(&mut fds, None) {
-                Err(Errno::INTR) => continue,
-                polled => polled.map_err(|errno| ServeError::Socket(errno.into()))?,
-            };
-            let [client, other] = fds.map(|fd| !fd.revents().is_empty());
-            // One that connects after this one has left is the next, and not refused.
-            if client {
-                return Ok(());
-            }
-            if other {
-                if let Ok((refused, _)) = self.listener.accept() {
-                    close(refused);
-                    self.refused += 1;
-                }
+        // One that connects after this one has left is the next, and not refused.
+        while !self
+            .door
+            .wait(Some(&self.client))
+            .map_err(ServeError::Socket)?
+        {
+            // What is wrong with the door is no fault of this client.
+            if let Ok(Some(refused)) = self.door.accept() {
+                close(refused);
+                self.refused += 1;
             }
         }
+        Ok(())
     }
 
     /// Sends a reply. A client that does not take it in time is one that has left.
