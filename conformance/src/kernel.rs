@@ -1,7 +1,8 @@
 //! Linux's kernels, built from Debian's package of its source.
 //!
-//! A kernel is built once for each version of its options and kept, with the options it was built from beside it. What
-//! is not needed to build modules for it, or to link it again with other tables, is removed afterwards: of 2 GB some
+//! A kernel is built once for each version of its options and kept, with the options it was built from beside it. One that
+//! is linked with our tables, and our module, have a [record](inputs) of the files that they were built of beside them, and
+//! are refused when one of these has changed. What is not needed to build modules for it, or to link it again with other tables, is removed afterwards: of 2 GB some
 //! 400 MB stay.
 
 use std::{
@@ -14,6 +15,7 @@ use std::{
 };
 
 use crate::{
+    inputs,
     patch::{self, Patch},
     source,
 };
@@ -213,9 +215,11 @@ const IOMMU: &str = "drivers/iommu";
 const TABLES_MAKEFILE: &str =
     "\nobj-y += dmaspace_tables.o\ndmaspace_tables-y := tables.o iopt.o\n";
 
-/// Linux's generic page tables, and what of them ours replace.
+/// Linux's generic page tables.
 const GENERIC: &str = "generic_pt";
-const REPLACED: &str = "iommu_pt.h";
+
+/// Our module.
+pub const MODULE: &str = "dmaspace_balloon.ko";
 
 /// The option of a kernel that has KUnit's suites of generic_pt, of which we make the look for leaks exact, and add one.
 const SUITES: &str = "CONFIG_IOMMU_PT_KUNIT_TEST=y\n";
@@ -272,7 +276,60 @@ impl Kernel {
     pub fn kept(&self, work: &Path) -> Option<PathBuf> {
         let built_from = fs::read_to_string(self.options_file(work)).ok()?;
         let image = self.image(work);
-        (built_from == self.options && image.exists()).then_some(image)
+        (built_from == self.built_from() && image.exists()).then_some(image)
+    }
+
+    /// The kernel below `work` with these tables, if it is what the sources below `root` say today.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, or a file that it was built of has changed since.
+    pub fn current(&self, tables: Tables, root: &Path, work: &Path) -> anyhow::Result<PathBuf> {
+        let kept = self.kept(work).with_context(|| self.missing())?;
+        match tables {
+            Tables::Stock => Ok(kept),
+            Tables::Iopt | Tables::One => self.checked(self.image_with(tables, work), root),
+        }
+    }
+
+    /// The module of ours below `work` for this kernel, in the same way.
+    ///
+    /// # Errors
+    ///
+    /// As [`current`](Self::current).
+    pub fn current_module(&self, root: &Path, work: &Path) -> anyhow::Result<PathBuf> {
+        self.checked(self.modules(work).join(MODULE), root)
+    }
+
+    fn checked(&self, built: PathBuf, root: &Path) -> anyhow::Result<PathBuf> {
+        let command = || format!("`cargo xtask linux --kernel {}` comes first", self.name);
+        inputs::check(root, &built).with_context(command)?;
+        Ok(built)
+    }
+
+    /// Why there is no kernel, with the command that builds it.
+    pub fn missing(&self) -> String {
+        format!(
+            "there is no such kernel: `cargo xtask linux --kernel {}`",
+            self.name
+        )
+    }
+
+    /// All that it is built from, which `built-from.config` has beside it: the source, its options, and what of ours goes
+    /// into it in any case.
+    pub fn built_from(&self) -> String {
+        let mut all = format!("# {}\n{}", source::PACKAGE, self.options);
+        if self.has_suites() {
+            all.extend([EXACT_COUNTS, UNMAPS]);
+        }
+        if self.arch == Arch::RiscV {
+            all += LACKING;
+        }
+        all
+    }
+
+    fn has_suites(&self) -> bool {
+        self.options.contains(SUITES)
     }
 
     /// Builds the kernel from the source `package` and keeps it below `work`.
@@ -286,13 +343,14 @@ impl Kernel {
         if self.options_file(work).exists() {
             fs::remove_file(self.options_file(work))?;
         }
+        inputs::forget(&self.image_with(Tables::Iopt, work))?;
         let tree = self.tree(work);
         if tree.exists() {
             fs::remove_dir_all(&tree)?;
         }
         fs::create_dir_all(&tree)?;
         source::unpack(package, &tree, &[])?;
-        if self.options.contains(SUITES) {
+        if self.has_suites() {
             add_suites(&tree.join(IOMMU).join(GENERIC))?;
         }
         if self.arch == Arch::RiscV {
@@ -316,7 +374,7 @@ impl Kernel {
         }
         self.prune(&tree)?;
         // Last: from here on it is kept.
-        fs::write(self.options_file(work), self.options)?;
+        fs::write(self.options_file(work), self.built_from())?;
         Ok(self.image(work))
     }
 
@@ -359,7 +417,8 @@ impl Kernel {
     }
 
     /// Links the kernel, which was built, with the tables of the directory `sources` and an `object` that was compiled
-    /// already, in the place of Linux's: nothing else differs.
+    /// already, in the place of Linux's: nothing else differs. `inputs` is the record of what all of these were built of;
+    /// without one the kernel is not [`current`](Self::current).
     ///
     /// # Errors
     ///
@@ -368,8 +427,14 @@ impl Kernel {
         &self,
         sources: &Path,
         object: &Path,
+        inputs: Option<&str>,
         work: &Path,
     ) -> anyhow::Result<PathBuf> {
+        let linked = self.image_with(Tables::Iopt, work);
+        inputs::forget(&linked)?;
+        if self.patched_file(work).exists() {
+            self.restore(&source::package(work)?, work)?;
+        }
         let tree = self.tree(work);
         let iommu = tree.join(IOMMU);
         let makefile = iommu.join("Makefile");
@@ -377,12 +442,9 @@ impl Kernel {
         if !rules.ends_with(TABLES_MAKEFILE) {
             fs::write(&makefile, rules + TABLES_MAKEFILE)?;
         }
-        let (replaced, place) = match self.arch {
-            Arch::Arm => ("io-pgtable-arm.c", iommu.clone()),
-            Arch::X86 | Arch::RiscV | Arch::Um => (REPLACED, iommu.join(GENERIC)),
-        };
+        let (directory, replaced) = self.replaced();
         for (from, to) in [
-            (sources.join(replaced), place.join(replaced)),
+            (sources.join(replaced), iommu.join(directory).join(replaced)),
             (sources.join("tables.h"), iommu.join("tables.h")),
             (sources.join("tables.c"), iommu.join("tables.c")),
             (object.to_owned(), iommu.join("iopt.o")),
@@ -411,25 +473,40 @@ impl Kernel {
             has("dmaspace_allocate") && OURS.iter().any(|name| has(name)),
             "the kernel has no tables of ours"
         );
-        let linked = self.image_with(Tables::Iopt, work);
         fs::copy(tree.join(image), &linked)?;
+        if let Some(inputs) = inputs {
+            inputs::keep(inputs, &linked)?;
+        }
         Ok(linked)
+    }
+
+    /// Which file of Linux's IOMMUs ours takes the place of: its directory, and its name.
+    const fn replaced(&self) -> (&'static str, &'static str) {
+        match self.arch {
+            Arch::Arm => ("", "io-pgtable-arm.c"),
+            Arch::X86 | Arch::RiscV | Arch::Um => (GENERIC, "iommu_pt.h"),
+        }
     }
 
     /// The kernel's image with these tables, or linked now with Linux's own and this `patch`.
     ///
     /// # Errors
     ///
-    /// When Linux's source cannot be had, the build fails, or lines have no place to go.
+    /// When there is none that is [`current`](Self::current), Linux's source cannot be had, the build fails, or lines have
+    /// no place to go.
     pub fn linked(
         &self,
         tables: Tables,
         patch: Option<Patch>,
         work: &Path,
     ) -> anyhow::Result<PathBuf> {
+        let current = |tables| self.current(tables, &inputs::root(), work);
         match patch {
-            Some(patch) => self.link_patch(patch, &source::package(work)?, work),
-            None => Ok(self.image_with(tables, work)),
+            Some(patch) => {
+                current(Tables::Stock)?;
+                self.link_patch(patch, &source::package(work)?, work)
+            }
+            None => current(tables),
         }
     }
 
@@ -437,6 +514,8 @@ impl Kernel {
     fn link_patch(&self, patch: Patch, package: &Path, work: &Path) -> anyhow::Result<PathBuf> {
         let tree = self.tree(work);
         self.restore(package, work)?;
+        // Left by all that ends before the tree is Linux's own again.
+        fs::write(self.patched_file(work), "")?;
         let (target, image) = self.arch.image();
         let made = patch
             .apply(&tree)
@@ -452,7 +531,8 @@ impl Kernel {
     /// Puts Linux's own files back into the tree, as new ones, so that Make builds what is of them.
     fn restore(&self, package: &Path, work: &Path) -> anyhow::Result<()> {
         let tree = self.tree(work);
-        let replaced = Path::new(IOMMU).join(GENERIC).join(REPLACED);
+        let (directory, replaced) = self.replaced();
+        let replaced = Path::new(IOMMU).join(directory).join(replaced);
         let replaced = replaced.to_string_lossy();
         let changed: Vec<&str> = Patch::files().into_iter().chain([&*replaced]).collect();
         source::unpack(package, &tree, &changed)?;
@@ -465,16 +545,28 @@ impl Kernel {
         if let Some(own) = rules.strip_suffix(TABLES_MAKEFILE) {
             fs::write(&makefile, own)?;
         }
+        if self.patched_file(work).exists() {
+            fs::remove_file(self.patched_file(work))?;
+        }
         Ok(())
     }
 
     /// Builds the module of the directory `sources`, with an `object` that was compiled already, for this kernel,
-    /// which was built.
+    /// which was built. `inputs` is the record of what it was built of; without one it is not
+    /// [`current`](Self::current_module).
     ///
     /// # Errors
     ///
     /// When the build fails.
-    pub fn build_module(&self, sources: &Path, object: &Path, work: &Path) -> anyhow::Result<()> {
+    pub fn build_module(
+        &self,
+        sources: &Path,
+        object: &Path,
+        inputs: Option<&str>,
+        work: &Path,
+    ) -> anyhow::Result<()> {
+        let module = self.modules(work).join(MODULE);
+        inputs::forget(&module)?;
         // Linux builds where the sources are.
         let copy = self.directory(work).join("module");
         if copy.exists() {
@@ -501,7 +593,8 @@ impl Kernel {
                 fs::copy(&path, self.modules(work).join(name))?;
             }
         }
-        Ok(())
+        ensure!(module.exists(), "there is no {MODULE}");
+        inputs.map_or(Ok(()), |inputs| inputs::keep(inputs, &module))
     }
 
     /// The kernel's own modules, all in one directory.
@@ -564,6 +657,11 @@ impl Kernel {
 
     fn options_file(&self, work: &Path) -> PathBuf {
         self.directory(work).join("built-from.config")
+    }
+
+    /// There while a patch is in the tree.
+    fn patched_file(&self, work: &Path) -> PathBuf {
+        self.directory(work).join("patched")
     }
 }
 
@@ -688,7 +786,82 @@ mod tests {
         assert_eq!(UML.kept(work), None);
         fs::write(UML.options_file(work), "CONFIG_OTHER=y\n").unwrap();
         assert_eq!(UML.kept(work), None);
+        // A file of before the source had a name in it.
         fs::write(UML.options_file(work), UML.options).unwrap();
+        assert_eq!(UML.kept(work), None);
+        kept(UML, work);
         assert_eq!(UML.kept(work), Some(UML.image(work)));
+    }
+
+    /// A kernel that was built from the options of today.
+    fn kept(kernel: Kernel, work: &Path) {
+        fs::create_dir_all(kernel.modules(work)).unwrap();
+        fs::write(kernel.image(work), "").unwrap();
+        fs::write(kernel.options_file(work), kernel.built_from()).unwrap();
+    }
+
+    #[test]
+    fn lines_of_ours_in_each_kernel_of_a_kind_are_part_of_what_it_is_built_from() {
+        assert!(TESTS.built_from().contains(UNMAPS));
+        assert!(TESTS.built_from().contains(EXACT_COUNTS));
+        assert!(RISCV.built_from().contains(LACKING));
+        assert!(!GUEST.built_from().contains(UNMAPS));
+        assert!(!ARM.built_from().contains(LACKING));
+    }
+
+    #[test]
+    fn what_is_not_what_the_sources_say_is_not_booted() {
+        let (root, work) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (root, work) = (root.path(), work.path());
+        let refusal = |tables| format!("{:#}", GUEST.current(tables, root, work).unwrap_err());
+        assert_eq!(
+            refusal(Tables::Stock),
+            "there is no such kernel: `cargo xtask linux --kernel guest`"
+        );
+        kept(GUEST, work);
+        let stock = GUEST.current(Tables::Stock, root, work).unwrap();
+        assert_eq!(stock, GUEST.image(work));
+        // It is there, but nothing says of what.
+        let linked = GUEST.image_with(Tables::Iopt, work);
+        fs::write(&linked, "").unwrap();
+        GUEST.linked(Tables::Iopt, None, work).unwrap_err();
+        assert_eq!(GUEST.linked(Tables::Stock, None, work).unwrap(), stock);
+        let said = refusal(Tables::Iopt);
+        assert!(
+            said.contains("`cargo xtask linux --kernel guest` comes first: there is no record"),
+            "{said}"
+        );
+        let file = root.join("lib.rs");
+        fs::write(&file, "leaves are read-only").unwrap();
+        let record = inputs::record(root, &["lib.rs".into()]).unwrap();
+        inputs::keep(&record, &linked).unwrap();
+        for tables in [Tables::Iopt, Tables::One] {
+            assert_eq!(GUEST.current(tables, root, work).unwrap(), linked);
+        }
+        fs::write(&file, "leaves are writable").unwrap();
+        for tables in [Tables::Iopt, Tables::One] {
+            let said = refusal(tables);
+            assert!(
+                said.ends_with("was built before lib.rs has changed"),
+                "{said}"
+            );
+        }
+        // With its own tables it is what it was.
+        GUEST.current(Tables::Stock, root, work).unwrap();
+        let module = GUEST.modules(work).join(MODULE);
+        inputs::keep(&record, &module).unwrap();
+        let said = format!("{:#}", GUEST.current_module(root, work).unwrap_err());
+        assert!(
+            said.ends_with("was built before lib.rs has changed"),
+            "{said}"
+        );
+        fs::write(&file, "leaves are read-only").unwrap();
+        assert_eq!(GUEST.current_module(root, work).unwrap(), module);
+        // With other options neither is of this kernel.
+        fs::write(GUEST.options_file(work), "CONFIG_OTHER=y\n").unwrap();
+        for patch in [None, Some(Patch::Stock)] {
+            let refused = GUEST.linked(Tables::Iopt, patch, work).unwrap_err();
+            assert_eq!(refused.to_string(), GUEST.missing());
+        }
     }
 }

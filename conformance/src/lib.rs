@@ -9,7 +9,7 @@
 //! The same program, built without Linux's checks of itself, times work of its tables in its own
 //! process ([`timing`]), for whoever measures ours beside it.
 //!
-//! For the other rigs there are kernels ([`kernel`]), packages of Debian ([`apt`]), a QEMU of a later release
+//! For the other rigs there are kernels ([`kernel`]) with a record of what they were built of ([`inputs`]), packages of Debian ([`apt`]), a QEMU of a later release
 //! ([`newer_qemu`]), the oldest Rust compiler that is supported ([`oldest_rustc`]), QEMU's monitor ([`qmp`]), and what a
 //! guest finds when it boots ([`initramfs`]).
 
@@ -19,6 +19,7 @@ pub mod compare;
 pub mod differences;
 pub mod drive;
 pub mod initramfs;
+pub mod inputs;
 pub mod kernel;
 pub mod newer_qemu;
 pub mod oldest_rustc;

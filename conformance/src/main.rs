@@ -3,6 +3,7 @@
 mod time;
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{Mutex, atomic::AtomicUsize, atomic::Ordering},
@@ -16,6 +17,7 @@ use conformance::{
     build::{self, Purpose},
     differences::Seen,
     drive::{Amount, Outcome},
+    inputs,
     kernel::Kernel,
     oldest_rustc,
     server::Server,
@@ -53,6 +55,14 @@ enum Command {
     /// Builds a kernel, unless it is there, a module for it if it has any, and the kernel with other tables if it has an
     /// IOMMU.
     Linux(Linux),
+    /// Records files that something is to be built of.
+    Inputs {
+        /// The record.
+        #[arg(long, value_name = "FILE")]
+        record: PathBuf,
+        /// Files, and directories with all of theirs, below the repository.
+        paths: Vec<PathBuf>,
+    },
     /// Fetches the oldest Rust compiler that is supported: the program `rustc` in the directory of `--work`.
     Rustc,
 }
@@ -68,12 +78,18 @@ struct Linux {
     /// An object that belongs to it, for which it needs no source.
     #[arg(long, value_name = "FILE")]
     module_object: Option<PathBuf>,
+    /// The record of what it is built of.
+    #[arg(long, value_name = "FILE", requires = "module")]
+    module_inputs: Option<PathBuf>,
     /// The tables' directory.
     #[arg(long, value_name = "DIRECTORY")]
     tables: PathBuf,
     /// An object that belongs to them.
     #[arg(long, value_name = "FILE")]
     tables_object: PathBuf,
+    /// The record of what they are built of; without one the kernel is run by nothing that asks for it.
+    #[arg(long, value_name = "FILE")]
+    tables_inputs: Option<PathBuf>,
 }
 
 /// Exit status when Linux's source cannot be had.
@@ -83,6 +99,10 @@ fn main() -> ExitCode {
     let options = Options::parse();
     if let Some(Command::Rustc) = options.command {
         return exit(oldest_rustc::fetch(&options.work).map(drop));
+    }
+    if let Some(Command::Inputs { record, paths }) = &options.command {
+        let made = inputs::record(&inputs::root(), paths);
+        return exit(made.and_then(|made| Ok(fs::write(record, made)?)));
     }
     let source = match source::fetch(&options.work) {
         Ok(source) => source,
@@ -94,7 +114,7 @@ fn main() -> ExitCode {
     exit(match &options.command {
         Some(Command::Time(wanted)) => time::time(wanted, &source, &options.work),
         Some(Command::Linux(wanted)) => linux(wanted, &options.work),
-        Some(Command::Rustc) | None => compare(&options, &source),
+        Some(Command::Rustc | Command::Inputs { .. }) | None => compare(&options, &source),
     })
 }
 
@@ -117,14 +137,18 @@ fn linux(wanted: &Linux, work: &Path) -> anyhow::Result<()> {
         let took = start.elapsed().as_secs();
         println!("{} built in {took} s", built.display());
     }
+    let record = |file: &Option<PathBuf>| file.as_ref().map(fs::read_to_string).transpose();
     if let Some((module, object)) = wanted.module.as_ref().zip(wanted.module_object.as_ref())
         && kernel.has_modules()
     {
-        kernel.build_module(module, object, work)?;
+        let inputs = record(&wanted.module_inputs)?;
+        kernel.build_module(module, object, inputs.as_deref(), work)?;
         println!("modules in {}", kernel.modules(work).display());
     }
     if kernel.arch.has_tables() {
-        let linked = kernel.link_tables(&wanted.tables, &wanted.tables_object, work)?;
+        let inputs = record(&wanted.tables_inputs)?;
+        let (tables, object) = (&wanted.tables, &wanted.tables_object);
+        let linked = kernel.link_tables(tables, object, inputs.as_deref(), work)?;
         println!("{} with our tables", linked.display());
     }
     Ok(())

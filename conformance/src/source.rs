@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use crate::apt::Apt;
 
 /// The package, and the suite of the mirror that has it.
-const PACKAGE: &str = "linux-source-7.2";
+pub(crate) const PACKAGE: &str = "linux-source-7.2";
 const SUITE: &str = "trixie-backports";
 
 /// What is unpacked, below the archive's top directory.

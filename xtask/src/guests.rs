@@ -129,15 +129,17 @@ pub(crate) fn with_ours(repository: &Repository) -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Linux's own tests in the kernel of this name.
+/// Linux's own tests in the kernel of this name, which may have planted faults.
 pub(crate) fn linux_tests(
     kernel: &str,
     only: Option<&str>,
+    planted: bool,
     repository: &Repository,
 ) -> anyhow::Result<bool> {
     let mut command = host(&Programs::build(repository)?, repository);
     command.args(["linux-tests", "--kernel", kernel]);
     command.args(only.iter().flat_map(|only| ["--only", only]));
+    command.args(planted.then_some("--planted"));
     let status = command.status().context("the rig cannot be started")?;
     Ok(status.success())
 }

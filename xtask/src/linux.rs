@@ -6,10 +6,13 @@
 //! own support for Rust is not used: it wants a compiler, a bindgen and a libclang of its choice, and its crate
 //! `kernel` has no virtio, no balloon and no page reporting.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{collections::BTreeSet, fs, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, ensure};
-use cargo_metadata::camino::Utf8Path;
+use cargo_metadata::{
+    DependencyKind, MetadataCommand, Package,
+    camino::{Utf8Path, Utf8PathBuf},
+};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -81,6 +84,17 @@ const RISCV_TABLES: Crate = Crate {
     flags: &["-Ccode-model=medium"],
     ..TABLES
 };
+
+/// Versions of foreign crates, features, flags, and how kernels are linked: what each of these is built by.
+const BUILT_BY: [&str; 4] = [
+    "Cargo.lock",
+    "Cargo.toml",
+    "conformance/src/kernel.rs",
+    "xtask/src/linux.rs",
+];
+
+/// The program that builds kernels.
+const RIG: &str = "dmaspace-conformance";
 
 /// Where these crates are.
 pub(crate) const CRATES: [&str; 2] = [BALLOON.directory, TABLES.directory];
@@ -196,8 +210,9 @@ pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Res
         "Linux's own tests, or a planted fault, are not for this kernel"
     );
     for kernel in kernels {
+        let only = options.only.as_deref();
         if !build_with(kernel, planted, repository)?
-            || !guests::linux_tests(kernel, options.only.as_deref(), repository)?
+            || !guests::linux_tests(kernel, only, options.planted, repository)?
         {
             return Ok(false);
         }
@@ -245,17 +260,24 @@ fn build_with(kernel: &str, flags: &[&str], repository: &Repository) -> anyhow::
         },
         _ => TABLES,
     };
-    let tables = tables.object(&[own, flags].concat(), repository)?;
-    let mut command = Programs::build(repository)?.command("dmaspace-conformance", repository);
+    let programs = Programs::build(repository)?;
+    let mut command = programs.command(RIG, repository);
     let work = repository.metadata.target_directory.join("conformance");
     command.arg("--work").arg(work);
     command.args(["linux", "--kernel", kernel]);
     if kernel != HARDENED && !TESTS.contains(&kernel) {
+        let (object, inputs) = BALLOON.recorded(&[], &programs, repository)?;
         command.args(["--module", BALLOON.directory, "--module-object"]);
-        command.arg(BALLOON.object(&[], repository)?);
+        command.arg(object).arg("--module-inputs").arg(inputs);
     }
+    let (object, inputs) = tables.recorded(&[own, flags].concat(), &programs, repository)?;
     command.args(["--tables", TABLES.directory, "--tables-object"]);
-    let status = command.arg(tables).status();
+    command.arg(object);
+    // With further flags they are not what their files say.
+    if flags.is_empty() {
+        command.arg("--tables-inputs").arg(inputs);
+    }
+    let status = command.status();
     let status = status.context("the rig cannot be started")?;
     if status.code() == Some(NO_SOURCE) {
         return Ok(false);
@@ -280,6 +302,60 @@ fn describe_target(directory: &Utf8Path) -> anyhow::Result<()> {
 }
 
 impl Crate {
+    /// Its Rust, as one object, and the record of its files, which is made before they are read.
+    fn recorded(
+        &self,
+        flags: &[&str],
+        programs: &Programs,
+        repository: &Repository,
+    ) -> anyhow::Result<(PathBuf, Utf8PathBuf)> {
+        let target = &repository.metadata.target_directory;
+        let record = target.join("linux").join(self.library).join("inputs");
+        fs::create_dir_all(target.join("linux").join(self.library))?;
+        let mut command = programs.command(RIG, repository);
+        command.arg("inputs").arg("--record").arg(&record);
+        cargo::run(command.args(self.inputs(repository)?))?;
+        Ok((self.object(flags, repository)?, record))
+    }
+
+    /// The files and directories that it is built of, below the root: its own, those of the crates that it depends on, and
+    /// [`BUILT_BY`].
+    fn inputs(&self, repository: &Repository) -> anyhow::Result<BTreeSet<Utf8PathBuf>> {
+        let mut inputs: BTreeSet<Utf8PathBuf> = BUILT_BY.map(Utf8PathBuf::from).into();
+        let directory = Utf8Path::new(self.directory);
+        for entry in repository.root.join(directory).read_dir()? {
+            let name = entry?.file_name().into_string();
+            let name = name.ok().context("a name is no text")?;
+            // A copy of the workspace's, which Cargo changes.
+            if name != "Cargo.lock" {
+                inputs.insert(directory.join(name));
+            }
+        }
+        let own = MetadataCommand::new()
+            .manifest_path(repository.root.join(directory).join("Cargo.toml"))
+            .no_deps()
+            .exec()?;
+        let mut open: Vec<&Package> = own.packages.iter().collect();
+        while let Some(package) = open.pop() {
+            let built_of = package
+                .dependencies
+                .iter()
+                .filter(|dependency| dependency.kind != DependencyKind::Development);
+            for path in built_of.filter_map(|dependency| dependency.path.as_ref()) {
+                let mut members = repository.metadata.packages.iter();
+                let member = members.find(|member| member.manifest_path.parent() == Some(path));
+                let member = member.with_context(|| format!("{path} is no crate of ours"))?;
+                let below = path.strip_prefix(&repository.root);
+                let below = below.unwrap_or(path);
+                if inputs.insert(below.join("src")) {
+                    inputs.insert(below.join("Cargo.toml"));
+                    open.push(member);
+                }
+            }
+        }
+        Ok(inputs)
+    }
+
     /// Its Rust, as one object.
     fn object(&self, flags: &[&str], repository: &Repository) -> anyhow::Result<PathBuf> {
         let directory = repository.root.join(self.directory);
@@ -332,4 +408,48 @@ fn output(command: &mut Command) -> anyhow::Result<String> {
         output.status
     );
     Ok(String::from_utf8(output.stdout)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crate_in_a_kernel_is_built_of_its_own_files_and_of_those_it_depends_on() {
+        let repository = Repository::find().unwrap();
+        for (of, names) in [
+            (
+                TABLES,
+                &[
+                    "Cargo.lock",
+                    "crates/iopt/Cargo.toml",
+                    "crates/iopt/src",
+                    "crates/runs/src",
+                    "linux/tables/Cargo.toml",
+                    "linux/tables/io-pgtable-arm.c",
+                    "linux/tables/src",
+                    "xtask/src/linux.rs",
+                ][..],
+            ),
+            (
+                BALLOON,
+                &[
+                    "crates/runs/src",
+                    "crates/virtio-balloon/Cargo.toml",
+                    "crates/virtio-balloon/src",
+                    "linux/balloon/balloon.c",
+                    "linux/balloon/src",
+                ],
+            ),
+        ] {
+            let inputs = of.inputs(&repository).unwrap();
+            for name in names {
+                assert!(inputs.contains(Utf8Path::new(name)), "{name}: {inputs:?}");
+            }
+            let there = |input: &Utf8PathBuf| repository.root.join(input).exists();
+            assert!(inputs.iter().all(there), "{inputs:?}");
+            let copy = Utf8Path::new(of.directory).join("Cargo.lock");
+            assert!(!inputs.contains(&copy), "{inputs:?}");
+        }
+    }
 }

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use conformance::initramfs::Initramfs;
-use conformance::kernel::{Arch, Kernel, UML_DEBUG};
+use conformance::inputs;
+use conformance::kernel::{Arch, Kernel, MODULE, Tables, UML_DEBUG};
 use conformance::newer_qemu::NewerQemu;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tempfile::TempDir;
@@ -24,7 +25,7 @@ use tempfile::TempDir;
 use crate::{qemu, registers};
 
 /// The modules with a driver of the balloon: Linux's own, and ours.
-const MODULES: [&str; 2] = ["virtio_balloon.ko", "dmaspace_balloon.ko"];
+const MODULES: [&str; 2] = ["virtio_balloon.ko", MODULE];
 const BUSYBOX: &str = "/bin/busybox";
 /// How long a guest may take to boot, and a command to be done: many times what either takes, for
 /// machines that are slow or busy.
@@ -86,10 +87,10 @@ impl Parts {
     ///
     /// # Errors
     ///
-    /// When something is missing, which is named.
+    /// When something is missing, or not what the sources say, which is named.
     pub fn find(wanted: Kernel, work: &Path, words: &[String]) -> anyhow::Result<Self> {
-        let kernel = wanted.image(work);
-        ensure!(kernel.exists(), "there is no {}", kernel.display());
+        let kernel = wanted.current(Tables::Stock, &inputs::root(), work)?;
+        wanted.current_module(&inputs::root(), work)?;
         let qemu = match wanted.arch {
             Arch::Um => None,
             Arch::X86 | Arch::Arm | Arch::RiscV => Some(NewerQemu::fetch(wanted.arch, work)?),
@@ -415,5 +416,33 @@ pub fn until<T>(
             PATIENCE.as_secs()
         );
         thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use conformance::kernel::UML;
+
+    use super::*;
+
+    #[test]
+    fn a_module_of_which_nothing_says_what_it_was_built_of_is_not_packed() {
+        let work = tempfile::tempdir().unwrap();
+        let work = work.path();
+        let refusal = || format!("{:#}", Parts::find(UML, work, &[]).unwrap_err());
+        assert_eq!(
+            refusal(),
+            "there is no such kernel: `cargo xtask linux --kernel um`"
+        );
+        fs::create_dir_all(UML.modules(work)).unwrap();
+        fs::write(UML.image(work), "").unwrap();
+        let options = UML.directory(work).join("built-from.config");
+        fs::write(options, UML.built_from()).unwrap();
+        fs::write(UML.modules(work).join(MODULE), "").unwrap();
+        let said = refusal();
+        assert!(
+            said.starts_with("`cargo xtask linux --kernel um` comes first: there is no record"),
+            "{said}"
+        );
     }
 }

@@ -20,6 +20,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use conformance::{
     apt::{self, Apt},
     initramfs::Initramfs,
+    inputs,
     kernel::{Arch, Kernel, Tables},
     newer_qemu::{MACHINE, NewerQemu},
 };
@@ -156,12 +157,22 @@ struct Said {
 }
 
 /// Runs the tests in `kernel`: all of them, or the parts whose names contain `only`; of KUnit's suites those that the pattern
-/// `suites` names.
+/// `suites` names. With `planted` faults our tables are others than the sources say.
 ///
 /// # Errors
 ///
-/// When a program cannot be built, a guest does not come to its end, or a test ends in another way with our tables.
-pub fn run(kernel: Kernel, work: &Path, only: Option<&str>, suites: &str) -> anyhow::Result<()> {
+/// When there is no kernel of today's sources, a program cannot be built, a guest does not come to its end, or a test ends in
+/// another way with our tables.
+pub fn run(
+    kernel: Kernel,
+    work: &Path,
+    (only, suites): (Option<&str>, &str),
+    planted: bool,
+) -> anyhow::Result<()> {
+    kernel.current(Tables::Stock, &inputs::root(), work)?;
+    if !planted {
+        kernel.current(Tables::Iopt, &inputs::root(), work)?;
+    }
     let wanted = |part: &Part| only.is_none_or(|only| part.name().contains(only));
     let parts: &[Part] = match kernel.arch {
         Arch::Arm => &ARM_PARTS,
@@ -546,7 +557,20 @@ poweroff -f
 
 #[cfg(test)]
 mod tests {
+    use conformance::kernel::TESTS;
+
     use super::*;
+
+    #[test]
+    fn a_kernel_that_is_not_there_runs_no_tests() {
+        for planted in [false, true] {
+            let refused = run(TESTS, Path::new("/nowhere"), (None, "*"), planted).unwrap_err();
+            assert_eq!(
+                refused.to_string(),
+                "there is no such kernel: `cargo xtask linux --kernel tests`"
+            );
+        }
+    }
 
     #[test]
     fn tests_are_read_with_their_suites_and_complaints_without_numbers() {

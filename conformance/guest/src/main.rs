@@ -95,6 +95,9 @@ enum Command {
         /// Of KUnit's suites those that this pattern names.
         #[arg(long, value_name = "GLOB", default_value = "*")]
         suites: String,
+        /// Our tables may be others than the sources say.
+        #[arg(long)]
+        planted: bool,
     },
 }
 
@@ -147,7 +150,11 @@ fn main() -> ExitCode {
             kernel,
             only,
             suites,
-        } => linux_tests::run(*kernel, &options.work, only.as_deref(), suites).map(|()| Done::All),
+            planted,
+        } => {
+            let chosen = (only.as_deref(), suites.as_str());
+            linux_tests::run(*kernel, &options.work, chosen, *planted).map(|()| Done::All)
+        }
     };
     match done {
         Ok(Done::All) => ExitCode::SUCCESS,
@@ -183,9 +190,7 @@ fn run(
     (kernel, tables, patch): (Kernel, Tables, Option<Patch>),
 ) -> anyhow::Result<Done> {
     if kernel.kept(work).is_none() {
-        let name = kernel.name;
-        let reason = format!("there is no such kernel: `cargo xtask linux --kernel {name}`");
-        return Ok(Done::NotThere(reason));
+        return Ok(Done::NotThere(kernel.missing()));
     }
     let image = kernel.linked(tables, patch, work)?;
     let chosen: Vec<&Machine> = MACHINES
@@ -272,9 +277,7 @@ fn measure(
         kernel.name
     );
     if kernel.kept(work).is_none() {
-        let name = kernel.name;
-        let reason = format!("there is no such kernel: `cargo xtask linux --kernel {name}`");
-        return Ok(Done::NotThere(reason));
+        return Ok(Done::NotThere(kernel.missing()));
     }
     let qemu = NewerQemu::fetch(kernel.arch, work)?;
     let kernel = kernel.linked(tables.unwrap_or_default(), patch, work)?;
