@@ -5,9 +5,10 @@
 use std::sync::Arc;
 
 use crate::common::*;
-use ioas::{Ledger, MapError, Memory, Step, Synthetic, WhenUnmapped};
-use iopt::{FormatId, HeapTables, Prot};
-use runs::{Pa, Span};
+use ioas::{Ioas, Ledger, MapError, Memory, Step, Synthetic, WhenUnmapped};
+use iommu::DomainId;
+use iopt::{AnyTable, FormatId, HeapTables, Prot};
+use runs::{Pa, PageSizes, Span};
 
 /// What a format with leaves of any power of two makes of these runs, mapped at 1 GiB.
 fn sizes(spans: &[Span<Pa>]) -> Vec<u64> {
@@ -38,6 +39,35 @@ fn halves_of_two_large_pages_that_are_not_adjacent_are_two_runs() {
         [MIB, MIB],
         "one run, but at no multiple of 2 MiB"
     );
+}
+
+#[test]
+fn a_batch_is_charged_in_one_step_and_not_by_pages() {
+    let tables = Arc::new(HeapTables::with_tables(64).unwrap());
+    let space = space(FormatId::AmdV1, 4, &tables);
+    let ledger = Ledger::new("locked", Some(64 * MIB), 0);
+    let pages = (0..1024).map(|n| Span::new(0x4000_0000 + n * 2 * PAGE, PAGE));
+    let memory = Memory::new(Arc::new(Synthetic::new(pages)), &ledger);
+    let part = Span::new(0, memory.len());
+    space.map(GIB, &memory, part, Prot::RW, &mut ()).unwrap();
+    assert_eq!((ledger.in_use(), ledger.steps()), (4 * MIB, 1));
+}
+
+#[test]
+fn large_pages_can_be_turned_off() {
+    for (format, levels) in FORMATS {
+        let tables = Arc::new(HeapTables::with_tables(64).unwrap());
+        let sizes = PageSizes::from_bits(u64::MAX).up_to(PAGE);
+        let table = AnyTable::new(format, levels, sizes, tables).unwrap();
+        let space = Ioas::new(DomainId(1), table);
+        let run = [Span::new(0x4000_0000, 4 * MIB)];
+        let memory = unlimited(Arc::new(Synthetic::new(run)));
+        let part = Span::new(0, memory.len());
+        space.map(GIB, &memory, part, Prot::RW, &mut ()).unwrap();
+        let leaves = leaves(&space);
+        assert_eq!(leaves.len(), 1024, "{format:?}");
+        assert!(leaves.iter().all(|leaf| leaf.run.len == PAGE));
+    }
 }
 
 #[test]
