@@ -87,7 +87,7 @@ const HOUSE: &[Rule] = &[
         PROGRAM,
         Place::Floor(TOP),
         &[
-            RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS, LIBRARY, VHOST, LAB, SCENARIO,
+            RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS, LIBRARY, VHOST, LAB,
         ],
     ),
     rule(QTEST, Place::Alone, &[]),
@@ -97,8 +97,7 @@ const HOUSE: &[Rule] = &[
     rule(GUEST, Place::Beside, &[CONFORMANCE, PROGRAM]),
     rule("dmaspace-device-rig", Place::Beside, &[CONFORMANCE, GUEST]),
     rule("dmaspace-models", Place::Beside, &[]),
-    // The balloon's rings are the lab's; the program's life and the soak are made of it.
-    rule(SCENARIO, Place::Beside, &[LAB]),
+    rule(SCENARIO, Place::Beside, &[]),
     rule("dmaspace-soak", Place::Beside, &[SCENARIO]),
     rule("dmaspace-units", Place::Beside, &[CONFORMANCE, PROGRAM]),
     rule("dmaspace-examples", Place::Beside, &[]),
@@ -289,7 +288,7 @@ mod tests {
         assert_eq!(count("dmaspace-units", uses(PROGRAM)), 0);
         assert_eq!(count(PROGRAM, uses(LAB)), 0);
         assert_eq!(count(PROGRAM, uses(CONFORMANCE)), 1);
-        assert_eq!(count(PROGRAM, uses(SCENARIO)), 0);
+        assert_eq!(count(PROGRAM, uses(SCENARIO)), 1);
         assert_eq!(count(SCENARIO, uses(PROGRAM)), 1);
     }
 

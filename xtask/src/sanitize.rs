@@ -42,7 +42,7 @@ const THREADED: [&str; 5] = [
     "dmaspace-ioas",
     "dmaspace-cli",
 ];
-const THREADED_TESTS: [&str; 10] = [
+const THREADED_TESTS: [&str; 9] = [
     "operations",
     "readers",
     "reclaim",
@@ -51,8 +51,7 @@ const THREADED_TESTS: [&str; 10] = [
     "suite",
     "linux",
     "handover",
-    "life",
-    "map",
+    "check",
 ];
 
 /// Tests that cannot pass under AddressSanitizer: they link C without it.

@@ -5,11 +5,9 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use crate::balloon::{self, BalloonArgs};
-use crate::bench::{self, BenchArgs};
+use crate::check::{self, CheckArgs};
 use crate::devices::DevicesArgs;
 use crate::inspect::InspectArgs;
-use crate::life::{self, LifeArgs};
-use crate::map::MapArgs;
 use crate::numa::NumaCommand;
 use crate::tables::TablesCommand;
 
@@ -19,7 +17,7 @@ use crate::tables::TablesCommand;
     name = "dmaspace",
     version,
     about = "Device memory: pinned, charged, mapped and checked in runs, never page by page",
-    after_help = "Start with: dmaspace map",
+    after_help = "Start with: dmaspace check",
     arg_required_else_help = true,
     infer_subcommands = true
 )]
@@ -33,36 +31,11 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Map real memory for devices, run DMA through it, check every byte, and free it.
-    #[command(
-        long_about = "Allocates memory, pins and charges it, finds its physical runs, builds I/O page \
-            tables for them, attaches devices of a software IOMMU, which read and write all of it \
-            through the tables, checks every byte, then unmaps, unpins and frees it. The report lists \
-            each step with its time.\n\n\
-            With --backend vfio or iommufd the kernel maps the memory for a PCI device, which must be \
-            bound to vfio-pci (see `dmaspace devices`). This program can start DMA only on QEMU's `edu`, \
-            which copies samples (it needs all address bits: -device edu,dma_mask=0xffffffffffffffff). \
-            For other devices it only maps and unmaps the memory, and the report says so.\n\n\
-            Exit status: 0 when all checks passed; 1 after a wrong byte, an unexpected or a missing \
-            fault, or a failure; 2 when an option cannot be satisfied; 130 when interrupted. Nothing \
-            stays pinned in any case.",
-        after_long_help = "Examples:\n  \
-            dmaspace map\n  \
-            dmaspace map --size 1G --backing hugetlb-2m --format amdv1\n  \
-            dmaspace map --max-leaf 4k --json | jq .times.map_ns\n  \
-            dmaspace map --svg layout.svg\n  \
-            dmaspace map --placement per-node\n  \
-            dmaspace map --backend iommufd --device 0000:00:05.0"
-    )]
-    Map(MapArgs),
-    /// Run every operation on one virtual machine's memory during DMA.
-    #[command(long_about = life::ABOUT, after_long_help = life::EXAMPLES)]
-    Life(LifeArgs),
-    /// Take the address space of a `life` over: what it starts by itself.
-    #[command(name = life::SUCCESSOR, hide = true)]
-    LifeSuccessor,
-    /// Raise a pool of huge pages, and put it back at the end of the input: what `map`, `life` and `bench`
-    /// start by themselves.
+    /// Map real memory for devices, run every operation during DMA, and check every byte.
+    #[command(long_about = check::ABOUT, after_long_help = check::EXAMPLES)]
+    Check(CheckArgs),
+    /// Raise a pool of huge pages, and put it back at the end of the input: what commands start
+    /// by themselves.
     #[command(name = crate::pool::KEEPER, hide = true)]
     PoolKeeper,
     /// List PCI devices: group, driver, node, unit, and whether and how each could be used.
@@ -81,9 +54,6 @@ pub(crate) enum Command {
     /// Serve a balloon to a vhost-user monitor.
     #[command(long_about = balloon::ABOUT, after_long_help = balloon::EXAMPLES)]
     Balloon(BalloonArgs),
-    /// Repeat five published measurements on this machine, page by page and by runs.
-    #[command(long_about = bench::ABOUT, after_long_help = bench::EXAMPLES)]
-    Bench(BenchArgs),
     /// Read I/O page tables from a file: list, explain, check, compare, draw.
     #[command(
         subcommand,
@@ -103,7 +73,7 @@ pub(crate) enum Command {
             dmaspace tables picture tables.img --svg tables.svg"
     )]
     Tables(TablesCommand),
-    /// Plan page tables per memory node, simulate their effect, and measure walks.
+    /// Plan page tables per memory node, and simulate their effect.
     #[command(subcommand)]
     Numa(NumaCommand),
     /// Predict how long the kernel takes to map a virtual machine's memory, and which setting helps.

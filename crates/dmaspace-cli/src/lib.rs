@@ -5,26 +5,22 @@
 //! ```
 //! let command = dmaspace_cli::command();
 //! let mut names = command.get_subcommands().map(|command| command.get_name());
-//! assert!(names.any(|name| name == "map"));
+//! assert!(names.any(|name| name == "check"));
 //! ```
 //!
 //! Results go to stdout, everything else to stderr, as one sentence. A reader that leaves early
-//! (`dmaspace map | head`) is no error.
+//! (`dmaspace check | head`) is no error.
 
 #![forbid(unsafe_code)]
 
 mod args;
 mod balloon;
-mod bench;
-#[cfg(test)]
-mod counter_lock;
+mod check;
 mod devices;
 mod draw;
 mod inspect;
 mod json;
-mod life;
 mod manuals;
-mod map;
 mod numa;
 mod pool;
 mod size;
@@ -43,7 +39,6 @@ pub mod inside {
     pub use crate::inspect::{
         Host, MachineReport, areas, configured, libvirt, node_bytes, of_areas, qemu_line,
     };
-    pub use crate::life::{SuccessorError, succeed};
     pub use crate::numa::{GuestTopology, Plan};
     pub use crate::tables::{
         Explained, InDump, KernelTextError, Limits, Outcome, TableFile, Tables, diff, explain,
@@ -66,7 +61,6 @@ use tracing_subscriber::prelude::*;
 use args::{Args, Command};
 use draw::terminal;
 use json::{json, json_line};
-use scenario::sentence;
 
 /// Exit statuses.
 mod exit {
@@ -97,13 +91,10 @@ pub fn run() -> ExitCode {
                 .into_iter()
                 .for_each(keep_pools_by);
             match args.command {
-                Command::Map(map_args) => map::run(&map_args, args.verbose),
-                Command::Life(life_args) => life::run(&life_args, args.verbose),
-                Command::LifeSuccessor => life::succeed_here(),
+                Command::Check(check_args) => check::run(&check_args, args.verbose),
                 Command::PoolKeeper => pool::keep_here(),
                 Command::Devices(devices_args) => devices::run(&devices_args),
                 Command::Balloon(balloon_args) => balloon::run(&balloon_args, args.verbose),
-                Command::Bench(bench_args) => bench::run(&bench_args, args.verbose),
                 Command::Tables(command) => tables::run(&command),
                 Command::Numa(command) => numa::run(&command),
                 Command::Inspect(inspect_args) => inspect::run(&inspect_args),
@@ -149,6 +140,22 @@ fn explain(error: &clap::Error) -> u8 {
         Ok(()) if error.use_stderr() => exit::INPUT,
         Ok(()) => exit::RIGHT,
     }
+}
+
+/// An error with all its causes, as one sentence.
+fn sentence(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        // Some messages quote their cause already.
+        if !text.ends_with(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
+        cause = error.source();
+    }
+    text
 }
 
 fn refuse(error: &anyhow::Error) -> u8 {

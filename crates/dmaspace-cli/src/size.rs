@@ -5,6 +5,9 @@
 
 use std::fmt;
 
+use runs::SizeHistogram;
+use serde::Serialize;
+
 /// The smallest page of every format, of which every size must be a multiple.
 const PAGE: u64 = 4096;
 
@@ -100,6 +103,27 @@ impl fmt::Display for Short {
     }
 }
 
+/// Runs or leaves of one size class.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct SizeClass {
+    /// The smallest length of the class, which ends below twice as much.
+    pub(crate) from_bytes: u64,
+    /// Their number.
+    pub(crate) count: u64,
+    /// Their bytes together.
+    pub(crate) bytes: u64,
+}
+
+/// The classes of a histogram that have something in them.
+pub(crate) fn classes(sizes: &SizeHistogram) -> Vec<SizeClass> {
+    let classes = sizes.iter().map(|(from_bytes, class)| SizeClass {
+        from_bytes,
+        count: class.count,
+        bytes: class.bytes,
+    });
+    classes.collect()
+}
+
 /// Three significant digits: `1.23`, `12.3`, `123`, `1,230`.
 pub(crate) fn three_digits(value: f64) -> String {
     // The borders are where rounding would show a fourth digit.
@@ -156,13 +180,6 @@ pub(crate) fn duration(ns: u64) -> String {
         unit = larger;
     }
     format!("{} {unit}", three_digits(value))
-}
-
-/// So many bytes in so much time, in GiB/s, always the same unit so that a column compares;
-/// `None` when there is nothing to divide by.
-pub(crate) fn rate(bytes: u64, ns: u64) -> Option<String> {
-    let gib = bytes as f64 / f64::from(1 << 30);
-    (ns > 0).then(|| format!("{} GiB/s", three_digits(gib / (ns as f64 / 1e9))))
 }
 
 /// A count in groups of three digits: `65,536`.
@@ -300,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn times_and_rates_are_printed_with_three_digits() {
+    fn times_are_printed_with_three_digits() {
         for (ns, text) in [
             (0, "0 ns"),
             (999, "999 ns"),
@@ -314,10 +331,6 @@ mod tests {
         ] {
             assert_eq!(duration(ns), text);
         }
-        assert_eq!(rate(1 << 30, 0), None);
-        assert_eq!(rate(1 << 30, 100_000_000).unwrap(), "10.0 GiB/s");
-        assert_eq!(rate(256 << 20, 3100).unwrap(), "80,600 GiB/s");
-        assert_eq!(rate(0, 3100).unwrap(), "0.00 GiB/s");
     }
 
     #[test]
@@ -351,7 +364,7 @@ mod tests {
         fn no_number_is_too_odd_to_print(number: u64, ns: u64) {
             prop_assert!(bytes(number).len() <= 8, "{}", bytes(number));
             prop_assert!(duration(ns).chars().count() <= 16);
-            let _ = (rate(number, ns), percent(number, ns));
+            let _ = (duration(ns), percent(number, ns));
         }
     }
 }

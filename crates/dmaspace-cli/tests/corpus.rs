@@ -20,35 +20,15 @@ mod replay;
 use std::error::Error as _;
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use allocated::{Counting, within};
-use dmaspace_cli::inside::{KernelTextError, SuccessorError, TableFile, areas, succeed};
+use dmaspace_cli::inside::{KernelTextError, TableFile, areas};
 
 #[global_allocator]
 static ALLOCATOR: Counting<{ 512 << 20 }> = Counting;
 
 replay::tests!("dmaspace_cli", fuzz_bodies::TARGETS, changed);
-
-#[test]
-fn a_description_without_an_end_is_not_taken_over() {
-    let handover = format!("ok handover {}\n", ioas::Handover::default());
-    let area = "ok area 0 4096 0 0 1\n".to_owned();
-    for (first, line) in [("", handover), ("ok interface iommufd\n", area)] {
-        let (mut told, second) = UnixStream::pair().unwrap();
-        let telling = std::thread::spawn(move || {
-            told.write_all(first.as_bytes()).unwrap();
-            while told.write_all(line.as_bytes()).is_ok() {}
-        });
-        // 65,536 lines, with some words each.
-        let ended = within(96 << 20, || succeed(second, std::io::sink()));
-        telling.join().unwrap();
-        let error = ended.unwrap_err();
-        let items = matches!(error, SuccessorError::Items { most: 65536 });
-        assert!(items, "{error}");
-    }
-}
 
 #[test]
 fn an_image_without_an_end_is_not_read_to_it() {

@@ -10,8 +10,7 @@ mod common;
 
 use common::{dmaspace, run};
 
-/// Numbers as `#`, spaces as one; lines of a histogram, of which there are as many as there are sizes, are left
-/// out, and so is what depends on the machine behind a name in `any`.
+/// Numbers as `#`, spaces as one; left out is what depends on the machine behind a name in `any`.
 fn masked(text: &str, any: &[&str]) -> String {
     let mut out = String::new();
     let mut skipping = false;
@@ -69,45 +68,37 @@ fn figures_are_masked_and_words_stay() {
 }
 
 #[test]
-fn a_map_of_small_pages() {
-    let options = "map --size 4M --backing 4k --devices 1 --format amdv1 --max-leaf 4k";
+fn a_check_of_small_pages() {
+    let options = "check --size 4M --backing 4k --devices 1 --format amdv1 --max-leaf 4k";
     let options: Vec<_> = options.split(' ').collect();
     let text = shown(&options);
-    // Pages of times change their unit with the machine's load.
-    let (head, times) = text.split_once("times\n").unwrap();
-    let found = masked(head, &["runs", "addresses", "locked", "pin"]);
-    assert_eq!(found, MAP.trim_start_matches('\n'), "{text}");
-    let [times, again, check] = times.splitn(3, "\n\n").collect::<Vec<_>>()[..] else {
-        panic!("not three sections: {text}");
+    let (head, rest) = text.split_once("  step  ").unwrap();
+    let found = masked(head, &["addresses", "pinned"]);
+    assert_eq!(found, HEAD.trim_start_matches('\n'), "{text}");
+    let (steps, rest) = rest.split_once("\n\n").unwrap();
+    // Times change their unit with the machine's load.
+    let line = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let units = ["ns", "µs", "ms", "s"];
+        let at = words.iter().position(|word| units.contains(word)).unwrap();
+        digits(
+            &[&words[..at - 1], &["TIME"], &words[at + 1..]]
+                .concat()
+                .join(" "),
+        )
     };
-    let names = |section: &str| -> Vec<String> {
-        let names = section.lines().filter_map(|line| line.get(2..14));
-        names.map(|name| name.trim().to_owned()).collect()
-    };
-    let (head, rows) = again.split_once('\n').unwrap();
+    let found: Vec<_> = steps.lines().skip(1).map(line).collect();
+    assert_eq!(found, STEPS.trim().lines().collect::<Vec<_>>(), "{text}");
+    let (again, end) = rest.split_once("\n\n").unwrap();
+    let mut again = again.lines();
+    let head = again.next().unwrap();
     assert!(
         head.starts_with("the same map again: median and middle half of "),
         "{text}"
     );
-    assert_eq!(names(rows), ["by runs", "by pages", "ratio"], "{text}");
-    let check = check.strip_prefix("DMA check\n").unwrap();
-    let steps = names(times);
-    let expected = [
-        "populate",
-        "pin",
-        "find runs",
-        "map",
-        "attach",
-        "DMA check",
-        "unmap",
-        "unpin",
-    ];
-    assert_eq!(steps, expected, "{text}");
-    assert_eq!(
-        masked(check, &["IOTLB"]),
-        DMA.trim_start_matches('\n'),
-        "{text}"
-    );
+    let names: Vec<_> = again.map(|line| line[2..14].trim()).collect();
+    assert_eq!(names, ["by runs", "by pages", "ratio"], "{text}");
+    assert_eq!(masked(end, &[]), END.trim_start_matches('\n'), "{text}");
 }
 
 #[test]
@@ -132,29 +123,36 @@ fn a_process_that_is_looked_at() {
     assert_eq!(found.get(1..), Some(&expected[..]), "{text}");
 }
 
-const MAP: &str = "
-memory
-  size # MiB
+const HEAD: &str = "
+  memory # MiB; node #
   backing 4k
-  runs …
   addresses …
-
-charge
-  locked …
-  steps # by runs, # page by page
-  pin …
-
-tables
-  format amdv1, # levels
-  leaves # of # KiB
-  memory # table pages, # KiB, node #
+  pinned …
+  tables amdv1, # levels, # table pages; node #
 
 ";
 
-const DMA: &str = "
-  devices # read # MiB and wrote # MiB
-  faults # inside the range; # of # accesses just outside it
-  IOTLB …
+const STEPS: &str = "
+memory # MiB TIME # % in huge pages
+attach # B TIME # device, # table
+pin # MiB TIME # MiB charged in # step, not #
+find runs # MiB TIME # runs
+map # MiB TIME # leaves of up to # KiB, # table pages
+DMA # MiB TIME each of # device had every page
+hole # KiB TIME out of a leaf of # KiB; now # leaves
+close hole # KiB TIME # leaves again
+track # MiB TIME # leaves of # KiB
+harvest # KiB TIME # pages as written, then # bytes
+merge # MiB TIME # leaves again
+release # MiB TIME # KiB stay pinned
+restore # MiB TIME # MiB pinned again, zeros found
+unmap # MiB TIME # MiB compared by the processor
+close # B TIME ledger, pins, tables, kernel: #
+";
+
+const END: &str = "
+  DMA # device read # MiB and wrote # MiB; # bytes wrong
+  faults # expected, # unexpected, # missing
 
 OK every byte was right, and everything was given back
 ";

@@ -233,35 +233,6 @@ fn this_machine_has_a_plan() {
 
 /// Where there is one node there is nothing to compare, whatever device is named.
 #[test]
-fn this_machine_is_measured_or_has_one_node() {
-    let nodes = fs::read_to_string("/sys/devices/system/node/online");
-    let many = nodes.is_ok_and(|nodes| nodes.contains(['-', ',']));
-    let (shown, stderr, status) = run(dmaspace(&["numa", "measure"]));
-    assert_eq!((stderr.as_str(), status), ("", Some(0)));
-    let (json, ..) = run(dmaspace(&["numa", "measure", "--json"]));
-    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    if many {
-        assert!(shown.starts_with("nodes\n"), "{shown}");
-        assert!(
-            json["walks"]
-                .as_array()
-                .is_some_and(|walks| walks.len() > 1)
-        );
-        return;
-    }
-    let only_one = "not run: one node, so nothing here is far; see `dmaspace numa simulate`\n";
-    assert_eq!(shown, only_one);
-    assert_eq!(json["not_run"], "one node");
-    assert_eq!(json["walks"], serde_json::json!([]));
-    let with_device = ["numa", "measure", "--device", "0000:ff:1f.7"];
-    let (shown, stderr, status) = run(dmaspace(&with_device));
-    assert_eq!(
-        (shown.as_str(), stderr.as_str(), status),
-        (only_one, "", Some(0))
-    );
-}
-
-#[test]
 fn a_load_on_a_machine_is_simulated_on_one_screen() {
     let (_kept, path) = file(TWO_SOCKETS);
     let options = ["numa", "simulate", "--topology", text(&path)];

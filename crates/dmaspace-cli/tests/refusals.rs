@@ -35,7 +35,7 @@ fn a_size_that_makes_no_sense_is_refused_with_what_would_do() {
             "no machine has that much: it is 16 EiB or more",
         ),
     ] {
-        let stderr = misused(&["map", "--size", size]);
+        let stderr = misused(&["check", "--size", size]);
         let expected = format!("error: invalid value '{size}' for '--size <SIZE>': {why}\n");
         assert!(stderr.starts_with(&expected), "{stderr}");
     }
@@ -61,7 +61,7 @@ fn an_unknown_name_is_refused_with_what_is_offered() {
         (["--devices", "two"], "invalid digit found in string"),
         (["--colour", "red"], "unexpected argument '--colour' found"),
     ] {
-        let stderr = misused(&["map", arguments[0], arguments[1]]);
+        let stderr = misused(&["check", arguments[0], arguments[1]]);
         assert!(stderr.contains(offered), "{stderr}");
     }
     assert!(misused(&["mop"]).contains("unrecognized subcommand 'mop'"));
@@ -70,17 +70,15 @@ fn an_unknown_name_is_refused_with_what_is_offered() {
 
 #[test]
 fn more_than_the_machine_has_is_refused() {
-    for command in ["map", "life"] {
-        let sentence = refused(dmaspace(&[command, "--size", "1000T"]));
-        let start = "1000 TiB of memory are more than this machine has: ";
-        assert!(sentence.starts_with(start), "{command}: {sentence}");
-    }
+    let sentence = refused(dmaspace(&["check", "--size", "1000T"]));
+    let start = "1000 TiB of memory are more than this machine has: ";
+    assert!(sentence.starts_with(start), "{sentence}");
 }
 
 #[test]
 fn half_a_huge_page_is_refused() {
     let sentence = refused(dmaspace(&[
-        "map",
+        "check",
         "--size",
         "1M",
         "--backing",
@@ -94,44 +92,43 @@ fn a_size_over_the_limit_is_refused_with_numbers() {
     let Some(user) = Ordinary::new("a_size_over_the_limit_is_refused_with_numbers", 0) else {
         return;
     };
-    let sentence = refused(user.command(1 << 20, &["map", "--size", "2M"]));
+    let sentence = refused(user.command(1 << 20, &["check", "--size", "2M"]));
     for number in ["2 MiB", "1 MiB allowed", "in use", "`ulimit -l`"] {
         assert!(sentence.contains(number), "{sentence}");
     }
-    let sentence = refused(user.command(0, &["map"]));
+    let sentence = refused(user.command(0, &["check"]));
     assert!(sentence.contains("allowed"), "{sentence}");
 }
 
 #[test]
-fn huge_pages_that_only_root_could_add_are_refused() {
-    let Some(user) = Ordinary::new("huge_pages_that_only_root_could_add_are_refused", 1) else {
-        return;
-    };
-    if common::pool() > 0 {
-        skipped(
-            "huge_pages_that_only_root_could_add_are_refused",
-            "the pool has some",
-        );
-        return;
-    }
-    let options = ["map", "--size", "2M", "--backing", "hugetlb-2m"];
-    let sentence = refused(user.command(8 << 20, &options));
-    assert!(sentence.contains("huge page"), "{sentence}");
+fn huge_pages_that_are_not_free_are_refused_with_the_line_that_adds_them() {
+    let size = format!("{}M", 2 * (common::pool() + 1));
+    let options = ["check", "--size", &size, "--backing", "hugetlb-2m"];
+    let sentence = refused(dmaspace(&options));
+    let line = "> /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    assert!(
+        sentence.contains("as root: echo ") && sentence.ends_with(line),
+        "{sentence}"
+    );
 }
 
 #[test]
-fn a_drawing_that_cannot_be_written_is_refused_before_the_job() {
+fn a_report_that_cannot_be_written_is_refused_before_the_check() {
     let directory = tempfile::tempdir().unwrap();
     let here = text(directory.path());
-    // The size would be refused by the job, so the target was looked at before it.
-    let refusal = |target: &str| refused(dmaspace(&["map", "--size", "999999T", "--svg", target]));
+    // The size would be refused as well, so the target was looked at before.
+    let refusal = |target: &str| {
+        refused(dmaspace(&[
+            "check", "--size", "999999T", "--report", target,
+        ]))
+    };
     assert_eq!(refusal(here), format!("{here} is a directory: name a file"));
-    let missing = format!("{here}/no/layout.svg");
+    let missing = format!("{here}/no/report.json");
     assert_eq!(
         refusal(&missing),
         format!("cannot write {missing}: there is no directory {here}/no")
     );
-    assert!(refusal("/proc/layout.svg").starts_with("cannot write /proc/layout.svg: "));
+    assert!(refusal("/proc/report.json").starts_with("cannot write /proc/report.json: "));
     if is_root() {
         assert!(refusal("/proc/version").starts_with("cannot write /proc/version: "));
     }
@@ -142,18 +139,21 @@ fn a_directory_that_is_not_ours_is_refused() {
     let Some(user) = Ordinary::new("a_directory_that_is_not_ours_is_refused", 2) else {
         return;
     };
-    for target in ["/layout.svg", "/etc/passwd"] {
-        let sentence = refused(user.command(8 << 20, &["map", "--svg", target]));
+    for target in ["/report.json", "/etc/passwd"] {
+        let sentence = refused(user.command(8 << 20, &["check", "--report", target]));
         assert!(sentence.contains("Permission denied"), "{sentence}");
     }
-    assert!(!Path::new("/layout.svg").exists());
+    assert!(!Path::new("/report.json").exists());
 }
 
 /// Before anything else is looked at: the size would be refused by the job, too.
 #[test]
 fn options_that_do_not_go_together_are_refused_by_name() {
-    let refusal =
-        |options: &[&str]| refused(dmaspace(&[&["map", "--size", "999999T"], options].concat()));
+    let refusal = |options: &[&str]| {
+        refused(dmaspace(
+            &[&["check", "--size", "999999T"], options].concat(),
+        ))
+    };
     assert_eq!(
         refusal(&["--device", "0000:00:05.0"]),
         "--device requires --backend vfio or iommufd: the software IOMMU has devices of its own"
@@ -167,7 +167,6 @@ fn options_that_do_not_go_together_are_refused_by_name() {
             ("--format", "vtd-ss"),
             ("--max-leaf", "4k"),
             ("--devices", "2"),
-            ("--svg", "/dev/null"),
         ] {
             let options = ["--backend", name, "--device", "00:05.0", option, value];
             let expected = format!("{option} means nothing with --backend {name}: ");
@@ -180,7 +179,7 @@ fn options_that_do_not_go_together_are_refused_by_name() {
 #[test]
 fn a_device_that_is_not_there_is_refused() {
     for name in ["vfio", "iommufd"] {
-        let options = ["map", "--backend", name, "--device", "ffff:ff:1f.7"];
+        let options = ["check", "--backend", name, "--device", "ffff:ff:1f.7"];
         assert_eq!(
             refused(dmaspace(&options)),
             "no PCI device has the address \"ffff:ff:1f.7\"; `dmaspace devices` lists those \
@@ -200,7 +199,7 @@ fn a_device_of_this_machine_that_cannot_be_used_is_refused_with_the_cause() {
     };
     let address = device["address"].as_str().unwrap();
     for backend in ["vfio", "iommufd"] {
-        let options = ["map", "--backend", backend, "--device", address];
+        let options = ["check", "--backend", backend, "--device", address];
         let sentence = refused(dmaspace(&options));
         let causes = [address, "there is no /dev/"];
         assert!(
@@ -215,8 +214,8 @@ fn help_and_version_go_to_stdout_and_a_full_one_is_reported() {
     for arguments in [
         &["--help"][..],
         &["--version"],
-        &["map", "--help"],
-        &["map", "-h"],
+        &["check", "--help"],
+        &["check", "-h"],
     ] {
         let (stdout, stderr, status) = run(dmaspace(arguments));
         assert_eq!((stderr.as_str(), status), ("", Some(0)));

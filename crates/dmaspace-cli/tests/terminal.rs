@@ -34,7 +34,7 @@ fn reports(directory: &Path) -> Vec<Vec<String>> {
         format!("tables dump {other}"),
         format!("tables check {other}"),
         format!("tables walk {one} 0xffff80001234"),
-        "map --size 4M --backing 4k --devices 1".into(),
+        "check --size 4M --backing 4k --devices 1".into(),
         "devices".into(),
         "inspect --machine".into(),
         format!("inspect --no-times --pid {pid}"),

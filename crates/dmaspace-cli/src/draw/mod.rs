@@ -1,6 +1,5 @@
 //! What reports and pictures of several commands are made of.
 
-pub(crate) mod histogram;
 pub(crate) mod sheet;
 pub(crate) mod svg;
 pub(crate) mod terminal;

@@ -37,11 +37,6 @@ impl Paint {
     }
 
     #[cfg(test)]
-    pub(crate) fn with_columns(self, columns: usize) -> Self {
-        Self { columns, ..self }
-    }
-
-    #[cfg(test)]
     pub(crate) fn with_colour(self) -> Self {
         Self {
             colour: true,
@@ -178,15 +173,6 @@ impl Sheet {
             self.push(&(line + part));
             line = " ".repeat(INDENT);
         }
-    }
-
-    /// Whether a table of these rows has a line for each.
-    pub(crate) fn has_room<const N: usize>(&self, rows: &[[String; N]]) -> bool {
-        let widest = |column: usize| {
-            let cells = rows.iter().filter_map(|row| row.get(column));
-            2 + cells.map(|cell| width(cell)).max().unwrap_or(0)
-        };
-        (0..N).map(widest).sum::<usize>() <= self.paint.columns
     }
 
     /// Rows of cells in columns, each as wide as its widest cell; where that is too much for the room, the

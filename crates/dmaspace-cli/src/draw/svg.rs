@@ -10,9 +10,22 @@ use std::ops::RangeInclusive;
 pub(crate) use lab::plot::escape;
 
 use lab::plot::STYLE;
+use serde::Serialize;
 
-use crate::map::Stretch;
+use crate::json::hex;
 use crate::size::{bytes, count, counted};
+
+/// A stretch of an address space with leaves of one size.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Stretch {
+    /// First device address.
+    #[serde(with = "hex")]
+    pub iova: u64,
+    /// Length.
+    pub len_bytes: u64,
+    /// Size of its leaves.
+    pub leaf_bytes: u64,
+}
 
 /// All lengths are in units of the picture, which are pixels unless it is scaled.
 pub(crate) const WIDTH: u32 = 960;

@@ -34,7 +34,8 @@ use runs::{Run, SizeHistogram, Span, Va};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::map::{SizeClass, Stretch};
+use crate::draw::svg::Stretch;
+use crate::size::{SizeClass, classes};
 use calibrate::Speeds;
 use cost::Counter;
 
@@ -500,15 +501,7 @@ impl Walk {
             report.runs = Some(RunsReport {
                 count: self.runs,
                 largest_bytes: self.largest,
-                classes: self
-                    .histogram
-                    .iter()
-                    .map(|(from_bytes, class)| SizeClass {
-                        from_bytes,
-                        count: class.count,
-                        bytes: class.bytes,
-                    })
-                    .collect(),
+                classes: classes(&self.histogram),
             });
             report.costs = self
                 .counters

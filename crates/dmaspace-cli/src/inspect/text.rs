@@ -408,7 +408,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::map::Stretch;
+    use crate::draw::svg::Stretch;
 
     const MIB: u64 = 1 << 20;
 

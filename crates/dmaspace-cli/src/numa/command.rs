@@ -1,8 +1,8 @@
-//! `dmaspace numa`: what to build on which node, what a simulation says of it, and what is measured.
+//! `dmaspace numa`: what to build on which node, and what a simulation says of it.
 
 use std::path::{Path, PathBuf};
 
-use crate::numa::{GuestError, GuestTopology, MOST_MEMORY, Measurement, Plan, SimulateError};
+use crate::numa::{GuestError, GuestTopology, MOST_MEMORY, Plan, SimulateError};
 use anyhow::anyhow;
 use clap::{Subcommand, ValueEnum};
 use dmaspace::devices::Places;
@@ -10,7 +10,6 @@ use dmaspace::topology::{Topology, TopologyError};
 use lab::study::{self, HeatMap, Study, Traffic};
 use serde::Serialize;
 
-use super::measure::text as numa_measure;
 use super::plan::REACH;
 use super::{simulate, svg as numa_svg, text as numa};
 use crate::draw::sheet::Paint;
@@ -59,22 +58,6 @@ pub(crate) enum NumaCommand {
             dmaspace numa simulate --published --svg heat.svg"
     )]
     Simulate(SimulateArgs),
-    /// Measure page table walks on this machine, local and remote.
-    #[command(
-        long_about = "Fills page tables on each memory node, checks their nodes with the kernel page by \
-            page, and walks them from processors of each node: dependent reads, with caches emptied \
-            before each sample. Shows the median and the spread of a walk and of a read for each pair of \
-            nodes. With --device also the DMA times of that device, through the kernel's tables for it \
-            and for the other named devices. On a machine with one node there is nothing to compare: it \
-            says so and ends.\n\n\
-            Exit status: 0; 1 after a failure or a wrong byte; 2 when a device cannot be used, or the \
-            result cannot be written.",
-        after_long_help = "Examples:\n  \
-            dmaspace numa measure\n  \
-            dmaspace numa measure --json | jq '.walks[].memory.median_ns'\n  \
-            dmaspace numa measure --device 0000:17:00.0 --device 0000:b1:00.0"
-    )]
-    Measure(MeasureArgs),
 }
 
 /// The options of `dmaspace numa plan`.
@@ -235,27 +218,6 @@ enum Load {
     Random,
 }
 
-/// The options of `dmaspace numa measure`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct MeasureArgs {
-    /// Also have the device at ADDRESS do DMA; may be given several times
-    ///
-    /// It must be bound to vfio-pci (see `dmaspace devices`), and there must be iommufd. Linux makes
-    /// tables on the node of a device: for remote ones name a device of another node, too.
-    ///
-    /// Example: --device 0000:17:00.0 --device 0000:b1:00.0
-    #[arg(long, value_name = "ADDRESS")]
-    device: Vec<String>,
-
-    /// Print what was measured as JSON
-    ///
-    /// Names are stable. Nothing else is printed on stdout.
-    ///
-    /// Example: --json | jq '.walks[].memory.median_ns'
-    #[arg(long)]
-    json: bool,
-}
-
 /// What was published, simulated.
 #[derive(Serialize)]
 pub(crate) struct Published {
@@ -272,7 +234,6 @@ pub(crate) fn run(command: &NumaCommand) -> u8 {
     match command {
         NumaCommand::Plan(args) => plan(args),
         NumaCommand::Simulate(args) => simulated(args),
-        NumaCommand::Measure(args) => measure(args),
     }
 }
 
@@ -411,30 +372,6 @@ fn published(args: &SimulateArgs) -> u8 {
             off.next().map_or(exit::RIGHT, |_| exit::WRONG)
         }
         status => status,
-    }
-}
-
-fn measure(args: &MeasureArgs) -> u8 {
-    let machine = Measurement::of_this_machine(&Places::default());
-    let report = match machine.and_then(|machine| machine.run(&args.device)) {
-        Ok(report) => report,
-        Err(error) if error.is_input() => return fail(&error, exit::INPUT),
-        Err(error) => return fail(&error, exit::WRONG),
-    };
-    let text = if args.json {
-        match json(&report) {
-            Ok(json) => json,
-            Err(error) => return fail(&error, exit::WRONG),
-        }
-    } else {
-        numa_measure::write(&report, Paint::for_stdout())
-    };
-    let printed = print(&text).map_or_else(|error| refuse(&error), |()| exit::RIGHT);
-    // A wrong byte outranks a full disk.
-    if report.dma.iter().any(|row| row.wrong_bytes > 0) {
-        exit::WRONG
-    } else {
-        printed
     }
 }
 

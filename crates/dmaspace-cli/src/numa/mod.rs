@@ -3,10 +3,9 @@
 //! * [`plan`]: the domains that each [`Placement`](ioas::Placement) builds on a
 //!   [`Topology`](dmaspace::topology::Topology), their tables, and what devices get, by a formula;
 //! * [`GuestTopology`]: the other way, a guest that knows the nodes;
-//! * [`measure`]: real tables on each node of this machine, walked from each;
 //! * [`simulate`]: a load on a machine, by the simulation that is in the [`lab`], with the studies that it reproduces.
 //!
-//! Only [`measure`] measures. What comes out of a simulation is called that.
+//! Results of a simulation are called that.
 
 #![allow(
     unreachable_pub,
@@ -15,7 +14,6 @@
 
 mod command;
 mod guest;
-pub mod measure;
 pub mod plan;
 mod simulate;
 mod svg;
@@ -25,6 +23,5 @@ mod text;
 
 pub(crate) use command::{NumaCommand, Published, run};
 pub use guest::{GuestError, GuestTopology};
-pub use measure::Measurement;
 pub use plan::Plan;
 pub use simulate::{LoadRow, MOST_MEMORY, SimulateError, Simulated, simulate};

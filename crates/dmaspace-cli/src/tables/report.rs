@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::tree::TreeLine;
+use crate::draw::svg::Stretch;
 use crate::json::hex;
-use crate::map::Stretch;
 
 /// What there is below a root.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -17,7 +17,7 @@ use super::report::{
     Finding, FindingKind, LeafReport, LevelReport, RootReport, RunReport, Severity, Survey,
 };
 use super::tree::Tree;
-use crate::map::Stretch;
+use crate::draw::svg::Stretch;
 use iopt::geometry::Geometry;
 
 /// How much is read and kept.

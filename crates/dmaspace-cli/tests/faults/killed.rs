@@ -1,4 +1,4 @@
-//! `SIGKILL` in the middle: no pins, no charges, no huge pages, no processes, no files.
+//! `SIGKILL` in the middle: no pins, no charges, no processes, no files.
 //!
 //! The kernel drops pins of a process that is gone some time later, so that it is asked again and
 //! again. Pins are looked for by the charge of a user who has no other processes: `io_unaccount_mem()`
@@ -9,7 +9,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -17,15 +17,12 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::common::{
-    Ordinary, PATIENCE, PROGRAM, available, end, is_root, names, pool, pool_is_again, run, skipped,
-    spawn, text,
-};
+use crate::common::{Ordinary, PATIENCE, PROGRAM, names, run, text};
 use crate::turn;
 
-/// What the user may lock, and nearly all of that.
+/// Bytes that the user may lock, and more than half of that.
 const LIMIT: u64 = 8 << 20;
-const NEARLY: &str = "7M";
+const NEARLY: &str = "5M";
 
 /// A directory for everybody.
 pub(crate) fn directory() -> TempDir {
@@ -80,7 +77,7 @@ fn nothing_is_left(user: &Ordinary, what: &str) {
         sleep(Duration::from_millis(5));
     }
     loop {
-        let (_, said, status) = run(user.command(LIMIT, &["map", "--size", NEARLY]));
+        let (_, said, status) = run(user.command(LIMIT, &["check", "--size", NEARLY]));
         if status == Some(0) {
             return;
         }
@@ -90,196 +87,34 @@ fn nothing_is_left(user: &Ordinary, what: &str) {
 }
 
 #[test]
-fn a_map_that_is_killed_at_any_stage_leaves_nothing_pinned_and_no_file() {
+fn a_check_that_is_killed_at_any_step_leaves_nothing_pinned_and_no_file() {
     let _turn = turn();
-    let name = "a_map_that_is_killed_at_any_stage_leaves_nothing_pinned_and_no_file";
+    let name = "a_check_that_is_killed_at_any_step_leaves_nothing_pinned_and_no_file";
     let Some(user) = Ordinary::new(name, 8) else {
         return;
     };
     let directory = directory();
-    let svg = directory.path().join("layout.svg");
-    let begin = |backing, stage| {
-        let options = ["-v", "map", "--size", NEARLY, "--backing", backing];
-        let mut child = user.spawn(LIMIT, &[&options[..], &["--svg", text(&svg)]].concat());
-        until_said(&mut child, &format!("progress: {stage} "));
-        child
-    };
-    // From the check on to the end, with unmap and unpin shortly before it.
-    let mut child = begin("4k", "DMA check");
-    let begun = Instant::now();
-    assert!(child.wait().unwrap().success());
-    let (rest, soon) = (begun.elapsed(), Duration::from_millis(2));
-    fs::remove_file(&svg).unwrap();
-    for (backing, stage, after, most) in [
-        ("4k", "populate", Duration::ZERO, soon),
-        ("memfd", "pin", Duration::ZERO, soon),
-        ("4k", "map", Duration::ZERO, soon),
-        ("memfd", "DMA check", Duration::ZERO, rest / 2),
-        ("4k", "DMA check", rest / 10 * 8, rest / 10),
-        ("memfd", "DMA check", rest / 10 * 9, rest / 10),
+    let file = directory.path().join("report.json");
+    for (backing, step) in [
+        ("memfd", "attach"),
+        ("4k", "find runs"),
+        ("4k", "DMA"),
+        ("memfd", "hole"),
+        ("4k", "harvest"),
+        ("memfd", "release"),
+        ("4k", "restore"),
+        ("memfd", "unmap"),
+        ("4k", "close"),
     ] {
-        let mut child = begin(backing, stage);
-        sleep(after + jitter(most));
-        kill(&mut child);
-        nothing_is_left(&user, stage);
-        let left = names(directory.path());
-        assert!(left.is_empty() || left == ["layout.svg"], "{left:?}");
-    }
-}
-
-/// A small life.
-const LIFE: [&str; 6] = ["life", "--size", "1M", "--backing", "memfd", "--offsets"];
-
-#[test]
-fn a_life_that_is_killed_takes_its_second_process_along() {
-    let _turn = turn();
-    let name = "a_life_that_is_killed_takes_its_second_process_along";
-    let Some(user) = Ordinary::new(name, 9) else {
-        return;
-    };
-    // Balloon and handover are in it.
-    let begun = Instant::now();
-    let (status, said) = end(spawn(&LIFE));
-    assert!(status.success(), "{said}");
-    let all = begun.elapsed();
-    for eighth in [2, 5] {
-        let mut child = user.spawn(LIMIT, &LIFE);
-        sleep(all * eighth / 8 + jitter(all / 8));
-        kill(&mut child);
-        nothing_is_left(&user, &format!("killed at {eighth}/8 of {all:?}"));
-    }
-    // As soon as there are two.
-    let mut child = user.spawn(LIMIT, &LIFE);
-    if second(&user, &mut child).is_some() {
+        let options = ["-v", "check", "--size", "4M", "--backing", backing];
+        let options = [&options[..], &["--report", text(&file)]].concat();
+        let mut child = user.spawn(LIMIT, &options);
+        until_said(&mut child, &format!("check::job: {step}"));
         sleep(jitter(Duration::from_millis(20)));
-    }
-    kill(&mut child);
-    nothing_is_left(&user, "killed in the handover");
-}
-
-/// The process that a life has started, once it is there.
-fn second(user: &Ordinary, first: &mut Child) -> Option<u32> {
-    while first.try_wait().unwrap().is_none() {
-        let found = processes(user.user());
-        if let Some(second) = found.into_iter().find(|pid| *pid != first.id()) {
-            return Some(second);
-        }
-    }
-    None
-}
-
-#[test]
-fn a_life_whose_second_process_is_killed_says_so_and_leaves_nothing() {
-    let _turn = turn();
-    let name = "a_life_whose_second_process_is_killed_says_so_and_leaves_nothing";
-    let Some(user) = Ordinary::new(name, 7) else {
-        return;
-    };
-    for more in [0, 20] {
-        let mut child = user.spawn(LIMIT, &LIFE);
-        let Some(second) = second(&user, &mut child) else {
-            continue;
-        };
-        sleep(jitter(Duration::from_millis(20)) + Duration::from_millis(more));
-        let mut killed = Command::new("kill");
-        killed.args(["-KILL", &second.to_string()]);
-        let _ = killed.stderr(Stdio::null()).status().unwrap();
-        let (status, said) = end(child);
-        // It may have come to its end before.
-        if !status.success() {
-            assert_eq!(status.code(), Some(1), "{said}");
-            let expected = "dmaspace: the second process does not own the address space: ";
-            assert!(said.starts_with(expected), "{said}");
-            assert_eq!(said.lines().count(), 1, "{said}");
-        }
-        nothing_is_left(&user, &format!("the second process after {more} ms"));
-    }
-}
-
-#[test]
-fn a_pool_of_huge_pages_is_put_back_by_its_keeper() {
-    let _turn = turn();
-    let name = "a_pool_of_huge_pages_is_put_back_by_its_keeper";
-    if !is_root() || available() < 2 << 30 {
-        return skipped(name, "requires root and 2 GiB of memory");
-    }
-    let before = pool();
-    let options = |command| [command, "--size", "256M", "--backing", "hugetlb-2m"];
-    let mut raised = 0;
-    for command in ["map", "life"] {
-        for millis in [5, 20, 60, 150, 300] {
-            let mut program = Command::new(PROGRAM);
-            program.args(options(command)).stdin(Stdio::null());
-            program.stdout(Stdio::null()).stderr(Stdio::null());
-            let mut child = program.process_group(0).spawn().unwrap();
-            sleep(Duration::from_millis(millis));
-            raised += u32::from(pool() > before);
-            // Not only the process: all of its group, as a terminal or a service manager does it.
-            let group = format!("-{}", child.id());
-            let killed = Command::new("kill").args(["-KILL", "--", &group]).status();
-            assert!(killed.unwrap().success());
-            child.wait().unwrap();
-            pool_is_again(before);
-        }
-    }
-    if raised == 0 {
-        skipped(name, "the pool was never seen raised");
-    }
-}
-
-/// The process that keeps the pool of `program`, once it is there.
-fn keeper(program: &mut Child) -> Option<u32> {
-    while program.try_wait().unwrap().is_none() {
-        let parent = format!("PPid:\t{}", program.id());
-        let is_keeper = |pid: &u32| {
-            let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
-            let (status, command) = (read("status"), read("cmdline"));
-            status.is_ok_and(|status| status.lines().any(|line| line == parent))
-                && command.is_ok_and(|command| command.contains("pool-keeper"))
-        };
-        let all = names(Path::new("/proc")).into_iter();
-        let mut all = all.filter_map(|name| name.parse().ok());
-        if let Some(keeper) = all.find(is_keeper) {
-            return Some(keeper);
-        }
-    }
-    None
-}
-
-#[test]
-fn a_program_whose_keeper_is_killed_puts_the_pool_back_itself_and_names_the_cause() {
-    let _turn = turn();
-    let name = "a_program_whose_keeper_is_killed_puts_the_pool_back_itself_and_names_the_cause";
-    if !is_root() || available() < 2 << 30 {
-        return skipped(name, "requires root and 2 GiB of memory");
-    }
-    let before = pool();
-    let mut named = 0;
-    for (command, size, moments) in [("map", "64M", &[0, 2, 10, 100][..]), ("life", "32M", &[50])] {
-        for &millis in moments {
-            let options = [command, "--size", size, "--backing", "hugetlb-2m"];
-            let mut child = spawn(&options);
-            let Some(keeper) = keeper(&mut child) else {
-                continue;
-            };
-            sleep(Duration::from_millis(millis));
-            let mut killed = Command::new("kill");
-            killed.args(["-KILL", &keeper.to_string()]);
-            let _ = killed.stderr(Stdio::null()).status().unwrap();
-            let (status, said) = end(child);
-            pool_is_again(before);
-            // The keeper may have done its part before.
-            if !status.success() {
-                assert_eq!(status.code(), Some(1), "{said}");
-                let expected = "dmaspace: the process that keeps the pool of huge pages ended with \
-                                signal: 9 (SIGKILL); this process has restored the pool\n";
-                assert_eq!(said, expected);
-                named += 1;
-            }
-        }
-    }
-    if named == 0 {
-        skipped(name, "no keeper was killed in time");
+        kill(&mut child);
+        nothing_is_left(&user, step);
+        let left = names(directory.path());
+        assert!(left.is_empty() || left == ["report.json"], "{left:?}");
     }
 }
 

@@ -18,8 +18,6 @@ use dmaspace::runs::{PageSizes, Span};
 use crate::common::{PROGRAM, end, has, is_root, names, skipped, spawn, text};
 use crate::turn;
 
-const LIFE: [&str; 6] = ["life", "--size", "1M", "--backing", "memfd", "--offsets"];
-
 /// An image of tables.
 fn image(path: &Path) {
     let memory = HeapArena::<AtomicU64, 12>::with_tables_at(16, 16 << 20).unwrap();
@@ -36,11 +34,11 @@ fn image(path: &Path) {
     fs::write(path, image).unwrap();
 }
 
-/// All that prints, but for `bench`, which takes long: it prints as `map` does.
+/// All that prints.
 fn commands<'a>(image: &'a str, pid: &'a str) -> Vec<Vec<&'a str>> {
     let mut commands = vec![
-        vec!["map", "--size", "64K"],
-        LIFE.to_vec(),
+        vec!["check", "--size", "64K"],
+        vec!["check", "--size", "64K", "--json"],
         vec!["devices"],
         vec!["devices", "--json"],
         vec!["tables", "dump", image],
@@ -137,8 +135,7 @@ fn each_file_on_a_full_disk_is_named_and_nothing_of_it_is_left() {
     image(&tables);
     let pid = std::process::id().to_string();
     let commands = [
-        &LIFE[..],
-        &["tables", "picture", text(&tables)],
+        &["tables", "picture", text(&tables)][..],
         &["numa", "plan", "--memory", "1G"],
         &["inspect", "--pid", &pid, "--no-times"],
     ];

@@ -1,4 +1,3 @@
-//! What `dmaspace numa` plans and measures on machines that are made up.
+//! Plans of `dmaspace numa` on machines that are made up.
 
-mod measure;
 mod plan;

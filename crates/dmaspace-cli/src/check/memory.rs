@@ -1,0 +1,239 @@
+//! The memory: how much, of which pages, and what it is charged to.
+
+use std::sync::Arc;
+
+use hostmem::{Backing, Counter, FrameSource, Limits, Machine, Mapping, Pinner};
+use ioas::Ledger;
+use ioas::iommufd::RlimitMode;
+use runs::Bytes;
+
+use super::report::{MemoryReport, nodes};
+use super::{CheckError, CheckJob, Step, Watch};
+
+/// Memory without a size.
+const DEFAULT_SIZE: u64 = 256 << 20;
+/// Left of the limit on locked memory unless a size is asked for: the kernel charges rings of io_uring, too, and a piece
+/// of which a part is unpinned for a moment twice.
+const SPARE: u64 = 2 << 20;
+/// Memory of a control group that a check takes besides, and a byte for each so many: tables, buffers, threads.
+const BESIDE: u64 = 8 << 20;
+const BESIDE_EACH: u64 = 16;
+/// How to raise the limit on locked memory.
+const RAISE: &str = "`ulimit -l` raises the limit, and CAP_IPC_LOCK, as root has it, lifts it";
+
+/// The counter that pins are charged to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Account {
+    counter: Counter,
+    limits: Limits,
+    /// Bytes that the limit leaves; `None` without one.
+    pub(super) room: Option<u64>,
+}
+
+impl Account {
+    /// Pins of our own.
+    pub(super) fn of_pinner(pinner: &Pinner) -> Result<Self, CheckError> {
+        Ok(Self {
+            counter: pinner.counter(),
+            limits: pinner.limits(),
+            room: pinner.room()?,
+        })
+    }
+
+    /// Pins of a kernel: a container of type 1 counts by process, iommufd by user.
+    pub(super) fn of_kernel(mode: RlimitMode) -> Result<Self, CheckError> {
+        let limits = Limits::read()?;
+        let counter = mode.counter(&limits);
+        let room = limits.left(counter)?.map(|left| left & !4095);
+        Ok(Self {
+            counter,
+            limits,
+            room,
+        })
+    }
+
+    pub(super) fn ledger(&self) -> Result<Arc<Ledger>, CheckError> {
+        Ok(Ledger::of_counter(self.counter, &self.limits)?)
+    }
+
+    /// The room now.
+    pub(super) fn left(&self) -> Result<Option<u64>, CheckError> {
+        Ok(self.limits.left(self.counter)?)
+    }
+
+    fn over_limit(&self, size: u64, room: u64) -> CheckError {
+        let limit = self.limits.memlock.unwrap_or(0);
+        let in_use = Limits::in_use(self.counter).map_or(0, |in_use| in_use.known);
+        CheckError::Input(format!(
+            "needs {}, {} allowed (RLIMIT_MEMLOCK, counted in {}), {} in use: {} are left beside what \
+             the pins take themselves; {RAISE}",
+            Bytes(size),
+            Bytes(limit),
+            self.counter,
+            Bytes(in_use),
+            Bytes(room)
+        ))
+    }
+}
+
+/// Takes the memory that the job asks for, or what suits `account`, and brings it in.
+pub(super) fn take(
+    job: &CheckJob,
+    account: &Account,
+    watch: &mut Watch<'_>,
+) -> Result<(Arc<Mapping>, MemoryReport), CheckError> {
+    let machine = Machine::probe()?;
+    let mut report = MemoryReport::default();
+    let size = choose_size(job, &machine, account, &mut report)?;
+    let backing = job.backing.unwrap_or_else(|| {
+        let choice = Backing::choose(size, &machine);
+        report.backing_reason = Some(choice.reason);
+        choice.backing
+    });
+    check_free(&machine, backing, size)?;
+    let mapping = Mapping::new(backing, size, None)?;
+    let mut on = |_| watch(Step::Memory);
+    if on(0).is_break() {
+        return Err(CheckError::Interrupted(Step::Memory));
+    }
+    mapping.populate(&mut on).map_err(|cause| match cause {
+        hostmem::PopulateError::Interrupted { .. } => CheckError::Interrupted(Step::Memory),
+        cause => CheckError::Populate(cause),
+    })?;
+    let frames = FrameSource::detect(&mapping);
+    report.addresses = match frames {
+        FrameSource::Pagemap => "pagemap",
+        FrameSource::FileOffset => "file-offset",
+        FrameSource::Synthetic { .. } => "synthetic",
+    };
+    report.addresses_reason = frames.to_string();
+    report.size_bytes = size;
+    report.backing = backing.name();
+    report.huge_bytes = mapping.folios()?.huge;
+    report.nodes = nodes(&mapping)?;
+    report.limit_bytes = account.limits.limit(account.counter);
+    Ok((Arc::new(mapping), report))
+}
+
+/// Refuses memory that the machine, or a control group, does not have free.
+pub(super) fn check_free(machine: &Machine, backing: Backing, size: u64) -> Result<(), CheckError> {
+    check_cgroups(machine, backing, size)?;
+    check_pool(machine, backing, size)
+}
+
+/// Refuses huge pages that are not free, with the line that adds them.
+fn check_pool(machine: &Machine, backing: Backing, size: u64) -> Result<(), CheckError> {
+    let Some(huge) = backing.huge_size() else {
+        return Ok(());
+    };
+    let pool = machine.pool(huge).unwrap_or_default();
+    let (wanted, free) = (size / huge.bytes(), pool.unreserved());
+    if free >= wanted {
+        return Ok(());
+    }
+    Err(CheckError::Input(format!(
+        "needs {wanted} free huge pages of {}, and {free} are free; as root: echo {} > \
+         /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
+        Bytes(huge.bytes()),
+        pool.total + (wanted - free),
+        huge.bytes() >> 10
+    )))
+}
+
+/// Refuses memory, and what a check takes beside, that a control group does not leave: the kernel would kill this process.
+fn check_cgroups(machine: &Machine, backing: Backing, size: u64) -> Result<(), CheckError> {
+    let beside = BESIDE + size / BESIDE_EACH;
+    let ordinary = match backing.huge_size() {
+        Some(_) => beside,
+        None => size.saturating_add(beside),
+    };
+    if let Some(cgroup) = machine.cgroup_below(Backing::Anon4K, ordinary) {
+        return Err(CheckError::Input(format!(
+            "needs {}, with {} for tables and threads, and {cgroup}",
+            Bytes(ordinary),
+            Bytes(beside)
+        )));
+    }
+    match machine.cgroup_below(backing, size) {
+        None => Ok(()),
+        Some(cgroup) => Err(CheckError::Input(format!(
+            "needs {} of {backing} memory, and {cgroup}",
+            Bytes(size)
+        ))),
+    }
+}
+
+/// At most half of what a control group leaves, with the reason; `None` without a group that has a limit.
+fn most_of_cgroup(machine: &Machine, backing: Backing) -> Option<(u64, String)> {
+    let cgroup = machine.cgroup(backing)?;
+    let left = cgroup.left();
+    let most = match backing.huge_size() {
+        Some(_) => left,
+        None => left.saturating_sub(BESIDE) / (BESIDE_EACH + 1) * BESIDE_EACH,
+    };
+    let reason = format!(
+        "a part of the {} that the control group {} leaves",
+        Bytes(left),
+        cgroup.path.display()
+    );
+    Some((most.min(left / 2), reason))
+}
+
+/// The size, and the reason for it if none was asked for.
+fn choose_size(
+    job: &CheckJob,
+    machine: &Machine,
+    account: &Account,
+    report: &mut MemoryReport,
+) -> Result<u64, CheckError> {
+    let page = job.backing.map_or(machine.page, Backing::page);
+    if let Some(size) = job.size {
+        if size == 0 || size % page != 0 {
+            let kind = job.backing.map_or("4k", Backing::name);
+            return Err(CheckError::Input(format!(
+                "a size of {size} bytes is not a multiple of {}, the page of {kind} memory, or is 0",
+                Bytes(page)
+            )));
+        }
+        if size > machine.total {
+            return Err(CheckError::Input(format!(
+                "{} of memory are more than this machine has: {}",
+                Bytes(size),
+                Bytes(machine.total)
+            )));
+        }
+        return match account.room.filter(|room| size > *room) {
+            Some(room) => Err(account.over_limit(size, room)),
+            None => Ok(size),
+        };
+    }
+    let (mut size, mut reason) = (DEFAULT_SIZE.max(page), "the default".to_owned());
+    let mut at_most = |most: u64, why: String| {
+        if most < size {
+            (size, reason) = (most / page * page, why);
+        }
+    };
+    // Half is left where the limit is as small as 64 KiB, the default for long.
+    if let Some(room) = account.room {
+        let most = room - SPARE.min(room / 2);
+        if most < page {
+            return Err(account.over_limit(page, room));
+        }
+        let limit = Bytes(account.limits.memlock.unwrap_or(0));
+        at_most(
+            most,
+            format!("what is left of the limit on locked memory ({limit}, RLIMIT_MEMLOCK)"),
+        );
+    }
+    if let Some((most, why)) = most_of_cgroup(machine, job.backing.unwrap_or(Backing::Anon4K)) {
+        at_most(most.max(page), why);
+    }
+    let half = (machine.available / 2).max(page);
+    let available = Bytes(machine.available);
+    at_most(
+        half,
+        format!("half of the {available} that the machine has available"),
+    );
+    report.size_reason = Some(reason);
+    Ok(size)
+}

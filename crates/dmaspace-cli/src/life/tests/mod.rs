@@ -1,3 +1,0 @@
-//! What `dmaspace life` does.
-
-mod job;

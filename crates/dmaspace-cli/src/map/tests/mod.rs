@@ -1,3 +1,0 @@
-//! What `dmaspace map` does.
-
-mod job;

@@ -1,3 +1,0 @@
-#![no_main]
-
-dmaspace_fuzz::target!(dmaspace_cli, "successor");
