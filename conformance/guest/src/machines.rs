@@ -172,7 +172,6 @@ pub const MACHINES: &[Machine] = &[
             WINDOWS,
             // What takes time, mocks, faults that are planted, and a unit whose tables are shown.
             &[
-                "bench_pin_measures_vfio_and_iommufd",
                 "tables_that_the_kernel_shows_are_read",
                 "iommufd_answers_as_the_table_says",
                 "iommufd_behaves_as_the_table_says",
@@ -195,8 +194,8 @@ pub const MACHINES: &[Machine] = &[
             "each_device_has_a_group_of_its_own",
             "nodes_are_those_of_sysfs",
             "a_device_is_bound_to_vfio_pci",
-            "map_by_vfio_of_4k_pages",
-            "map_by_iommufd_of_2m_pages",
+            "check_by_vfio_of_4k_pages",
+            "check_by_iommufd_of_2m_pages",
             "type1_copies_in_4k_pages",
             "type1_copies_in_transparent_huge_pages",
             "type1_copies_in_2m_pages",
@@ -297,15 +296,14 @@ pub const MACHINES: &[Machine] = &[
             "devices_are_on_the_planned_nodes",
             "nodes_are_those_of_sysfs",
             "own_tables_lie_on_their_nodes",
-            "map_places_tables_on_both_nodes",
+            "check_places_tables_on_both_nodes",
             "iommufd_has_a_table_on_each_node",
             "iommufd_lends_a_table_to_another_node",
-            "bench_numa_measures_two_nodes",
             "type1_has_containers_on_both_nodes",
             "compatibility_has_containers_on_both_nodes",
             "type1_undoes_what_one_of_two_containers_refuses",
             "compatibility_undoes_what_one_of_two_containers_refuses",
-            "map_by_vfio_has_containers_on_both_nodes",
+            "check_by_vfio_has_containers_on_both_nodes",
             "type1_has_devices_of_both_nodes",
             "compatibility_has_devices_of_both_nodes",
             "iommufd_has_devices_of_both_nodes",
@@ -354,18 +352,18 @@ const PLATFORM: &[&str] = &[
 
 /// The library's own tables.
 const OWN: &[&str] = &[
-    "map_of_4k_pages",
-    "map_of_transparent_huge_pages",
-    "map_of_2m_pages",
-    "map_without_a_driver_checks_nothing",
+    "check_of_4k_pages",
+    "check_of_transparent_huge_pages",
+    "check_of_2m_pages",
+    "check_of_a_device_without_a_driver",
 ];
 
 /// VFIO's containers.
 const TYPE1: &[&str] = &[
-    "map_by_vfio_gives_back_when_interrupted",
-    "map_by_vfio_of_4k_pages",
-    "map_by_vfio_of_transparent_huge_pages",
-    "map_by_vfio_of_2m_pages",
+    "check_by_vfio_gives_back_when_interrupted",
+    "check_by_vfio_of_4k_pages",
+    "check_by_vfio_of_transparent_huge_pages",
+    "check_by_vfio_of_2m_pages",
     "type1_copies_in_4k_pages",
     "type1_copies_in_transparent_huge_pages",
     "type1_copies_in_2m_pages",
@@ -382,7 +380,7 @@ const TYPE1: &[&str] = &[
     "type1_finds_its_mappings_when_a_device_comes_back",
     "type1_finds_its_mappings_on_a_device_that_was_removed",
     "type1_goes_over_to_a_second_process",
-    "life_over_type1",
+    "check_by_vfio_meets_the_limit",
     "type1_releases_and_restores",
     "type1_cannot_tell_what_is_dirty",
     "type1_merges_100000_areas",
@@ -421,8 +419,8 @@ const IOMMUFD: &[&str] = &[
     "iommufd_finds_its_mappings_when_a_device_comes_back",
     "iommufd_finds_its_mappings_on_a_device_that_was_removed",
     "iommufd_goes_over_to_a_second_process",
-    "life_over_iommufd",
-    "life_over_iommufd_stays_with_the_privileged",
+    "check_by_iommufd_meets_the_limit",
+    "check_by_iommufd_is_reported",
     "compatibility_releases_and_restores",
     "iommufd_releases_and_restores",
     "compatibility_cannot_tell_what_is_dirty",
@@ -435,9 +433,9 @@ const IOMMUFD: &[&str] = &[
 
 /// The same, with addresses that no device translates.
 const WINDOWS: &[&str] = &[
-    "map_by_iommufd_of_4k_pages",
-    "map_by_iommufd_of_transparent_huge_pages",
-    "map_by_iommufd_of_2m_pages",
+    "check_by_iommufd_of_4k_pages",
+    "check_by_iommufd_of_transparent_huge_pages",
+    "check_by_iommufd_of_2m_pages",
     "compatibility_pins_when_a_device_is_opened",
     "compatibility_answers_as_the_table_says",
     "compatibility_behaves_as_the_table_says",
@@ -533,8 +531,8 @@ mod tests {
     fn only_takes_what_contains_the_word() {
         let intel = Machine::find("intel").unwrap();
         let all = intel.tests(None).count();
-        let some: Vec<_> = intel.tests(Some("map_of")).collect();
-        assert!(some.len() > 1 && some.iter().all(|name| name.contains("map_of")));
+        let some: Vec<_> = intel.tests(Some("check_of")).collect();
+        assert!(some.len() > 1 && some.iter().all(|name| name.contains("check_of")));
         assert_eq!(intel.tests(Some("no such thing")).count(), 0);
         assert_eq!(intel.tests(Some("intel")).count(), all);
     }

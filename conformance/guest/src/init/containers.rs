@@ -212,7 +212,7 @@ pub(crate) fn undone_in_both<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::
     })
 }
 
-/// `dmaspace map` for a device of each node: a container for each, and the memory charged for each.
+/// `dmaspace check` for a device of each node: a container for each, and the memory charged for each.
 pub(crate) fn program(_: &Machine) -> anyhow::Result<()> {
     let devices: Vec<Device> = numa::devices()?
         .into_iter()

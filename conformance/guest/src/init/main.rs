@@ -32,7 +32,6 @@ mod faults;
 mod handover;
 mod host;
 mod kernel_tables;
-mod life;
 mod limit;
 #[allow(unsafe_code)]
 mod live_update;

@@ -1,5 +1,5 @@
 //! Two memory nodes with devices below each: tables lie where the devices are, over memory that is pinned
-//! once, and walks of them are measured.
+//! once.
 
 use std::{
     collections::BTreeSet,
@@ -129,7 +129,7 @@ pub(crate) fn own_tables(_: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `dmaspace map` with devices on both nodes: a domain for each, with tables that lie there, for memory
+/// `dmaspace check` with devices on both nodes: a domain for each, with tables that lie there, for memory
 /// that is charged once.
 pub(crate) fn program(_: &Machine) -> anyhow::Result<()> {
     let report = program::placed("per-node")?;
@@ -144,12 +144,12 @@ pub(crate) fn program(_: &Machine) -> anyhow::Result<()> {
         ensure!(there && domain["node"].as_u64() == Some(node), "{domain}");
     }
     let shared = program::placed("shared")?;
-    let bytes = |report: &serde_json::Value| report["tables"]["table_bytes"].as_u64();
+    let pages = |report: &serde_json::Value| report["tables"]["table_pages"].as_u64();
     ensure!(
-        bytes(&report) == bytes(&shared).map(|bytes| 2 * bytes),
-        "{:?} and {:?} bytes of tables",
-        bytes(&report),
-        bytes(&shared)
+        pages(&report) == pages(&shared).map(|pages| 2 * pages),
+        "{:?} and {:?} pages of tables",
+        pages(&report),
+        pages(&shared)
     );
     Ok(())
 }
@@ -234,8 +234,7 @@ pub(crate) fn iommufd(_: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A table that was made for a device of one node stays there when a device of the other node uses it:
-/// what `dmaspace numa measure` calls remote.
+/// A table that was made for a device of one node stays there when a device of the other node uses it.
 pub(crate) fn lent(_: &Machine) -> anyhow::Result<()> {
     let owner = Iommufd::file()?;
     let space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
@@ -269,79 +268,6 @@ pub(crate) fn lent(_: &Machine) -> anyhow::Result<()> {
         if nth / words <= 1 { nth % words } else { nth }
     })?;
     Ok(space.close()?)
-}
-
-/// `dmaspace numa measure` has a figure for each pair of nodes, of walks and of DMA. What the figures
-/// are says nothing here.
-pub(crate) fn measured() -> anyhow::Result<()> {
-    let devices = devices()?;
-    let on = |wanted: u32| devices.iter().find(|(node, _)| *node == wanted);
-    let (Some((_, near)), Some((_, far))) = (on(0), on(1)) else {
-        anyhow::bail!("the devices are {devices:?}");
-    };
-    for device in [near, far] {
-        device.bind_to_vfio()?;
-    }
-    let arguments = ["numa", "measure", "--device", near.0, "--device", far.0];
-    let report = program::report(&arguments)?;
-    program::says(&report, "/not_run", &json!(null))?;
-    program::says(&report, "/eviction", &json!("lines"))?;
-    for (node, walks) in report["nodes"]
-        .as_array()
-        .context("no nodes")?
-        .iter()
-        .zip(0..)
-    {
-        for (what, expected) in [
-            ("/id", json!(walks)),
-            ("/cpus", json!(1)),
-            ("/table_bytes", json!(8 << 20)),
-            ("/no_walks", json!(null)),
-            ("/no_tables", json!(null)),
-        ] {
-            program::says(node, what, &expected)?;
-        }
-    }
-    let pairs = [(0, 0, 10), (0, 1, 21), (1, 0, 21), (1, 1, 10)];
-    let walks = report["walks"].as_array().context("no walks")?;
-    ensure!(walks.len() == pairs.len(), "{} pairs", walks.len());
-    for (row, (cpu, table, distance)) in walks.iter().zip(pairs) {
-        for (what, expected) in [
-            ("/cpu_node", json!(cpu)),
-            ("/table_node", json!(table)),
-            ("/distance", json!(distance)),
-            ("/samples", json!(512)),
-            ("/reads_per_walk", json!(4.0)),
-        ] {
-            program::says(row, what, &expected)?;
-        }
-        let median = row["memory"]["median_ns"].as_f64();
-        ensure!(median.is_some_and(|ns| ns > 0.0), "{row}");
-    }
-    let dma = report["dma"].as_array().context("no DMA")?;
-    let pairs = [
-        (near, 0, near, 0),
-        (near, 0, far, 1),
-        (far, 1, far, 1),
-        (far, 1, near, 0),
-    ];
-    ensure!(dma.len() == pairs.len(), "{} pairs", dma.len());
-    for (row, (device, node, maker, table)) in dma.iter().zip(pairs) {
-        for (what, expected) in [
-            ("/device", json!(device.0)),
-            ("/device_node", json!(node)),
-            ("/made_for", json!(maker.0)),
-            ("/table_node", json!(table)),
-            ("/not_run", json!(null)),
-            ("/copies", json!(8)),
-            ("/wrong_bytes", json!(0)),
-        ] {
-            program::says(row, what, &expected)?;
-        }
-        let said = row["caution"].as_str().unwrap_or_default();
-        ensure!(said.contains("QEMU emulates it"), "{row}");
-    }
-    Ok(())
 }
 
 /// Looks whether each of these addresses is on `node`.

@@ -1,18 +1,22 @@
-//! The command line `dmaspace` on this kernel: `map` with the software unit and for the machine's
-//! devices, and `devices`.
+//! The command line `dmaspace` on this kernel: `check` with the software unit and for the machine's devices, and
+//! `devices`.
 
 use std::{
     fs,
     io::{BufRead as _, BufReader},
     process::{Command, Output, Stdio},
+    thread,
 };
 
 use anyhow::{Context as _, ensure};
 use guest::machines::{EDU, Machine, NVME};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    process::{Pid, Signal, kill_process},
+    thread::{CapabilitySet, remove_capability_from_bounding_set},
+};
 use serde_json::{Value, json};
 
-use crate::{pci::Device, semantics::table::RESERVED};
+use crate::{limit::limited, pci::Device, semantics::table::RESERVED};
 
 const PROGRAM: &str = "/bin/dmaspace";
 
@@ -20,15 +24,15 @@ const PROGRAM: &str = "/bin/dmaspace";
 const SIZE: u64 = 32 << 20;
 
 pub(crate) fn small_pages(_: &Machine) -> anyhow::Result<()> {
-    map("4k", 0)
+    check("4k", 0)
 }
 
 pub(crate) fn transparent_huge_pages(_: &Machine) -> anyhow::Result<()> {
-    map("thp", SIZE)
+    check("thp", SIZE)
 }
 
 pub(crate) fn huge_pages(_: &Machine) -> anyhow::Result<()> {
-    map("hugetlb-2m", SIZE)
+    check("hugetlb-2m", SIZE)
 }
 
 fn run(arguments: &[&str]) -> anyhow::Result<(Output, String)> {
@@ -57,34 +61,60 @@ pub(crate) fn says(report: &Value, what: &str, expected: &Value) -> anyhow::Resu
     Ok(())
 }
 
-/// Looks whether `huge` bytes lie in huge pages, all was written and nothing was wrong.
-fn map(backing: &str, huge: u64) -> anyhow::Result<()> {
-    let report = report(&["map", "--size", &SIZE.to_string(), "--backing", backing])?;
+/// Looks whether `huge` bytes lie in huge pages, and every step was right.
+fn check(backing: &str, huge: u64) -> anyhow::Result<()> {
+    let report = report(&["check", "--size", &SIZE.to_string(), "--backing", backing])?;
     for (what, expected) in [
         ("/memory/backing", json!(backing)),
         ("/memory/size_bytes", json!(SIZE)),
         ("/memory/huge_bytes", json!(huge)),
         // Real frames: this is root.
         ("/memory/addresses", json!("pagemap")),
-        ("/charge/pin", json!("io_uring")),
-        ("/charge/charged_bytes", json!(SIZE)),
-        ("/dma/written_bytes", json!(SIZE)),
+        ("/memory/pin", json!("io_uring")),
+        ("/memory/charged_bytes", json!(SIZE)),
+        ("/memory/charge_steps", json!(1)),
         ("/dma/wrong_bytes", json!(0)),
-        ("/dma/faults", json!(0)),
+        ("/dma/faults_unexpected", json!(0)),
+        ("/dma/reached_in_holes", json!(0)),
     ] {
         says(&report, what, &expected)?;
     }
+    steps(&report, &[])
+}
+
+/// All steps were right; those that are named here were refused, for want of this, and no others.
+fn steps(report: &Value, refused: &[(&str, Option<&str>)]) -> anyhow::Result<()> {
+    let steps = report["steps"].as_array().context("no steps")?;
+    for step in steps {
+        says(step, "/right", &json!(true)).with_context(|| step.to_string())?;
+    }
+    let found = steps.iter().filter(|step| !step["refused"].is_null());
+    let found: Vec<_> = found
+        .map(|step| {
+            let capability = step["refused"]["capability"].as_str();
+            (step["step"].as_str().unwrap_or_default(), capability)
+        })
+        .collect();
+    ensure!(found == refused, "refused {found:?}, not {refused:?}");
     Ok(())
 }
 
-/// The report of a map with tables placed by this policy.
+/// Refusals of both interfaces of the kernel on units that cannot tell what is dirty.
+const REFUSED: [(&str, Option<&str>); 4] = [
+    ("nodes", Some("table_placement")),
+    ("hole", Some("hitless_cut")),
+    ("track", Some("table_placement")),
+    ("harvest", Some("page_dirty")),
+];
+
+/// The report of a check with tables placed by this policy.
 pub(crate) fn placed(policy: &str) -> anyhow::Result<Value> {
     let size = SIZE.to_string();
-    let report = report(&["map", "--size", &size, "--placement", policy])?;
+    let report = report(&["check", "--size", &size, "--placement", policy])?;
     for (what, expected) in [
         ("/placement/policy", json!(policy)),
         ("/placement/misplaced", json!([])),
-        ("/charge/charged_bytes", json!(SIZE)),
+        ("/memory/charged_bytes", json!(SIZE)),
         ("/dma/wrong_bytes", json!(0)),
     ] {
         says(&report, what, &expected)?;
@@ -100,26 +130,17 @@ pub(crate) fn placed_by_vfio(
     domains: &[(Option<u32>, u64)],
 ) -> anyhow::Result<()> {
     let size = SIZE.to_string();
-    let mut arguments = vec![
-        "map",
-        "--backend",
-        "vfio",
-        "--size",
-        &size,
-        "--placement",
-        policy,
-    ];
+    let mut arguments = vec!["check", "--backend", "vfio", "--size", &size];
+    arguments.extend(["--placement", policy]);
     arguments.extend(devices.iter().flat_map(|device| ["--device", device.0]));
     let report = report(&arguments)?;
     let charged = SIZE * domains.len() as u64;
     for (what, expected) in [
         ("/placement/policy", json!(policy)),
-        ("/charge/charged_bytes", json!(charged)),
-        ("/dma/devices", json!(devices.len())),
-        ("/dma/wrong_bytes", json!(0)),
-        ("/dma/neighbour_reached", json!(0)),
-        ("/backend/mappings/made", json!(domains.len())),
-        ("/backend/mappings/left", json!(0)),
+        ("/memory/charged_bytes", json!(charged)),
+        ("/memory/mapped/locked_bytes", json!(charged)),
+        ("/kernel/mappings", json!(domains.len())),
+        ("/left/mappings", json!(0)),
     ] {
         says(&report, what, &expected)?;
     }
@@ -136,164 +157,128 @@ pub(crate) fn placed_by_vfio(
             )?;
         }
     }
-    let before = report["charge"]["before"]["locked_bytes"].as_u64();
-    let mapped = before.context("no counter")? + charged;
-    says(&report, "/charge/mapped/locked_bytes", &json!(mapped))
-}
-
-/// The same by an interface of the kernel, for `edu`, which copies samples. Which `counter` of the
-/// kernel is charged, and what `/proc/self/status` shows of it, depends on the interface.
-pub(crate) fn map_by(backend: &str, backing: &str) -> anyhow::Result<()> {
-    Device(EDU).bind_to_vfio()?;
-    let report = report(&[
-        "map",
-        "--backend",
-        backend,
-        "--device",
-        EDU,
-        "--size",
-        &SIZE.to_string(),
-        "--backing",
-        backing,
-    ])?;
-    let cdev = Device(EDU).cdev()?;
-    let (counter, counted, available, cdev) = match backend {
-        "vfio" => ("mm->locked_vm", "locked_bytes", json!(65_534), Value::Null),
-        _ => ("mm->pinned_vm", "pinned_bytes", Value::Null, json!(cdev)),
-    };
-    let before = report["charge"]["before"][counted].as_u64();
-    let mapped = before.context("no counter")? + SIZE;
-    for (what, expected) in [
-        ("/backend/name", json!(backend)),
-        ("/backend/device/address", json!(EDU)),
-        ("/backend/device/group", json!(Device(EDU).group()?)),
-        ("/backend/device/cdev", cdev),
-        ("/backend/granule_bytes", json!(4096)),
-        (
-            "/backend/windows/0/last",
-            json!(format!("{:#x}", RESERVED.start - 1)),
-        ),
-        ("/backend/mappings/made", json!(1)),
-        ("/backend/mappings/available", available),
-        ("/backend/mappings/left", json!(0)),
-        ("/memory/backing", json!(backing)),
-        ("/memory/size_bytes", json!(SIZE)),
-        ("/charge/counter", json!(counter)),
-        ("/charge/charged_bytes", json!(SIZE)),
-        (&format!("/charge/mapped/{counted}"), json!(mapped)),
-        ("/charge/after", report["charge"]["before"].clone()),
-        ("/dma/sample/engine", json!("edu")),
-        ("/dma/sample/copies", json!(16)),
-        ("/dma/sample/compared_bytes", json!(SIZE)),
-        ("/dma/read_bytes", json!(16 * 2048)),
-        ("/dma/written_bytes", json!(16 * 2048)),
-        ("/dma/wrong_bytes", json!(0)),
-        ("/dma/neighbour_accesses", json!(4)),
-        ("/dma/neighbour_reached", json!(0)),
-        // What the kernel does not tell.
-        ("/tables", Value::Null),
-        ("/layout", Value::Null),
-        ("/memory/runs", Value::Null),
-        ("/compared", Value::Null),
-    ] {
-        says(&report, what, &expected)?;
-    }
     Ok(())
 }
 
-/// A signal while the device copies ends the program, which gives the device back: the tests behind
-/// this one have it.
+/// A check by an interface of the kernel. Which `counter` of the kernel is charged, and what `/proc/self/status` shows of
+/// it, depends on the interface.
+pub(crate) fn check_by(backend: &str, backing: &str, device: &'static str) -> anyhow::Result<()> {
+    Device(device).bind_to_vfio()?;
+    let size = SIZE.to_string();
+    let report = report(&[
+        "check",
+        "--backend",
+        backend,
+        "--device",
+        device,
+        "--size",
+        &size,
+        "--backing",
+        backing,
+    ])?;
+    let (counter, counted, most) = match backend {
+        "vfio" => ("mm->locked_vm", "locked_bytes", json!(65_535)),
+        _ => ("mm->pinned_vm", "pinned_bytes", Value::Null),
+    };
+    for (what, expected) in [
+        ("/backend", json!(backend)),
+        ("/kernel/devices/0/address", json!(device)),
+        ("/kernel/devices/0/group", json!(Device(device).group()?)),
+        ("/kernel/granule_bytes", json!(4096)),
+        (
+            "/kernel/windows/0/last",
+            json!(format!("{:#x}", RESERVED.start - 1)),
+        ),
+        ("/kernel/mappings", json!(1)),
+        ("/kernel/most_mappings", most),
+        ("/memory/backing", json!(backing)),
+        ("/memory/size_bytes", json!(SIZE)),
+        ("/memory/counter", json!(counter)),
+        ("/memory/charged_bytes", json!(SIZE)),
+        (&format!("/memory/mapped/{counted}"), json!(SIZE)),
+        ("/left/kernel/locked_bytes", json!(0)),
+        ("/left/kernel/pinned_bytes", json!(0)),
+        // Not told by the kernel, or not done.
+        ("/tables", Value::Null),
+        ("/memory/runs", Value::Null),
+        ("/compared", Value::Null),
+        ("/dma", Value::Null),
+    ] {
+        says(&report, what, &expected)?;
+    }
+    steps(&report, &REFUSED)
+}
+
+/// A check without the privilege to lock without limit: the kernel refuses what goes over it, and nothing of that is
+/// left. Programs that a thread starts cannot get back what was taken from its bounding set.
+pub(crate) fn meets_the_limit(backend: &'static str) -> anyhow::Result<()> {
+    Device(EDU).bind_to_vfio()?;
+    let size = SIZE.to_string();
+    let run = move || -> anyhow::Result<Value> {
+        remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK)?;
+        report(&[
+            "check",
+            "--backend",
+            backend,
+            "--device",
+            EDU,
+            "--size",
+            &size,
+        ])
+    };
+    let done = limited(SIZE + (4 << 20), || thread::spawn(run).join())?;
+    let report = done.map_err(|_| anyhow::anyhow!("panicked"))??;
+    let counter = match backend {
+        "vfio" => "mm->locked_vm",
+        _ => "user->locked_vm",
+    };
+    says(&report, "/memory/counter", &json!(counter))?;
+    steps(&report, &[&[("limit", None)], &REFUSED[..]].concat())
+}
+
+/// A volunteer's report for a device names it by its numbers alone.
+pub(crate) fn reported(_: &Machine) -> anyhow::Result<()> {
+    Device(EDU).bind_to_vfio()?;
+    let file = "/tmp/report.json";
+    let output = Command::new(PROGRAM)
+        .args(["check", "--backend", "iommufd", "--device", EDU])
+        .args(["--size", "4M", "--report", file])
+        .output()
+        .context("dmaspace cannot be started")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {said}", output.status);
+    let text = fs::read_to_string(file)?;
+    ensure!(!text.contains(EDU) && !text.contains("0x"), "{text}");
+    let report: Value = serde_json::from_str(&text)?;
+    says(&report, "/devices", &json!(["1234:11e8"]))?;
+    let units = report["units"].as_array().context("no units")?;
+    ensure!(!units.is_empty(), "{text}");
+    says(&report, "/right", &json!(true))
+}
+
+/// A signal while memory is mapped ends the program, which gives the device back: the tests behind this one have it.
 pub(crate) fn interrupted(_: &Machine) -> anyhow::Result<()> {
     Device(EDU).bind_to_vfio()?;
+    let file = "/tmp/interrupted.json";
     let mut child = Command::new(PROGRAM)
-        .args(["-v", "map", "--backend", "vfio", "--device", EDU])
-        .args(["--size", "32M"])
+        .args(["-v", "check", "--backend", "vfio", "--device", EDU])
+        // Times are measured at the end, which take far longer than a signal.
+        .args(["--size", "32M", "--report", file])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .context("dmaspace cannot be started")?;
     let mut lines = BufReader::new(child.stderr.take().context("no stderr")?).lines();
-    let reached = lines.any(|line| line.is_ok_and(|line| line.contains("DMA check")));
-    ensure!(reached, "it has not come to the DMA check");
+    let reached = lines.any(|line| line.is_ok_and(|line| line.contains("check::job: map")));
+    ensure!(reached, "it has not come to the map");
     kill_process(Pid::from_child(&child), Signal::INT)?;
     let said: Vec<String> = lines.collect::<Result<_, _>>()?;
     let output = child.wait_with_output()?;
     ensure!(output.status.code() == Some(130), "{}", output.status);
     ensure!(output.stdout.is_empty(), "it has reported");
     let last = said.last().context("it has said nothing")?;
-    ensure!(last.contains("interrupted; nothing is left"), "{last}");
-    Ok(())
-}
-
-/// The figures of a group, after checking that there are some of this operation and format.
-fn measured(group: &str, wanted: &[(&str, &str)]) -> anyhow::Result<()> {
-    let file = format!("/tmp/{group}.json");
-    let output = Command::new(PROGRAM)
-        .args(["bench", group, "--quick", "--json", &file])
-        // Little: it is emulated.
-        .args(["--memory", "8M"])
-        .output()
-        .context("dmaspace cannot be started")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}: {said}", output.status);
-    let figures: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
-    let rows = figures["groups"][0]["rows"].as_array().context("no rows")?;
-    for (op, format) in wanted {
-        let of = |row: &&Value| row["op"] == *op && row["format"] == *format;
-        let row = rows.iter().find(of);
-        let row = row.with_context(|| {
-            format!("no {op} by {format:?}: {}", figures["groups"][0]["not_run"])
-        })?;
-        ensure!(row["samples"].as_u64() > Some(0), "{row}");
-    }
-    Ok(())
-}
-
-/// `bench numa` has what it measures beside what it simulates, where there are two nodes.
-pub(crate) fn bench_numa(_: &Machine) -> anyhow::Result<()> {
-    let walk = "walk by a processor, measured: tables";
-    let [near, far] = ["near", "far"].map(|tables| format!("{walk} {tables}"));
-    measured(
-        "numa",
-        &[("both sockets", "vtd-ss"), (&near, ""), (&far, "")],
-    )
-}
-
-/// `bench pin` measures VFIO and iommufd where a device is ready for them.
-pub(crate) fn bench_pin(_: &Machine) -> anyhow::Result<()> {
-    Device(EDU).bind_to_vfio()?;
-    measured(
-        "pin",
-        &[("map for DMA", "vfio"), ("map for DMA", "iommufd")],
-    )
-}
-
-/// Memory is mapped for a device that nobody here can have do DMA, and that is said.
-pub(crate) fn without_a_driver(_: &Machine) -> anyhow::Result<()> {
-    Device(NVME).bind_to_vfio()?;
-    for backend in ["vfio", "iommufd"] {
-        let report = report(&[
-            "map",
-            "--backend",
-            backend,
-            "--device",
-            NVME,
-            "--size",
-            "4M",
-        ])?;
-        for (what, expected) in [
-            ("/backend/device/address", json!(NVME)),
-            ("/backend/mappings/made", json!(1)),
-            ("/backend/mappings/left", json!(0)),
-            ("/charge/charged_bytes", json!(4 << 20)),
-            ("/dma/not_checked", json!("no driver for 1b36:0010 here")),
-            ("/dma/sample", Value::Null),
-            ("/dma/read_bytes", json!(0)),
-            ("/times/dma_check_ns", Value::Null),
-        ] {
-            says(&report, what, &expected)?;
-        }
-    }
+    ensure!(last.contains("nothing is left pinned"), "{last}");
+    ensure!(!fs::exists(file)?, "it has written a report");
     Ok(())
 }
 
@@ -308,7 +293,7 @@ fn listed(device: Device) -> anyhow::Result<Value> {
         .with_context(|| format!("{} is not on the list", device.0))
 }
 
-/// `devices` says how a device is bound, and `map` refuses it with the same commands; when that was
+/// `devices` says how a device is bound, and `check` refuses it with the same commands; when that was
 /// done, `devices` says in how many ways it can be used.
 pub(crate) fn devices(_: &Machine) -> anyhow::Result<()> {
     let device = Device(NVME);
@@ -320,7 +305,7 @@ pub(crate) fn devices(_: &Machine) -> anyhow::Result<()> {
     let commands = before["bind"].as_array().context("no commands")?;
     let commands: Vec<&str> = commands.iter().filter_map(Value::as_str).collect();
     for backend in ["vfio", "iommufd"] {
-        let (output, said) = run(&["map", "--backend", backend, "--device", NVME])?;
+        let (output, said) = run(&["check", "--backend", backend, "--device", NVME])?;
         ensure!(output.status.code() == Some(2), "{}: {said}", output.status);
         let expected = format!("bound to no driver; as root: {}", commands.join(" && "));
         ensure!(said.ends_with(&expected), "{said}");

@@ -1,10 +1,10 @@
 //! The tests by name. Each is on the list of at least one machine.
 
-use guest::machines::Machine;
+use guest::machines::{EDU, Machine, NVME};
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    charges, containers, dma, domains, examples, faults, handover, kernel_tables, life, limit,
+    charges, containers, dma, domains, examples, faults, handover, kernel_tables, limit,
     live_update, many, numa, peer, platform, program, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking, virtio_iommu,
@@ -22,40 +22,48 @@ const TESTS: &[(&str, Test)] = &[
     ("each_device_has_a_group_of_its_own", platform::groups),
     ("a_device_is_bound_to_vfio_pci", platform::bind),
     ("devices_says_how_to_bind_one", program::devices),
-    ("map_of_4k_pages", program::small_pages),
+    ("check_of_4k_pages", program::small_pages),
     (
-        "map_of_transparent_huge_pages",
+        "check_of_transparent_huge_pages",
         program::transparent_huge_pages,
     ),
-    ("map_of_2m_pages", program::huge_pages),
+    ("check_of_2m_pages", program::huge_pages),
+    ("check_of_a_device_without_a_driver", |_| {
+        program::check_by("iommufd", "4k", NVME)
+    }),
     (
-        "map_without_a_driver_checks_nothing",
-        program::without_a_driver,
-    ),
-    (
-        "map_by_vfio_gives_back_when_interrupted",
+        "check_by_vfio_gives_back_when_interrupted",
         program::interrupted,
     ),
-    ("map_by_vfio_of_4k_pages", |_| program::map_by("vfio", "4k")),
-    ("map_by_vfio_of_transparent_huge_pages", |_| {
-        program::map_by("vfio", "thp")
+    ("check_by_vfio_of_4k_pages", |_| {
+        program::check_by("vfio", "4k", EDU)
     }),
-    ("map_by_vfio_of_2m_pages", |_| {
-        program::map_by("vfio", "hugetlb-2m")
+    ("check_by_vfio_of_transparent_huge_pages", |_| {
+        program::check_by("vfio", "thp", EDU)
     }),
-    ("map_by_iommufd_of_4k_pages", |_| {
-        program::map_by("iommufd", "4k")
+    ("check_by_vfio_of_2m_pages", |_| {
+        program::check_by("vfio", "hugetlb-2m", EDU)
     }),
-    ("map_by_iommufd_of_transparent_huge_pages", |_| {
-        program::map_by("iommufd", "thp")
+    ("check_by_vfio_meets_the_limit", |_| {
+        program::meets_the_limit("vfio")
     }),
-    ("map_by_iommufd_of_2m_pages", |_| {
-        program::map_by("iommufd", "hugetlb-2m")
+    ("check_by_iommufd_of_4k_pages", |_| {
+        program::check_by("iommufd", "4k", EDU)
     }),
+    ("check_by_iommufd_of_transparent_huge_pages", |_| {
+        program::check_by("iommufd", "thp", EDU)
+    }),
+    ("check_by_iommufd_of_2m_pages", |_| {
+        program::check_by("iommufd", "hugetlb-2m", EDU)
+    }),
+    ("check_by_iommufd_meets_the_limit", |_| {
+        program::meets_the_limit("iommufd")
+    }),
+    ("check_by_iommufd_is_reported", program::reported),
     ("devices_are_on_the_planned_nodes", numa::planned),
     ("nodes_are_those_of_sysfs", numa::topology),
     ("own_tables_lie_on_their_nodes", numa::own_tables),
-    ("map_places_tables_on_both_nodes", numa::program),
+    ("check_places_tables_on_both_nodes", numa::program),
     ("iommufd_has_a_table_on_each_node", numa::iommufd),
     ("iommufd_lends_a_table_to_another_node", numa::lent),
     (
@@ -75,7 +83,7 @@ const TESTS: &[(&str, Test)] = &[
         containers::undone_in_both::<true>,
     ),
     (
-        "map_by_vfio_has_containers_on_both_nodes",
+        "check_by_vfio_has_containers_on_both_nodes",
         containers::program,
     ),
     (
@@ -233,13 +241,6 @@ const TESTS: &[(&str, Test)] = &[
     }),
     ("iommufd_goes_over_to_a_second_process", |_| {
         handover::to_a_second_process::<Iommufd>()
-    }),
-    ("bench_numa_measures_two_nodes", program::bench_numa),
-    ("bench_pin_measures_vfio_and_iommufd", program::bench_pin),
-    ("life_over_type1", |_| life::by_type1()),
-    ("life_over_iommufd", |_| life::by_iommufd()),
-    ("life_over_iommufd_stays_with_the_privileged", |_| {
-        life::privileged()
     }),
     ("type1_releases_and_restores", |_| {
         release::and_restore::<Type1>()
