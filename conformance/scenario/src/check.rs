@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::PAGE;
 use crate::model::Page;
-use crate::world::{Backend, World};
+use crate::world::World;
 
 /// What the kernel counts for this process, as `/proc/self/status` has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -92,31 +92,28 @@ impl World {
         let mut wrong = Vec::new();
         let scene = Arc::clone(&self.scene);
         let quiet = scene.quiet();
-        if let Backend::Own(hardware) = &mut self.backend {
-            hardware.roots.clear();
-            let roots = &mut hardware.roots;
-            let count = |id, table: &iopt::AnyTable| {
-                roots.push((id, table.root()));
-                table.tables()
-            };
-            let tables: u64 = self.space.tables(count).iter().sum();
-            let in_use = hardware.in_use();
-            let released = self
-                .model()
-                .pages
-                .iter()
-                .flatten()
-                .any(|page| page.released);
-            if in_use < tables || (in_use > tables && !released) {
-                wrong.push(format!(
-                    "{in_use} tables are in use, and domains have {tables}"
-                ));
-            }
+        let hardware = &mut self.hardware;
+        hardware.roots.clear();
+        let roots = &mut hardware.roots;
+        let count = |id, table: &iopt::AnyTable| {
+            roots.push((id, table.root()));
+            table.tables()
+        };
+        let tables: u64 = self.space.tables(count).iter().sum();
+        let in_use = hardware.in_use();
+        let released = self
+            .model()
+            .pages
+            .iter()
+            .flatten()
+            .any(|page| page.released);
+        if in_use < tables || (in_use > tables && !released) {
+            wrong.push(format!(
+                "{in_use} tables are in use, and domains have {tables}"
+            ));
         }
         self.check_tables(&mut wrong);
-        if !self.has_left() {
-            self.check_areas(&mut wrong);
-        }
+        self.check_areas(&mut wrong);
         let (pinned, kernel) = (self.check_pins(&mut wrong), self.kernel()?);
         let (counted, uncounted) = (kernel.most(), self.huge && kernel.most() == 0);
         // Pages of a pool that are locked are not counted.
@@ -132,20 +129,14 @@ impl World {
             domains: self.space.places().len() as u64,
             pinned,
             charged: self.charged(),
-            tables: match &self.backend {
-                Backend::Own(hardware) => hardware.in_use(),
-                Backend::Kernel(_) => 0,
-            },
+            tables: self.hardware.in_use(),
             kernel,
         })
     }
 
-    /// How many areas there are; none once a second process has the kernel's files, and only notes of them are left.
+    /// How many areas there are.
     pub fn areas(&self) -> u64 {
-        match self.has_left() {
-            true => 0,
-            false => self.space.len() as u64,
-        }
+        self.space.len() as u64
     }
 
     /// What the kernel counts for this process, more than before.
@@ -167,9 +158,7 @@ impl World {
 
     /// Every page of every domain, by the independent walker, whoever owns the tables.
     pub(crate) fn check_tables(&self, wrong: &mut Vec<String>) {
-        let Backend::Own(hardware) = &self.backend else {
-            return;
-        };
+        let hardware = &self.hardware;
         for unit in &hardware.units {
             // Holes were probed; nothing else reads the log.
             iommu::Unit::drain_faults(unit, &mut |_| ());
@@ -209,13 +198,12 @@ impl World {
             let address = |offset| part.layout.map_or(u64::MAX, |lies| lies.address(offset));
             all.extend(pages.map(address));
         }
-        if let Backend::Own(hardware) = &self.backend {
-            for (number, offset, run) in hardware.physical.pinned().concat() {
-                if self.parts[number].layout.is_none() {
-                    let pages = self.memory_pages(number, Span::new(offset, run.len));
-                    for (n, page) in (0..).zip(pages) {
-                        all[page] = run.start + n * PAGE;
-                    }
+        let hardware = &self.hardware;
+        for (number, offset, run) in hardware.physical.pinned().concat() {
+            if self.parts[number].layout.is_none() {
+                let pages = self.memory_pages(number, Span::new(offset, run.len));
+                for (n, page) in (0..).zip(pages) {
+                    all[page] = run.start + n * PAGE;
                 }
             }
         }
@@ -257,26 +245,25 @@ impl World {
     /// Each page is pinned and charged when it is to be. Returns the bytes that are to be pinned.
     fn check_pins(&self, wrong: &mut Vec<String>) -> u64 {
         let [pinned, least, most] = self.model().held();
-        if let Backend::Own(hardware) = &self.backend {
-            let mut found = vec![false; pinned.len()];
-            let [ours, _] = hardware.physical.pinned();
-            for (number, offset, run) in ours {
-                found[self.memory_pages(number, Span::new(offset, run.len))].fill(true);
-            }
-            let differs = found.iter().zip(&pinned).enumerate();
-            let mut differs = differs.filter(|(_, (found, expected))| found != expected);
-            if let Some((page, (found, expected))) = differs.next() {
-                wrong.push(format!(
-                    "page {page} of memory: pinned is {found}, and not {expected}; {} more",
-                    differs.count()
-                ));
-            }
-            let stray = hardware.physical.stray();
-            if stray > 0 {
-                wrong.push(format!(
-                    "{stray} accesses to memory that no owner has pinned"
-                ));
-            }
+        let hardware = &self.hardware;
+        let mut found = vec![false; pinned.len()];
+        let [ours, _] = hardware.physical.pinned();
+        for (number, offset, run) in ours {
+            found[self.memory_pages(number, Span::new(offset, run.len))].fill(true);
+        }
+        let differs = found.iter().zip(&pinned).enumerate();
+        let mut differs = differs.filter(|(_, (found, expected))| found != expected);
+        if let Some((page, (found, expected))) = differs.next() {
+            wrong.push(format!(
+                "page {page} of memory: pinned is {found}, and not {expected}; {} more",
+                differs.count()
+            ));
+        }
+        let stray = hardware.physical.stray();
+        if stray > 0 {
+            wrong.push(format!(
+                "{stray} accesses to memory that no owner has pinned"
+            ));
         }
         let bytes = |pages: &[bool]| pages.iter().filter(|page| **page).count() as u64 * PAGE;
         let (charged, least, most) = (self.charged(), bytes(&least), bytes(&most));

@@ -314,10 +314,4 @@ impl Hardware {
         let ours = || arenas.map(|arena| arena.in_use()).sum();
         self.told.unwrap_or_else(ours)
     }
-
-    /// Flushes of all units so far.
-    pub(crate) fn flushes(&self) -> u64 {
-        let units = self.units.iter();
-        units.map(|unit| unit.flush_counters().flushes).sum()
-    }
 }

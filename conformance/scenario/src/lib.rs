@@ -1,14 +1,10 @@
-//! The life of a virtual machine's memory, written once: the steps, the shadow model and the checks.
-//!
-//! Two programs are made of it. `dmaspace life` does each step once, in order, and shows what it took
-//! ([`Life`]). The soak (`conformance/soak`) does them in a random order for long, with steps that fail on demand.
+//! A virtual machine's memory under random operations: the operations, the shadow model and the checks of the soak
+//! (`conformance/soak`), which does them in any order for long, with steps that fail on demand.
 //!
 //! # The world
 //!
-//! [`World`] is one address space ([`ioas::Ioas`]), the guest's memory, devices, and a shadow model. Who maps is a
-//! value, [`Backend`]: tables of ours, which units of the software IOMMU walk ([`World::over_units`]), or an
-//! interface of the kernel, which the caller has opened ([`World::over_kernel`]). All that differs is in these two
-//! constructors, in the handover, and in what the kernel does not tell (tables, frames).
+//! [`World`] is one address space ([`ioas::Ioas`]) over tables of ours, the guest's memory, devices of units of the
+//! software IOMMU, and a shadow model.
 //!
 //! Each operation of the world (map, take out, put back, attach, track, harvest, release, hand over, …) does three
 //! things: it says at which pages devices may find anything, calls the address space, and changes the model by what
@@ -19,16 +15,15 @@
 //! # The checks
 //!
 //! * **By devices**, all the time ([`Scene`]): a page that is mapped is found, with exactly its bytes, and can be
-//!   written exactly if that is allowed; a hole faults, and everything does for a device that is detached. Devices of
-//!   the software unit read, compare and write whole pages; those of the machine copy between pages, and the
-//!   processor compares. A frame is there only while an owner has it pinned: one that is reached without is counted.
+//!   written exactly if that is allowed; a hole faults, and everything does for a device that is detached. Devices
+//!   read, compare and write whole pages. A frame is there only while an owner has it pinned: one that is reached
+//!   without is counted.
 //! * **By a check** ([`World::check`]), between two operations, while no access is under way: the independent walker
 //!   finds in every domain what the model says, page by page; areas and pins are those of the model, page by page;
 //!   what is charged is compared in bytes; what the kernel counts as locked or pinned is exactly what is pinned; no
 //!   table page is lost. While a second process owns the tables, the walker goes on.
 //! * **By each operation**: the error is one that may come; a harvest misses no page that devices have written to,
 //!   and has none that they have not begun to write.
-//! * **By each step of a life** ([`Life::step`]): what is special to it, such as leaves that are as before.
 //!
 //! # A second owner
 //!
@@ -37,66 +32,52 @@
 //!
 //! # What fails on demand
 //!
-//! [`Faults`]: table pages refused, a pin refused, runs unreadable, a flush without an answer. A life arms none.
+//! [`Faults`]: table pages refused, a pin refused, runs unreadable, a flush without an answer.
 
 #![forbid(unsafe_code)]
 
-mod balloon;
 mod check;
-mod copying;
 mod devices;
 mod dirty;
 mod faults;
 mod handover;
 mod hardware;
-mod life;
 mod model;
 mod operations;
 pub mod pattern;
 mod ram;
 mod scene;
-mod step;
 mod world;
 
-pub use balloon::BalloonError;
 pub use check::{Counted, Totals};
-pub use copying::{Copy, Halves, PLACE};
 pub use faults::{Fault, Faults};
-pub use handover::{Gone, Handed, Hole, Left, Second, SuccessorError, succeed};
+pub use handover::{Gone, Left, Second, SuccessorError, succeed};
 pub use hardware::{Hardware, Kind, TableNode, device};
-pub use life::{Copies, Life};
 pub use operations::{Alone, Harvest, INTACT};
 pub use ram::Layout;
 pub use scene::{Counts, Manner, Play, Scene};
-pub use step::{Done, Marks, NodeShare, Refused, Root, Step, nodes};
-pub use world::{Backend, Part, Setup, Source, World};
+pub use world::{Part, Setup, Source, World};
 
 use ioas::Cause;
-use runs::{Iova, Span};
 
 /// Bytes of an access, and of a page.
 pub const PAGE: u64 = 4096;
-/// The equal parts of which the memory of a life consists, and which the kernel maps one by one.
-pub const PARTS: u64 = 16;
 /// The unit of our own pins: the smallest part that is given back without pinning anew.
 pub const PIECE: u64 = 2 << 20;
 
-/// Why a world did not come to be, or a life to its end.
+/// Why a world did not come to be, or an operation to its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The watcher wanted to stop.
-    #[error("interrupted at `{0}`; nothing is left pinned")]
-    Interrupted(Step),
-    /// A device has done nothing for a long time.
-    #[error("a device has made no access for half a minute, at `{0}`")]
-    Stuck(Step),
-    /// A device of the machine has not gone on.
-    #[error("a device has stopped by itself: {0}")]
-    Device(String),
     /// The threads that are the devices cannot be had.
     #[error("cannot start the devices")]
     Devices(#[source] std::io::Error),
+    /// The memory cannot be discarded.
+    #[error("the memory cannot be discarded")]
+    Discard(#[from] hostmem::DiscardError),
+    /// The memory is no memory of a guest.
+    #[error("cannot describe the memory to a balloon")]
+    Ram(#[from] virtio_balloon::BadRam),
     /// There is no memory for tables.
     #[error("cannot get memory for the page tables")]
     Tables(#[source] Cause),
@@ -106,25 +87,6 @@ pub enum Error {
     /// The memory cannot be mapped.
     #[error("cannot map the memory")]
     Map(#[source] ioas::MapError),
-    /// Nothing is mapped where memory was just mapped.
-    #[error("nothing is mapped although it was just mapped")]
-    NoLeaf,
-    /// A hole cannot be cut.
-    #[error("cannot cut {range} out")]
-    Cut {
-        /// Its addresses.
-        range: Span<Iova>,
-        /// Why not.
-        source: ioas::UnmapError,
-    },
-    /// A hole cannot be closed.
-    #[error("cannot put {range} back")]
-    PutBack {
-        /// Its addresses.
-        range: Span<Iova>,
-        /// Why not.
-        source: ioas::MapError,
-    },
     /// It cannot be tracked what devices write to.
     #[error("cannot track what devices write to")]
     Track(#[from] ioas::TrackingError),
@@ -137,15 +99,9 @@ pub enum Error {
     /// Units did not invalidate it in time.
     #[error("cannot flush what was harvested")]
     Show(#[from] iommu::FlushError),
-    /// The balloon did not work.
-    #[error("the balloon does not work")]
-    Balloon(#[from] BalloonError),
     /// The address space cannot be handed over.
     #[error("cannot hand the address space over")]
     HandOver(#[from] ioas::HandOverError),
-    /// The kernel does not let its mappings go, or cannot be asked.
-    #[error("cannot hand the kernel's mappings over")]
-    Kernel(#[from] ioas::KernelError),
     /// The first owner cannot give up.
     #[error("cannot let the address space go")]
     GiveUp(#[source] ioas::UnmapError),

@@ -21,7 +21,7 @@ use crate::dirty::{Period, add};
 use crate::model::{Model, Page};
 use crate::ram::without;
 use crate::scene::{Attached, Expect, locked};
-use crate::world::{Backend, Part, World, dma};
+use crate::world::{Part, World, dma};
 use crate::{Error, PAGE};
 
 /// A cut leaves the rest where it is.
@@ -297,9 +297,7 @@ impl World {
     ///
     /// Those of [`Ioas::attach`].
     pub fn attach(&self, number: usize) -> Result<(), AttachError> {
-        let Backend::Own(hardware) = &self.backend else {
-            return Err(AttachError::AlreadyAttached);
-        };
+        let hardware = &self.hardware;
         let was = self.is_attached(number);
         if !was {
             self.scene.attached(number, Attached::Changing);
@@ -324,9 +322,7 @@ impl World {
     ///
     /// Those of [`Ioas::detach`].
     pub fn detach(&self, number: usize) -> Result<(), DetachError> {
-        let Backend::Own(hardware) = &self.backend else {
-            return Ok(());
-        };
+        let hardware = &self.hardware;
         let (_, id) = hardware.device(number);
         self.scene.attached(number, Attached::Changing);
         let done = self.timed(|world| world.space.detach(id));

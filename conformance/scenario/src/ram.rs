@@ -244,11 +244,6 @@ impl Physical {
         write(&self.theirs)
     }
 
-    /// How many runs this process has pinned.
-    pub(crate) fn runs(&self) -> u64 {
-        read(&self.ours).joined().len() as u64
-    }
-
     /// How many runs the successor has pinned.
     pub(crate) fn runs_of_successor(&self) -> u64 {
         read(&self.theirs).joined().len() as u64

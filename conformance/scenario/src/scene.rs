@@ -8,21 +8,18 @@
 //! compares every byte with what the version says, and writes the next one: a write that was lost, and a page that
 //! is another one or too old, are found by the next device to come.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use runs::{Iova, Span};
 use serde::Serialize;
 
-use crate::{Error, PAGE, Step};
+use crate::PAGE;
 
 /// Complaints that are kept.
 const KEPT: usize = 16;
-/// How long a device may be without an access before it is given up.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a device may expect at a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,8 +135,6 @@ pub struct Scene {
     after: Vec<AtomicU64>,
     /// The pass that is wanted.
     pass: AtomicU64,
-    /// Accesses of each device by which a change is seen, and accesses into holes while there are some.
-    seen: (u64, u64),
     stop: AtomicBool,
     wrong: AtomicU64,
     complaints: Mutex<Vec<String>>,
@@ -165,15 +160,11 @@ pub(crate) fn locked<T>(lock: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Is told which step is under way; [`ControlFlow::Break`] stops the life.
-pub(crate) type Watch<'w> = dyn FnMut(Step) -> ControlFlow<()> + 'w;
-
 impl Scene {
     pub(crate) fn new(
         range: Span<Iova>,
         memory_pages: usize,
         devices: usize,
-        seen: (u64, u64),
         manner: Manner,
     ) -> Self {
         let pages = (range.len / PAGE) as usize;
@@ -186,7 +177,6 @@ impl Scene {
             before: bits(pages),
             after: bits(pages),
             pass: AtomicU64::new(0),
-            seen,
             stop: AtomicBool::new(false),
             wrong: AtomicU64::new(0),
             complaints: Mutex::default(),
@@ -324,69 +314,6 @@ impl Scene {
     /// Devices are to stop.
     pub(crate) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
-    }
-
-    /// Waits until each device has been everywhere from now on.
-    pub(crate) fn everywhere(&self, step: Step, watch: &mut Watch<'_>) -> Result<(), Error> {
-        let pass = self.pass.fetch_add(1, Ordering::AcqRel) + 1;
-        self.wait(step, watch, |_, device_counts| {
-            device_counts.passed.load(Ordering::Acquire) >= pass
-        })
-    }
-
-    /// Waits until each device has seen what is now.
-    pub(crate) fn see(&self, step: Step, watch: &mut Watch<'_>) -> Result<(), Error> {
-        let (more, mut more_probes) = self.seen;
-        if self.gate().focus.is_empty() {
-            more_probes = 0;
-        }
-        let now = |device_counts: &DeviceCounts| {
-            let accesses = device_counts.accesses.load(Ordering::Relaxed);
-            (accesses, device_counts.probes.load(Ordering::Relaxed))
-        };
-        let before: Vec<_> = self.devices.iter().map(now).collect();
-        self.wait(step, watch, |device, device_counts| {
-            let (accesses, probes) = before[device];
-            let (now, now_probes) = now(device_counts);
-            now >= accesses + more && now_probes >= probes + more_probes
-        })
-    }
-
-    /// Waits until every device has `done` it.
-    fn wait(
-        &self,
-        step: Step,
-        watch: &mut Watch<'_>,
-        done: impl Fn(usize, &DeviceCounts) -> bool,
-    ) -> Result<(), Error> {
-        let accesses = || -> Vec<u64> {
-            let all = self
-                .devices
-                .iter()
-                .map(|device_counts| &device_counts.accesses);
-            all.map(|count| count.load(Ordering::Relaxed)).collect()
-        };
-        let (mut seen, mut since) = (accesses(), Instant::now());
-        loop {
-            let stopped = watch(step).is_break();
-            if let Some(why) = locked(&self.failed).clone() {
-                return Err(Error::Device(why));
-            }
-            if stopped {
-                return Err(Error::Interrupted(step));
-            }
-            let mut all = self.devices.iter().enumerate();
-            if all.all(|(device, device_counts)| done(device, device_counts)) {
-                return Ok(());
-            }
-            let now = accesses();
-            if now.iter().zip(&seen).all(|(now, seen)| now > seen) {
-                (seen, since) = (now, Instant::now());
-            } else if since.elapsed() > PATIENCE {
-                return Err(Error::Stuck(step));
-            }
-            thread::sleep(Duration::from_micros(200));
-        }
     }
 }
 

@@ -1,7 +1,6 @@
-//! Everything that is under test, with its shadow: an address space over a back end, the memory, the devices, and
+//! Everything that is under test, with its shadow: an address space, the memory, the devices, and
 //! what the model says of each page.
 
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
@@ -9,23 +8,18 @@ use std::time::Duration;
 use dmaspace::balloon::BalloonDma;
 use hostmem::{Discard, FrameSource, Mapping, Pinner};
 use ioas::{HostMemory, Ioas, Ledger, Memory};
-use iommu::NodeId;
 use runs::{GuestAddr, Iova, Span};
-use virtio_balloon::device::SetupError;
 use virtio_balloon::{MemoryMap, Region};
 
 use crate::check::Counted;
-use crate::copying::Halves;
 use crate::devices::{Player, play};
 use crate::dirty::Dirty;
 use crate::faults::Faults;
-use crate::handover::Handed;
 use crate::hardware::{Hardware, Kind, TableNode};
 use crate::model::Model;
-use crate::pattern::fill;
 use crate::ram::{Layout, Ram};
-use crate::scene::{Attached, Manner, Play, Players, Scene, locked};
-use crate::{Error, PAGE, PARTS};
+use crate::scene::{Manner, Players, Scene, locked};
+use crate::{Error, PAGE};
 
 /// A memory of the guest, before the world is made.
 #[derive(Clone, Debug)]
@@ -38,7 +32,7 @@ pub struct Source {
     pub layout: Option<Layout>,
 }
 
-/// What every world has, whatever its back end.
+/// Parts of a world.
 pub struct Setup {
     /// The device addresses, whole pages.
     pub range: Span<Iova>,
@@ -50,8 +44,6 @@ pub struct Setup {
     pub manner: Manner,
     /// The memory consists of huge pages.
     pub huge: bool,
-    /// A node of the caller's choice, for tables of a kernel, which has none for them.
-    pub far: NodeId,
 }
 
 /// A memory of the guest.
@@ -69,14 +61,6 @@ pub struct Part {
     pub(crate) layout: Option<Layout>,
 }
 
-/// Who maps the memory.
-pub enum Backend {
-    /// Tables of ours, which units of the software IOMMU walk.
-    Own(Hardware),
-    /// An interface of the kernel.
-    Kernel(Handed),
-}
-
 /// See the module. Dropped in this order: devices stop, and the address space goes first.
 pub struct World {
     pub(crate) players: Players,
@@ -84,8 +68,8 @@ pub struct World {
     pub space: Arc<Ioas>,
     /// The guest's memory, as the balloon has it.
     pub(crate) regions: Vec<Region<Arc<Memory>>>,
-    /// Who maps.
-    pub backend: Backend,
+    /// The units, and the memory of their tables.
+    pub(crate) hardware: Hardware,
     /// The guest's memory.
     pub parts: Vec<Part>,
     /// What pins are charged to.
@@ -96,7 +80,6 @@ pub struct World {
     pub(crate) huge: bool,
     /// A part of a page was taken out, once.
     pub(crate) cut: AtomicBool,
-    pub(crate) far: NodeId,
     /// What devices may expect.
     pub scene: Arc<Scene>,
     /// Locked for a moment, before a call of the address space and after it.
@@ -148,42 +131,16 @@ impl World {
             Memory::new(Arc::new(ram), &setup.ledger)
         };
         let memories = setup.memories.iter().enumerate().map(memory).collect();
-        let backend = Backend::Own(hardware);
-        // By the unit's cache, 2,048 accesses and one in 16 into a hole see what a flush has left.
-        let model = (devices, (2048, 128));
-        Self::new(setup, memories, space, backend, faults, model)
-    }
-
-    /// Over `space`, which an interface of the kernel maps for so many devices: they are attached.
-    ///
-    /// # Errors
-    ///
-    /// When there is no memory for it.
-    pub fn over_kernel(
-        setup: Setup,
-        space: Ioas,
-        handed: Handed,
-        devices: usize,
-    ) -> Result<Self, Error> {
-        let host = |source: &Source| HostMemory::new(Arc::clone(&source.mapping));
-        let memory = |source| Memory::new(Arc::new(host(source)), &setup.ledger);
-        let memories = setup.memories.iter().map(memory).collect();
-        let (backend, faults) = (Backend::Kernel(handed), Arc::default());
-        let world = Self::new(setup, memories, space, backend, faults, (devices, (4, 2)))?;
-        for device in 0..devices {
-            world.model().attached[device] = true;
-            world.scene.attached(device, Attached::Yes);
-        }
-        Ok(world)
+        Self::new(setup, memories, space, hardware, faults, devices)
     }
 
     fn new(
         setup: Setup,
         memories: Vec<Arc<Memory>>,
         space: Ioas,
-        backend: Backend,
+        hardware: Hardware,
         faults: Arc<Faults>,
-        (devices, seen): (usize, (u64, u64)),
+        devices: usize,
     ) -> Result<Self, Error> {
         let (charged, counted) = (setup.ledger.in_use(), Counted::now()?);
         let pages = |part: &Part| (part.guest.len / PAGE) as usize;
@@ -199,7 +156,7 @@ impl World {
         };
         let parts = setup.memories.into_iter().zip(memories).map(part);
         let parts = parts.collect::<Result<Vec<_>, hostmem::DiscardError>>();
-        let parts = parts.map_err(|cause| Error::Balloon(cause.into()))?;
+        let parts = parts?;
         let memory = parts.iter().map(pages).sum();
         let region = |part: &Part| Region {
             guest: part.guest,
@@ -207,20 +164,19 @@ impl World {
             memory: Arc::clone(&part.memory),
         };
         let regions: Vec<_> = parts.iter().map(region).collect();
-        MemoryMap::new(&regions).map_err(|cause| Error::Balloon(SetupError::Ram(cause).into()))?;
-        let scene = Scene::new(setup.range, memory, devices, seen, setup.manner);
+        MemoryMap::new(&regions)?;
+        let scene = Scene::new(setup.range, memory, devices, setup.manner);
         let (scene, space) = (Arc::new(scene), Arc::new(space));
         Ok(Self {
             players: Players::new(Arc::clone(&scene)),
             regions,
             space,
-            backend,
+            hardware,
             ledger: setup.ledger,
             charged,
             counted,
             huge: setup.huge,
             cut: AtomicBool::default(),
-            far: setup.far,
             model: Mutex::new(Model::new(scene.len(), memory, devices)),
             scene,
             parts,
@@ -236,9 +192,7 @@ impl World {
     ///
     /// Where there can be no threads.
     pub fn play(&mut self, threads: usize, seed: u64) -> std::io::Result<()> {
-        let Backend::Own(hardware) = &self.backend else {
-            return Ok(());
-        };
+        let hardware = &self.hardware;
         let (all, threads) = (self.devices(), threads.max(1));
         for thread in 0..threads.min(all) {
             let ports: Vec<_> = (thread..all)
@@ -259,33 +213,6 @@ impl World {
                 play(&mut players, seed);
                 Ok(())
             }))?;
-        }
-        Ok(())
-    }
-
-    /// Fills the memory, and has devices of the machine begin, each with work of its own.
-    ///
-    /// # Errors
-    ///
-    /// Where there can be no threads.
-    pub fn copy(
-        &mut self,
-        devices: impl IntoIterator<Item = impl FnOnce(Halves) -> Play>,
-    ) -> std::io::Result<()> {
-        for part in &self.parts {
-            // Nobody stops it: it is as quick as bringing the memory in.
-            let _ = fill(&part.mapping, &mut |_| ControlFlow::Continue(()));
-        }
-        for version in &self.scene.versions {
-            version.store(1, Ordering::SeqCst);
-        }
-        let halves = self.parts.iter().map(|part| Arc::clone(&part.mapping));
-        let memory = Halves {
-            halves: halves.collect(),
-            parts: (0..PARTS).map(|_| Default::default()).collect(),
-        };
-        for device in devices {
-            self.players.start(device(memory.clone()))?;
         }
         Ok(())
     }

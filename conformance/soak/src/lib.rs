@@ -187,7 +187,6 @@ impl Soak {
                 ..Manner::default()
             },
             huge: false,
-            far: NodeId(1),
         };
         // One memory for the tables of all nodes: they may move, and every unit walks all of it.
         let tables = TableNode {

@@ -1,9 +1,8 @@
 //! The side of the first owner: starts the second process, tells it what there is, and answers for the units.
 
 use std::ffi::OsString;
-use std::io::{BufReader, IoSlice, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::io::{BufReader, Write};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -14,16 +13,14 @@ use std::time::{Duration, Instant};
 use hostmem::Mapping;
 use ioas::{Handover, Ioas};
 use iommu::{DomainId, Unit};
-use iopt::Prot;
 use runs::{Iova, Span};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::{MOST_FILES, PATIENCE, SuccessorError, adopt, numbers, read_line, words};
+use super::{PATIENCE, SuccessorError, adopt, numbers, read_line, words};
 use crate::check::Counted;
 use crate::hardware::{Hardware, Tables, again, unit_of};
 use crate::operations::each;
 use crate::ram::PinNumber;
-use crate::world::{Backend, World};
+use crate::world::World;
 use crate::{Error, PAGE};
 
 /// Lines that wait to be read; whoever writes more waits, too.
@@ -48,23 +45,14 @@ impl Drop for Second {
 /// What there was when the second process owned it all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gone {
-    /// Runs, or mappings of the kernel, that went over.
+    /// Runs that went over.
     pub runs: u64,
-    /// Bytes that were unpinned here, by tables of ours.
+    /// Bytes that were unpinned here.
     pub unpinned: u64,
     /// Bytes that are charged there.
     pub charged: u64,
     /// And what the kernel counts there.
     pub kernel: u64,
-}
-
-/// What the second process did with its hole.
-#[derive(Clone, Debug)]
-pub enum Hole {
-    /// It was cut, and closed again.
-    Cut(Span<Iova>),
-    /// It was refused: the capability that is missing, and the error.
-    Refused(String, String),
 }
 
 /// What the second process says of itself in the end.
@@ -155,21 +143,6 @@ impl Second {
         self.answer("ok end")
     }
 
-    /// Answers, with files that the second process may use from now on.
-    fn answer_with(&mut self, text: &str, files: &[OwnedFd]) -> Result<(), SuccessorError> {
-        let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
-        let mut control = SendAncillaryBuffer::new(&mut room);
-        if !control.push(SendAncillaryMessage::ScmRights(&files)) {
-            return Err(std::io::Error::from(std::io::ErrorKind::ArgumentListTooLong).into());
-        }
-        let text = format!("{text}\n");
-        let said = [IoSlice::new(text.as_bytes())];
-        sendmsg(&self.input, &said, &mut control, SendFlags::empty())
-            .map_err(std::io::Error::from)?;
-        Ok(())
-    }
-
     /// Waits until the second process says `word`, and returns the rest of the line.
     fn told(&mut self, word: &str) -> Result<String, SuccessorError> {
         let line = self.next()?;
@@ -181,10 +154,7 @@ impl Second {
 
     /// Answers for units and frames, until the second process says `until`; the rest of that line is returned,
     /// which has no answer yet.
-    fn serve(&mut self, backend: &Backend, until: &str) -> Result<String, SuccessorError> {
-        let Backend::Own(hardware) = backend else {
-            return self.told(until);
-        };
+    fn serve(&mut self, hardware: &Hardware, until: &str) -> Result<String, SuccessorError> {
         loop {
             let line = self.next()?;
             match line.split_once(' ').unwrap_or((&line, "")) {
@@ -204,10 +174,10 @@ impl Second {
     /// The same, where the rest are so many numbers.
     fn serve_numbers<const N: usize>(
         &mut self,
-        backend: &Backend,
+        hardware: &Hardware,
         until: &str,
     ) -> Result<[u64; N], SuccessorError> {
-        let rest = self.serve(backend, until)?;
+        let rest = self.serve(hardware, until)?;
         let found = numbers(&words(&rest), 0)?;
         let line = format!("{until} {rest}");
         found
@@ -290,10 +260,7 @@ impl World {
         self.faults.disarm();
         let started = Instant::now();
         let mut second = Second::start(command)?;
-        let gone = match &self.backend {
-            Backend::Own(_) => self.hand_over_tables(&mut second)?,
-            Backend::Kernel(_) => self.hand_over_files(&mut second)?,
-        };
+        let gone = self.hand_over_tables(&mut second)?;
         self.set_took(started.elapsed());
         self.settle();
         let (charged, kernel) = (self.charged(), self.kernel()?);
@@ -317,9 +284,7 @@ impl World {
             let lies = lies.unwrap_or_default();
             items.push(format!("memory {}{lies}", path(&part.mapping)));
         }
-        let Backend::Own(hardware) = &mut self.backend else {
-            return Ok(Gone::default());
-        };
+        let hardware = &mut self.hardware;
         for tables in &hardware.tables {
             items.push(format!("tables {} {}", path(&tables.file), tables.base));
         }
@@ -327,10 +292,8 @@ impl World {
         let roots = leaving.handover().domains.iter();
         hardware.roots = roots.map(|domain| (domain.id, domain.root)).collect();
         second.describe(&items)?;
-        let [charged, kernel, tables] = second.serve_numbers(&self.backend, "adopted")?;
-        let Backend::Own(hardware) = &mut self.backend else {
-            return Ok(Gone::default());
-        };
+        let [charged, kernel, tables] = second.serve_numbers(&self.hardware, "adopted")?;
+        let hardware = &mut self.hardware;
         hardware.told = Some(tables);
         if !hardware.physical.same() {
             return Err(SuccessorError::OtherFrames.into());
@@ -343,54 +306,6 @@ impl World {
             charged,
             kernel,
         })
-    }
-
-    fn hand_over_files(&mut self, second: &mut Second) -> Result<Gone, Error> {
-        let Backend::Kernel(handed) = &mut self.backend else {
-            return Ok(Gone::default());
-        };
-        let numbers = handed.numbers.iter().map(|number| format!(" {number}"));
-        let numbers: String = numbers.collect();
-        let mut items = vec![format!("interface {}{numbers}", handed.name)];
-        let files = std::mem::take(&mut handed.files);
-        for part in &self.parts {
-            items.push(format!("memory {}", path(&part.mapping)));
-        }
-        let of = |memory: &Arc<_>| {
-            let mut parts = self.parts.iter();
-            parts.position(|part| Arc::ptr_eq(&part.memory, memory))
-        };
-        for area in self.space.areas() {
-            let number = of(area.memory()).unwrap_or(0);
-            let (range, offset) = (area.range(), area.part().start);
-            let prot = Prot::RW.bits();
-            items.push(format!(
-                "area {} {} {number} {offset} {prot}",
-                range.start, range.len
-            ));
-        }
-        let pieces = self.space.give_up()?;
-        for piece in &pieces {
-            items.push(format!("piece {} {}", piece.start, piece.len));
-        }
-        second.describe(&items)?;
-        second.told("files")?;
-        second.answer_with("ok", &files)?;
-        // Here they would keep groups in the container.
-        drop(files);
-        let [charged, kernel, _] = second.serve_numbers(&self.backend, "adopted")?;
-        Ok(Gone {
-            runs: pieces.len() as u64,
-            charged,
-            kernel,
-            unpinned: 0,
-        })
-    }
-
-    /// True when a second process has the files of the kernel's interface: the areas that are noted here say nothing
-    /// any more.
-    pub(crate) fn has_left(&self) -> bool {
-        matches!(&self.backend, Backend::Kernel(handed) if handed.files.is_empty())
     }
 
     fn memories(&self) -> Vec<Arc<ioas::Memory>> {
@@ -418,18 +333,10 @@ impl World {
         second: &mut Second,
         hole: Option<Span<Iova>>,
         see: &mut dyn FnMut(&mut Self) -> Result<(), Error>,
-    ) -> Result<Hole, Error> {
+    ) -> Result<Span<Iova>, Error> {
         let hole = hole.map(|hole| format!("ok {} {}", hole.start, hole.len));
         second.answer(&hole.unwrap_or_else(|| "ok".into()))?;
-        if let Backend::Kernel(_) = &self.backend {
-            let started = Instant::now();
-            let told = second.told("refused")?;
-            self.set_took(started.elapsed());
-            see(self)?;
-            let (capability, error) = told.split_once(' ').unwrap_or_default();
-            return Ok(Hole::Refused(capability.into(), error.into()));
-        }
-        let [start, len] = second.serve_numbers(&self.backend, "opening")?;
+        let [start, len] = second.serve_numbers(&self.hardware, "opening")?;
         let pages = (start | len) % PAGE == 0 && len > 0;
         let hole = Span::checked(start, len).filter(|hole| pages && self.range().covers(hole));
         let hole = hole.ok_or_else(|| unexpected(format!("opening {start} {len}")))?;
@@ -439,24 +346,22 @@ impl World {
             self.begin(pages.clone());
             let started = Instant::now();
             second.answer("ok")?;
-            let told = second.serve(&self.backend, done)?;
+            let told = second.serve(&self.hardware, done)?;
             took += started.elapsed();
             self.end(pages.clone(), Some(&each(|page| page.out = out)));
-            if let (Backend::Own(hardware), Some(tables)) =
-                (&mut self.backend, words(&told).first())
-            {
-                hardware.told = Some(tables.parse().map_err(SuccessorError::from)?);
+            if let Some(tables) = words(&told).first() {
+                self.hardware.told = Some(tables.parse().map_err(SuccessorError::from)?);
             }
             self.check_successor();
             self.scene.quiet().focus = if out { vec![hole] } else { Vec::new() };
             see(self)?;
             if next == "closing" {
                 second.answer("ok")?;
-                second.serve(&self.backend, next)?;
+                second.serve(&self.hardware, next)?;
             }
         }
         self.set_took(took);
-        Ok(Hole::Cut(hole))
+        Ok(hole)
     }
 
     /// The second process hands everything back, and ends.
@@ -466,11 +371,9 @@ impl World {
     /// When it does not.
     pub fn take_back(&mut self, mut second: Second) -> Result<Left, Error> {
         second.answer("ok back")?;
-        let handover: Handover = second.serve(&self.backend, "back")?.parse()?;
+        let handover: Handover = second.serve(&self.hardware, "back")?.parse()?;
         let memories = self.memories();
-        let Backend::Own(hardware) = &mut self.backend else {
-            return Ok(Left::default());
-        };
+        let hardware = &mut self.hardware;
         let files = hardware.tables.iter();
         let files = files.map(|tables| Ok((again(&tables.file)?, tables.base)));
         let files = files.collect::<Result<_, ioas::Cause>>();
@@ -492,40 +395,15 @@ impl World {
         self.left(second)
     }
 
-    /// The second process ends the address space, and itself.
-    ///
-    /// # Errors
-    ///
-    /// When it does not.
-    pub fn end_there(&mut self, mut second: Second) -> Result<Left, Error> {
-        // It still waits for the answer to what it said of its hole.
-        second.answer("ok")?;
-        second.serve(&self.backend, "ending")?;
-        let pages = 0..self.scene.len();
-        self.begin(pages.clone());
-        let started = Instant::now();
-        let left = self.left(second)?;
-        self.set_took(started.elapsed());
-        self.model().attached.fill(false);
-        if let Backend::Own(hardware) = &mut self.backend {
-            hardware.roots.clear();
-            hardware.told = Some(left.tables);
-        }
-        self.end(pages, Some(&|_, page| *page = None));
-        Ok(left)
-    }
-
     fn left(&mut self, mut second: Second) -> Result<Left, Error> {
         second.answer("ok")?;
         let [charged, locked_bytes, pinned_bytes, tables] =
-            second.serve_numbers(&self.backend, "left")?;
+            second.serve_numbers(&self.hardware, "left")?;
         second.answer("ok")?;
         second.end()?;
-        if let Backend::Own(hardware) = &self.backend {
-            if hardware.physical.runs_of_successor() > 0 {
-                self.scene
-                    .complain("the second process has ended, and has runs pinned".into());
-            }
+        if self.hardware.physical.runs_of_successor() > 0 {
+            let text = "the second process has ended, and has runs pinned";
+            self.scene.complain(text.into());
         }
         let kernel = Counted {
             locked_bytes,

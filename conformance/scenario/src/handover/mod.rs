@@ -13,10 +13,6 @@
 //! to do (`opening`, `opened`, `closing`, `closed`), so that devices know what to expect. The answer to `closed` says
 //! whether it hands everything `back`; otherwise it ends the address space (`ending`). What it has then is `left`.
 //!
-//! What an interface of the kernel maps goes over by the kernel's files, which come with the answer to
-//! `files`: the pipe is a Unix socket. Then no units are asked, and instead of a hole there is the refusal
-//! to cut one (`refused`).
-//!
 //! # Trust
 //!
 //! Each process is what the other was started by or has started, with the same rights. Still, nothing that
@@ -30,7 +26,6 @@ mod second;
 use std::io::{self, BufRead, Read as _};
 use std::num::ParseIntError;
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use hostmem::Mapping;
@@ -39,19 +34,8 @@ use iommu::{DeviceId, Unit};
 use iopt::{AnyTable, ErasableMemory, Takeover};
 use runs::{Pa, Span};
 
-pub use first::{Gone, Hole, Left, Second};
+pub use first::{Gone, Left, Second};
 pub use second::succeed;
-
-/// What another process needs of the kernel's to go on.
-#[derive(Debug, Default)]
-pub struct Handed {
-    /// The interface, as the command line names it: `vfio`, `iommufd`.
-    pub name: &'static str,
-    /// The files: the interface's own, and those of groups or devices.
-    pub files: Vec<OwnedFd>,
-    /// Numbers in them.
-    pub numbers: Vec<u64>,
-}
 
 /// The domains of a handover over `files` with their first addresses, for devices of `unit`; and the tables of each
 /// file, as `wrap` makes them of its memory.
@@ -128,7 +112,7 @@ pub enum SuccessorError {
         /// What it has said.
         line: String,
     },
-    /// The other process describes more than any life has.
+    /// The other process describes more than any world has.
     #[error("the other process describes more than {most} memories, domains and areas")]
     Items {
         /// How many may be.
@@ -178,18 +162,6 @@ pub enum SuccessorError {
     /// The frames that the second process has pinned are not those of the first.
     #[error("the second process has pinned other frames than the first")]
     OtherFrames,
-    /// The kernel's files have not come.
-    #[error("{found} files of the kernel have come, and more are needed")]
-    Files {
-        /// How many have.
-        found: usize,
-    },
-    /// The kernel's files are not what they should be.
-    #[error("cannot use the kernel's files")]
-    Kernel(#[from] ioas::KernelError),
-    /// The kernel does not have this process go on.
-    #[error("cannot take the kernel's mappings over")]
-    Attach(#[from] ioas::AttachError),
     /// What is described as a handover is none.
     #[error("the description of the address space cannot be read")]
     Handover(#[from] ioas::DecodeError),
@@ -204,8 +176,7 @@ pub enum SuccessorError {
     Close(#[from] ioas::CloseError),
 }
 
-/// The longest line, bytes: an invalidation names its ranges, of which a gather keeps few, and the end of a
-/// life what is drawn.
+/// The longest line, bytes: an invalidation names its ranges, of which a gather keeps few.
 const MOST_LINE: u64 = 1 << 20;
 
 /// The next line, without its end; `None` when there is no further one.
@@ -219,11 +190,8 @@ fn read_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     Ok((read > 0).then(|| line.trim_end().into()))
 }
 
-/// The most items of a description: a life has some dozens.
+/// The most items of a description: a world has some dozens.
 const MOST_ITEMS: usize = 1 << 16;
-
-/// The most files that go over at once: the kernel's own, and one for each device or group.
-const MOST_FILES: usize = 32;
 
 /// The words of a line.
 fn words(line: &str) -> Vec<&str> {

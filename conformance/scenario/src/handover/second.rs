@@ -1,24 +1,19 @@
 //! The side of the second owner: a process of its own.
 
 use std::fs::File;
-use std::io::{BufReader, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{BufReader, Read, Write};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hostmem::{FrameSource, Limits, Mapping, Pinner};
-use ioas::iommufd::{BoundDevice, DevId, IoasId, Iommufd, Owner, RlimitMode, Space, SpaceMapper};
-use ioas::vfio::{Container, ContainerMapper, Device, Group, Type1};
-use ioas::{Cause, Endpoint, Handover, HostMemory, Ioas, Ledger, Memory, UnmapError};
+use hostmem::{FrameSource, Mapping, Pinner};
+use ioas::{Cause, Handover, HostMemory, Ioas, Ledger, Memory};
 use iommu::{
     AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit, UnitError,
 };
-use iopt::{Invalidation, Prot, Root};
+use iopt::{Invalidation, Root};
 use runs::{Iova, Offset, Pa, Span};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use super::{Handed, MOST_FILES, MOST_ITEMS, SuccessorError, adopt, numbers, read_line, words};
+use super::{MOST_ITEMS, SuccessorError, adopt, numbers, read_line, words};
 use crate::check::Counted;
 use crate::hardware::{Kind, unit_of};
 use crate::operations::INTACT;
@@ -29,14 +24,9 @@ use crate::{PAGE, PIECE, sentence};
 struct Link(Mutex<Ends>);
 
 struct Ends {
-    input: BufReader<Box<dyn Source>>,
+    input: BufReader<Box<dyn Read + Send>>,
     output: Box<dyn Write + Send>,
 }
-
-/// What can be read, and is a file.
-trait Source: Read + AsFd + Send {}
-
-impl<T: Read + AsFd + Send> Source for T {}
 
 impl Ends {
     fn say(&mut self, line: &str) -> std::io::Result<()> {
@@ -76,29 +66,6 @@ impl Link {
             all.add(&line)?;
         }
         Err(SuccessorError::Items { most: MOST_ITEMS })
-    }
-
-    /// Asks for what is answered with files. Nothing of the answer can be in the buffer: there is none
-    /// before the question.
-    fn ask_for_files(&self, question: &str) -> Result<Vec<OwnedFd>, SuccessorError> {
-        let mut ends = self.ends();
-        ends.say(question)?;
-        let mut said = [0; 16];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
-        let mut control = RecvAncillaryBuffer::new(&mut room);
-        let (socket, flags) = (ends.input.get_ref().as_fd(), RecvFlags::CMSG_CLOEXEC);
-        recvmsg(
-            socket,
-            &mut [IoSliceMut::new(&mut said)],
-            &mut control,
-            flags,
-        )
-        .map_err(std::io::Error::from)?;
-        let files = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(files) => Some(files),
-            _ => None,
-        });
-        Ok(files.flatten().collect())
     }
 }
 
@@ -200,14 +167,9 @@ impl Unit for Remote {
 /// What is taken over.
 #[derive(Default)]
 struct Inherited {
-    /// The interface of the kernel that maps, and numbers in its files.
-    interface: Option<(String, Vec<u64>)>,
     memories: Vec<(Mapping, Option<Layout>)>,
     tables: Vec<(Mapping, u64)>,
     handover: Handover,
-    /// Of the kernel: addresses, number of the memory, offset in it, and what devices may do.
-    areas: Vec<(Span<Iova>, usize, u64, Prot)>,
-    pieces: Vec<Span<Iova>>,
 }
 
 /// A memory file of the first process.
@@ -223,13 +185,8 @@ fn open(path: &str) -> Result<Mapping, SuccessorError> {
 impl Inherited {
     fn add(&mut self, line: &str) -> Result<(), SuccessorError> {
         let unexpected = || SuccessorError::Unexpected { line: line.into() };
-        let span = |start, len| Span::checked(start, len).ok_or_else(unexpected);
         let found = words(line);
         match found.as_slice() {
-            ["interface", name, numbers @ ..] => {
-                let numbers = super::numbers(numbers, 0)?;
-                self.interface = Some(((*name).into(), numbers));
-            }
             ["memory", path, lies @ ..] => {
                 let (file, lies) = (open(path)?, numbers(lies, 0)?);
                 let lies = match *lies.as_slice() {
@@ -249,15 +206,6 @@ impl Inherited {
             }
             ["tables", path, base] => self.tables.push((open(path)?, base.parse()?)),
             ["handover", described] => self.handover = described.parse()?,
-            ["area", ..] => {
-                let [start, len, memory, offset, prot] = *numbers(&found, 1)?.as_slice() else {
-                    return Err(unexpected());
-                };
-                let prot = Prot::from_bits(prot as u32).ok_or_else(unexpected)?;
-                self.areas
-                    .push((span(start, len)?, memory as usize, offset, prot));
-            }
-            ["piece", start, len] => self.pieces.push(span(start.parse()?, len.parse()?)?),
             _ => return Err(unexpected()),
         }
         Ok(())
@@ -266,13 +214,13 @@ impl Inherited {
 
 /// Takes over an address space from the process at the other end of `input` and `output`, cuts a hole and
 /// closes it, and ends the address space or hands it back: to be called by the program that
-/// [`World::hand_over`](crate::World::hand_over) starts, with a Unix socket as its standard input.
+/// [`World::hand_over`](crate::World::hand_over) starts.
 ///
 /// # Errors
 ///
 /// See [`SuccessorError`]; the first process is told as well.
 pub fn succeed(
-    input: impl Read + AsFd + Send + 'static,
+    input: impl Read + Send + 'static,
     output: impl Write + Send + 'static,
 ) -> Result<(), SuccessorError> {
     let link = Arc::new(Link(Mutex::new(Ends {
@@ -290,11 +238,8 @@ pub fn succeed(
 
 fn own(link: &Arc<Link>) -> Result<(), SuccessorError> {
     let before = Counted::now()?;
-    let mut inherited = link.inherited()?;
-    let taken = match inherited.interface.take() {
-        Some((name, numbers)) => over_kernel(link, &name, numbers, inherited)?,
-        None => over_tables(link, inherited)?,
-    };
+    let inherited = link.inherited()?;
+    let taken = over_tables(link, inherited)?;
     let Taken {
         space,
         ledger,
@@ -342,79 +287,8 @@ struct Taken {
     memories: Vec<Arc<Memory>>,
     /// Table pages in use.
     in_use: Box<dyn Fn() -> u64>,
-    /// The areas of tables of ours, and the mappings of a kernel.
+    /// The areas.
     pieces: Vec<Span<Iova>>,
-}
-
-/// What an interface of the kernel maps.
-fn over_kernel(
-    link: &Link,
-    name: &str,
-    numbers: Vec<u64>,
-    inherited: Inherited,
-) -> Result<Taken, SuccessorError> {
-    let (name, mode) = match name {
-        "vfio" => ("vfio", RlimitMode::Process),
-        "iommufd" => ("iommufd", RlimitMode::User),
-        _ => {
-            let line = format!("interface {name}");
-            return Err(SuccessorError::Unexpected { line });
-        }
-    };
-    let files = link.ask_for_files("files")?;
-    let limits = Limits::read()?;
-    let ledger = Ledger::of_counter(mode.counter(&limits), &limits)?;
-    let charged = ledger.in_use();
-    let memory = |(mapping, _)| {
-        let host = HostMemory::new(Arc::new(mapping));
-        Memory::new(Arc::new(host), &ledger)
-    };
-    let memories: Vec<_> = inherited.memories.into_iter().map(memory).collect();
-    let (space, devices) = receive(Handed {
-        name,
-        files,
-        numbers,
-    })?;
-    for (range, number, offset, prot) in inherited.areas {
-        let unknown = || SuccessorError::Unexpected {
-            line: format!("area of memory {number}"),
-        };
-        let memory = memories.get(number).ok_or_else(unknown)?;
-        let part = Span::new(offset, range.len);
-        space.map(range.start, memory, part, prot, &mut ())?;
-    }
-    space.take_over(devices, &inherited.pieces)?;
-    Ok(Taken {
-        space,
-        ledger,
-        charged,
-        memories,
-        in_use: Box::new(|| 0),
-        pieces: inherited.pieces,
-    })
-}
-
-/// An empty address space, and what is to be attached, from what another process has handed over.
-fn receive(handed: Handed) -> Result<(Ioas, Vec<Endpoint>), SuccessorError> {
-    let found = handed.files.len();
-    let mut files = handed.files.into_iter();
-    let first = files.next().ok_or(SuccessorError::Files { found })?;
-    if handed.name == "vfio" {
-        let mapper = ContainerMapper::new(Container::from_fd(first)?);
-        let groups = files.map(|group| Arc::new(Group::from_fd(group)).into());
-        let space = Ioas::over_kernel(Type1::new(mapper, None));
-        return Ok((space, groups.collect()));
-    }
-    let mut numbers = handed.numbers.into_iter();
-    let ioas = numbers.next().ok_or(SuccessorError::Files { found })?;
-    let owner = Owner::new(Iommufd::from_fd(first));
-    let mapper = SpaceMapper::existing(&owner, IoasId(ioas as u32));
-    let devices = files.zip(numbers).map(|(device, id)| {
-        let (device, id) = (Device::from_fd(device), DevId(id as u32));
-        Arc::new(BoundDevice { device, id }).into()
-    });
-    let space = Ioas::over_kernel(Space::new(mapper, None));
-    Ok((space, devices.collect()))
 }
 
 /// Tables of ours, with units of the first process.
@@ -471,29 +345,15 @@ fn over_tables(link: &Arc<Link>, inherited: Inherited) -> Result<Taken, Successo
     })
 }
 
-/// Cuts `hole` out, and puts it back; or tells why it cannot be. Devices go on with the rest. Returns what is to be
-/// done then.
+/// Cuts `hole` out, and puts it back. Devices go on with the rest. Returns what is to be done then.
 fn cut(
     link: &Link,
     space: &Ioas,
     hole: Span<Iova>,
     in_use: &dyn Fn() -> u64,
 ) -> Result<String, SuccessorError> {
-    let kernel = space.kernel_mappings().is_some();
-    if !kernel {
-        link.ask(&format!("opening {} {}", hole.start, hole.len))?;
-    }
-    match space.take_out(hole, INTACT, &mut ()) {
-        Err(UnmapError::CutsMapping { cause, .. }) => {
-            return link.ask(&format!("refused {} {cause}", cause.what.name()));
-        }
-        Err(error) => return Err(error.into()),
-        Ok(_) if kernel => {
-            let line = format!("{hole} was cut out of a mapping of the kernel");
-            return Err(SuccessorError::Unexpected { line });
-        }
-        Ok(_) => {}
-    }
+    link.ask(&format!("opening {} {}", hole.start, hole.len))?;
+    space.take_out(hole, INTACT, &mut ())?;
     link.ask(&format!("opened {}", in_use()))?;
     link.ask("closing")?;
     space.put_back(hole, INTACT, &mut ())?;
