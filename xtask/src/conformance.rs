@@ -21,7 +21,7 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Package("xz-utils"),
 ];
 
-/// The test of the lab that has Linux do work.
+/// The test of the bench that has Linux do work.
 const PEER: &str = "linux_does_the_work_that_it_offers";
 
 /// The program's exit status when Linux's source cannot be had.

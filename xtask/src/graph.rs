@@ -21,7 +21,7 @@ enum Place {
     Beside,
 }
 
-/// The program's floor. It is unpublished, as the lab is that it uses; what uses it names it.
+/// The program's floor. It is unpublished, as the scenario is that it uses; what uses it names it.
 const TOP: u8 = 7;
 
 /// A crate of this repository: package name, place, and the packages that it may use.
@@ -42,7 +42,7 @@ const LIBRARY: &str = "dmaspace";
 const VHOST: &str = "dmaspace-vhost";
 const VFIO_USER: &str = "dmaspace-vfio-user";
 const PROGRAM: &str = "dmaspace-cli";
-const LAB: &str = "dmaspace-lab";
+const BENCH: &str = "dmaspace-bench";
 const SCENARIO: &str = "dmaspace-scenario";
 const QTEST: &str = "dmaspace-qtest";
 const CONFORMANCE: &str = "dmaspace-conformance";
@@ -87,7 +87,7 @@ const HOUSE: &[Rule] = &[
         PROGRAM,
         Place::Floor(TOP),
         &[
-            RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS, LIBRARY, VHOST, LAB,
+            RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS, LIBRARY, VHOST,
         ],
     ),
     rule(QTEST, Place::Alone, &[]),
@@ -101,7 +101,7 @@ const HOUSE: &[Rule] = &[
     rule("dmaspace-soak", Place::Beside, &[SCENARIO]),
     rule("dmaspace-units", Place::Beside, &[CONFORMANCE, PROGRAM]),
     rule("dmaspace-examples", Place::Beside, &[]),
-    rule(LAB, Place::Beside, &[CONFORMANCE]),
+    rule(BENCH, Place::Beside, &[CONFORMANCE]),
     rule("xtask", Place::Beside, &[]),
 ];
 
@@ -279,14 +279,14 @@ mod tests {
 
     #[test]
     fn unpublished_crates_are_used_by_those_that_name_them() {
-        for user in [IOAS, LIBRARY, VHOST, LAB, "dmaspace-examples"] {
+        for user in [IOAS, LIBRARY, VHOST, BENCH, "dmaspace-examples"] {
             assert_eq!(count(user, uses(PROGRAM)), 1, "{user}");
         }
         assert_eq!(count(IOAS, tests_with(CONFORMANCE)), 1);
-        assert_eq!(count(CONFORMANCE, uses(LAB)), 1);
+        assert_eq!(count(CONFORMANCE, uses(BENCH)), 1);
         assert_eq!(count(CONFORMANCE, uses(LIBRARY)), 0);
         assert_eq!(count("dmaspace-units", uses(PROGRAM)), 0);
-        assert_eq!(count(PROGRAM, uses(LAB)), 0);
+        assert_eq!(count(PROGRAM, uses(BENCH)), 1);
         assert_eq!(count(PROGRAM, uses(CONFORMANCE)), 1);
         assert_eq!(count(PROGRAM, uses(SCENARIO)), 1);
         assert_eq!(count(SCENARIO, uses(PROGRAM)), 1);

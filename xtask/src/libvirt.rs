@@ -1,4 +1,4 @@
-//! Guests that `dmaspace numa plan --emit libvirt` writes, against libvirt's own schema.
+//! Guests that `dmaspace numa --emit libvirt` writes, against libvirt's own schema.
 
 use std::{
     fs::{self, File},
@@ -35,7 +35,7 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
         let machine = machine?.path();
         for options in [&[][..], &["--viommu", "--no-bind"]] {
             let mut plan = programs.command("dmaspace", repository);
-            plan.args(["numa", "plan", "--memory", "8G", "--emit", "libvirt"]);
+            plan.args(["numa", "--memory", "8G", "--emit", "libvirt"]);
             plan.arg("--topology");
             let plan = plan.arg(&machine).args(options);
             let said = plan.output().context("the plan cannot be started")?;

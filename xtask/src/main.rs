@@ -9,13 +9,12 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 mod balloon;
-mod bench_tables;
+mod bench;
 mod cargo;
 mod conformance;
 mod dependencies;
 mod device;
 mod examples;
-mod figures;
 mod fuzz;
 mod graph;
 mod guests;
@@ -78,12 +77,10 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Runs the suites of the crates with `unsafe` under a sanitizer of rustc.
     Sanitize(sanitize::Options),
-    /// Measures our I/O page tables beside the machine's limit, Linux's code and foreign crates, and
-    /// makes docs/performance.md anew.
+    /// Measures the figures of the origins, or page tables beside the machine's limit, Linux's code and foreign
+    /// crates (`bench --help`).
     #[command(disable_help_flag = true)]
-    BenchTables(Passed),
-    /// Measures the figures of the feature table, and prints or writes its cells.
-    Figures(figures::Options),
+    Bench(Passed),
     /// Checks what users build with the oldest compiler that is supported, which is fetched from Debian.
     Oldest,
     /// Does everything that an address space can do, in a random order, for long (`soak --help`).
@@ -142,8 +139,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Balloon(passed) => balloon::command(&passed, repository),
         Command::Fuzz(options) => fuzz::run(&options, repository),
         Command::Sanitize(options) => sanitize::run(&options, repository),
-        Command::BenchTables(passed) => bench_tables::run(&passed, repository),
-        Command::Figures(options) => figures::run(&options, repository),
+        Command::Bench(passed) => bench::run(&passed, repository),
         Command::Oldest => oldest::run(repository),
         Command::Soak(passed) => soak::run("soak", &passed, repository),
         Command::Limits(passed) => soak::run("limits", &passed, repository),

@@ -1,11 +1,10 @@
 //! The feature table `docs/origins.md`: the shape of its rows, and that what `docs/origins.txt` names for each is there.
-//! Test programs, rustdoc, Cargo and the committed results of `cargo xtask bench-tables` say what there is.
+//! Test programs, rustdoc and Cargo say what there is.
 
 use std::collections::BTreeSet;
 use std::fs;
 
 use anyhow::{Context as _, bail};
-use serde_json::Value;
 
 use crate::{
     cargo::Repository,
@@ -15,7 +14,6 @@ use crate::{
 
 pub(crate) const FILE: &str = "docs/origins.md";
 const EVIDENCE: &str = "docs/origins.txt";
-const RESULTS: &str = "docs/performance/results.json";
 
 /// All columns in their order, and which of them every table has.
 const COLUMNS: [(&str, bool); 8] = [
@@ -52,21 +50,6 @@ impl Row {
     fn cell(&self, column: &str) -> &str {
         let cell = self.cells.iter().find(|(name, _)| *name == column);
         cell.map_or(NONE, |(_, text)| text)
-    }
-
-    /// Refused where its table has no such column.
-    pub(crate) fn set(&mut self, column: &str, text: &str) -> anyhow::Result<()> {
-        let cell = self.cells.iter_mut().find(|(name, _)| *name == column);
-        let (_, cell) = cell.with_context(|| format!("no column `{column}`"))?;
-        text.clone_into(cell);
-        Ok(())
-    }
-
-    /// As it stands in the file.
-    pub(crate) fn text(&self) -> String {
-        let cells = self.cells.iter().map(|(_, text)| text.as_str());
-        let text = format!("| {} |", cells.collect::<Vec<_>>().join(" | "));
-        text.replace("|  |", "| |")
     }
 }
 
@@ -114,11 +97,6 @@ fn shows(repository: &Repository) -> anyhow::Result<BTreeSet<String>> {
     let benches = listed::benches(repository).into_iter();
     shows.extend(benches.map(|bench| format!("bench:{bench}")));
     shows.extend(PARTS.iter().map(|part| format!("part:{}", part.name)));
-    let results = fs::read(repository.root.join(RESULTS)).context(RESULTS)?;
-    let results: Value = serde_json::from_slice(&results).context(RESULTS)?;
-    let rows = results["rows"].as_array().into_iter().flatten();
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    shows.extend(rows.map(|row| format!("row:{}/{}", text(&row["row"]), text(&row["format"]))));
     Ok(shows)
 }
 

@@ -142,13 +142,13 @@ const RIGS: [&str; 6] = [
     "dmaspace-conformance",
     "dmaspace-device-rig",
     "dmaspace-guest",
-    LAB,
+    BENCH,
     "dmaspace-units",
 ];
 
 /// With all its features it compares with Linux and foreign crates, which takes as long to compile as all else
 /// that the tests without rigs do; these run the rest of it.
-const LAB: &str = "dmaspace-lab";
+const BENCH: &str = "dmaspace-bench";
 
 fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
     cargo::run(&mut repository.cargo(&["fmt", "--all", "--check"]))?;
@@ -193,7 +193,7 @@ fn runner_of_tests(repository: &Repository) -> Command {
 pub(crate) fn tested() -> [Vec<&'static str>; 2] {
     let rigs = RIGS.map(|package| ["--exclude", package]);
     let most = [&["--workspace", "--all-features"], rigs.as_flattened()].concat();
-    [most, vec!["--package", LAB]]
+    [most, vec!["--package", BENCH]]
 }
 
 fn tests(repository: &Repository) -> anyhow::Result<Outcome> {

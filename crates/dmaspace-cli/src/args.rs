@@ -8,7 +8,7 @@ use crate::balloon::{self, BalloonArgs};
 use crate::check::{self, CheckArgs};
 use crate::devices::DevicesArgs;
 use crate::inspect::InspectArgs;
-use crate::numa::NumaCommand;
+use crate::numa::{self, NumaArgs};
 use crate::tables::TablesCommand;
 
 /// The whole command line.
@@ -73,9 +73,9 @@ pub(crate) enum Command {
             dmaspace tables picture tables.img --svg tables.svg"
     )]
     Tables(TablesCommand),
-    /// Plan page tables per memory node, and simulate their effect.
-    #[command(subcommand)]
-    Numa(NumaCommand),
+    /// Show nodes, units and devices, and the domains and tables that each policy would build.
+    #[command(long_about = numa::ABOUT, after_long_help = numa::EXAMPLES)]
+    Numa(NumaArgs),
     /// Predict how long the kernel takes to map a virtual machine's memory, and which setting helps.
     #[command(
         long_about = "Finds the guest RAM of a running virtual machine (--pid), or reads QEMU's command \

@@ -96,7 +96,7 @@ pub fn run() -> ExitCode {
                 Command::Devices(devices_args) => devices::run(&devices_args),
                 Command::Balloon(balloon_args) => balloon::run(&balloon_args, args.verbose),
                 Command::Tables(command) => tables::run(&command),
-                Command::Numa(command) => numa::run(&command),
+                Command::Numa(numa_args) => numa::run(&numa_args),
                 Command::Inspect(inspect_args) => inspect::run(&inspect_args),
                 Command::Manuals { directory } => manuals::run(&directory),
             }

@@ -1,4 +1,4 @@
-//! `dmaspace numa`: plans for a made-up machine, guests for it, and what is simulated.
+//! `dmaspace numa`: plans for a made-up machine, and guests for it.
 
 // The lints' exception for tests covers test functions, not what they share.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -7,9 +7,8 @@ mod common;
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
-use common::{dmaspace, names, refused, report, run, text};
+use common::{dmaspace, refused, report, run, text};
 use tempfile::TempDir;
 
 const TWO_SOCKETS: &str = r#"
@@ -51,7 +50,7 @@ fn file(content: &str) -> (TempDir, PathBuf) {
 #[test]
 fn a_plan_shows_domains_tables_and_predictions() {
     let (_kept, path) = file(TWO_SOCKETS);
-    let (shown, stderr, status) = run(dmaspace(&["numa", "plan", "--topology", text(&path)]));
+    let (shown, stderr, status) = run(dmaspace(&["numa", "--topology", text(&path)]));
     assert_eq!((stderr.as_str(), status), ("", Some(0)));
     let expected = "\
 nodes
@@ -95,7 +94,6 @@ fn a_plan_in_json_has_its_table_bytes_exactly() {
     let (_kept, path) = file(TWO_SOCKETS);
     let plan = report(dmaspace(&[
         "numa",
-        "plan",
         "--json",
         "--memory",
         "1G",
@@ -113,32 +111,10 @@ fn a_plan_in_json_has_its_table_bytes_exactly() {
 }
 
 #[test]
-fn a_plan_is_drawn() {
-    let (kept, path) = file(TWO_SOCKETS);
-    let svg = kept.path().join("plan.svg");
-    let arguments = [
-        "numa",
-        "plan",
-        "--topology",
-        text(&path),
-        "--svg",
-        text(&svg),
-    ];
-    assert_eq!(run(dmaspace(&arguments)).2, Some(0));
-    let drawn = fs::read_to_string(&svg).unwrap();
-    let count = |part: &str| drawn.matches(part).count();
-    // One table in all under the one policy, one on each node under the other; one device is far.
-    assert_eq!(count("class=\"table\""), 3);
-    assert_eq!((count("class=\"near\""), count("class=\"far\"")), (3, 1));
-    assert!(drawn.starts_with("<svg ") && drawn.ends_with("</svg>\n"));
-    assert_eq!(names(kept.path()), ["machine.toml", "plan.svg"]);
-}
-
-#[test]
 fn a_guest_is_printed_for_qemu_and_libvirt() {
     let (_kept, path) = file(TWO_SOCKETS);
     let emit = |options: &[&str]| {
-        let fixed = ["numa", "plan", "--topology", text(&path), "--memory", "1G"];
+        let fixed = ["numa", "--topology", text(&path), "--memory", "1G"];
         dmaspace(&[&fixed, options].concat())
     };
     let (shown, stderr, status) = run(emit(&["--emit", "qemu", "--viommu", "--no-bind"]));
@@ -170,7 +146,6 @@ fn a_guest_is_printed_for_qemu_and_libvirt() {
     let (_kept, real) = file(&TWO_SOCKETS.replace("emulated = \"edu\"\n", ""));
     let (xml, _, status) = run(dmaspace(&[
         "numa",
-        "plan",
         "--emit",
         "libvirt",
         "--topology",
@@ -188,7 +163,7 @@ fn what_cannot_be_planned_is_refused() {
     let plan = |content: &str, options: &[&str]| {
         let (kept, path) = file(content);
         let error = refused(dmaspace(
-            &[&["numa", "plan", "--topology", text(&path)], options].concat(),
+            &[&["numa", "--topology", text(&path)], options].concat(),
         ));
         error.replace(text(kept.path()), "")
     };
@@ -207,7 +182,7 @@ fn what_cannot_be_planned_is_refused() {
         error.contains("a guest could not show any; --topology"),
         "{error}"
     );
-    let error = refused(dmaspace(&["numa", "plan", "--topology", "/nowhere"]));
+    let error = refused(dmaspace(&["numa", "--topology", "/nowhere"]));
     assert!(
         error.starts_with("cannot read /nowhere: No such file"),
         "{error}"
@@ -219,95 +194,14 @@ fn what_cannot_be_planned_is_refused() {
         &["--json", "--viommu"],
         &["--json", "--no-bind"],
     ] {
-        let (_, stderr, status) = run(dmaspace(&[&["numa", "plan"], options].concat()));
+        let (_, stderr, status) = run(dmaspace(&[&["numa"], options].concat()));
         assert_eq!(status, Some(2), "{stderr}");
     }
 }
 
 #[test]
 fn this_machine_has_a_plan() {
-    let (shown, stderr, status) = run(dmaspace(&["numa", "plan", "--memory", "1G"]));
+    let (shown, stderr, status) = run(dmaspace(&["numa", "--memory", "1G"]));
     assert_eq!((stderr.as_str(), status), ("", Some(0)));
     assert!(shown.starts_with("nodes\n"), "{shown}");
-}
-
-/// Where there is one node there is nothing to compare, whatever device is named.
-#[test]
-fn a_load_on_a_machine_is_simulated_on_one_screen() {
-    let (_kept, path) = file(TWO_SOCKETS);
-    let options = ["numa", "simulate", "--topology", text(&path)];
-    let begun = Instant::now();
-    let (shown, stderr, status) = run(dmaspace(&options));
-    // 0.1 s of an unoptimized program; two seconds are promised of an optimized one.
-    assert!(begun.elapsed() < Duration::from_secs(10));
-    assert_eq!((stderr.as_str(), status), ("", Some(0)));
-    assert!(shown.lines().count() <= 24, "{shown}");
-    for line in [
-        "  devices     2, all at once; 1 link assumed, 25.0 GB/s",
-        "simulated GB/s, not measured",
-        "  leaves  tables    all   slowest  reads  remote  bytes",
-    ] {
-        assert!(shown.lines().any(|found| found == line), "{line}\n{shown}");
-    }
-    let best = shown
-        .lines()
-        .skip_while(|line| !line.starts_with("gain over"));
-    assert!(
-        best.skip(1).any(|line| line.ends_with("  leaves of 2 MiB")),
-        "{shown}"
-    );
-
-    // The second device's reads are remote with one table, and none is with one on each node.
-    let random = [&options[..], &["--traffic", "random", "--json"]].concat();
-    let found = report(dmaspace(&random));
-    let rows = found["rows"].as_array().unwrap();
-    let row = |leaf: u64, placement| {
-        let mut rows = rows.iter();
-        rows.find(|row| row["leaf_bytes"] == leaf && row["placement"] == placement)
-            .unwrap()
-    };
-    let [shared, per_node] = ["shared", "per-node"].map(|placement| row(4096, placement));
-    let number = |row: &serde_json::Value, name: &str| row[name].as_f64().unwrap();
-    assert!(
-        (0.45..0.55).contains(&number(shared, "remote_share")),
-        "{shared}"
-    );
-    assert_eq!(per_node["remote_share"], 0.0);
-    let gain = number(per_node, "bytes_per_second") / number(shared, "bytes_per_second");
-    assert!((1.1..1.9).contains(&gain), "{gain}");
-    assert!(number(row(1 << 30, "shared"), "reads_per_request") < 0.01);
-
-    let without = TWO_SOCKETS.replace("unit = \"dmar", "group = 1 # \"dmar");
-    let (_kept, path) = file(&without);
-    let refusal = refused(dmaspace(&["numa", "simulate", "--topology", text(&path)]));
-    assert!(
-        refusal.starts_with("no IOMMU unit translates for a device"),
-        "{refusal}"
-    );
-}
-
-#[test]
-fn what_is_published_is_simulated_and_called_that() {
-    let directory = tempfile::tempdir().unwrap();
-    let svg = directory.path().join("heat.svg");
-    let (shown, stderr, status) = run(dmaspace(&[
-        "numa",
-        "simulate",
-        "--published",
-        "--svg",
-        text(&svg),
-    ]));
-    assert_eq!((stderr.as_str(), status), ("", Some(0)));
-    for line in [
-        "pcie-bench: random reads by window in 4 KiB pages, VT-d, Gb/s (simulated)",
-        "  20 of 20 counted rows are within 10 %",
-        "origin 5: NCCL allreduce on machines of two sockets, GB/s (simulated)",
-        "  3 of 3 counted rows are within 10 %",
-        "16 devices in 4 GiB: GB/s of all, one table and one per node (simulated)",
-    ] {
-        assert!(shown.lines().any(|found| found == line), "{line}\n{shown}");
-    }
-    let drawn = fs::read_to_string(&svg).unwrap();
-    assert_eq!(drawn.matches(" ×</text>").count(), 30);
-    assert!(drawn.contains(": simulated</text>"), "{drawn}");
 }

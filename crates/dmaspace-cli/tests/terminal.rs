@@ -38,7 +38,7 @@ fn reports(directory: &Path) -> Vec<Vec<String>> {
         "devices".into(),
         "inspect --machine".into(),
         format!("inspect --no-times --pid {pid}"),
-        "numa plan".into(),
+        "numa".into(),
     ];
     let words = |line: String| line.split(' ').map(str::to_owned).collect();
     options.map(words).into()

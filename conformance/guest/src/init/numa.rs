@@ -68,7 +68,7 @@ pub(crate) fn planned(_: &Machine) -> anyhow::Result<()> {
 /// What `dmaspace` takes from sysfs and from the firmware is what is there: nodes of devices and of the
 /// unit, and by what a driver says which unit it means.
 pub(crate) fn topology(machine: &Machine) -> anyhow::Result<()> {
-    let plan = program::report(&["numa", "plan", "--memory", "1G"])?;
+    let plan = program::report(&["numa", "--memory", "1G"])?;
     let list = |name: &str| plan["topology"][name].as_array().context("no topology");
     let read = |path: &Path| fs::read_to_string(path).map(|text| text.trim().to_owned());
     // Below 0: nobody tells.

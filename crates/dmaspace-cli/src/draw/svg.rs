@@ -7,9 +7,6 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-pub(crate) use lab::plot::escape;
-
-use lab::plot::STYLE;
 use serde::Serialize;
 
 use crate::json::hex;
@@ -26,6 +23,22 @@ pub struct Stretch {
     /// Size of its leaves.
     pub leaf_bytes: u64,
 }
+
+/// Fonts and colours of all pictures, light and dark. Viewers without variables show the light colour in front.
+pub(crate) const STYLE: &str = "\
+:root{color-scheme:light dark;--paper:#fff;--ink:#1b2126;--faint:#56616b;--line:#d5dbe0;--empty:#e4e8eb;\
+--old:#8a949d;--c0:#d44d32;--c1:#2b9f8e;--c2:#e6a82e;--c3:#476fc4}\n\
+@media (prefers-color-scheme:dark){:root{--paper:#14181c;--ink:#e8ecef;--faint:#a3adb6;\
+--line:#38424b;--empty:#2a3138;--old:#7d8891;--c0:#ec7a62;--c1:#46b8a8;--c2:#f0bf5c;--c3:#7f9fe6}}\n\
+:root{--c4:#cc79a7;--c5:#56b4e9;--c6:#9b6fd0;--c7:#b07a3c;--c8:#6aa84f}\n\
+svg{font:12px system-ui,sans-serif}svg text,.ink{fill:#1b2126;fill:var(--ink)}\
+svg .head{font-weight:600;font-size:15px}svg .faint{fill:#56616b;fill:var(--faint)}svg .small{font-size:10px}\n\
+.paper{fill:#fff;fill:var(--paper)}.empty{fill:#e4e8eb;fill:var(--empty)}\
+.grid{stroke:#d5dbe0;stroke:var(--line)}.tick{stroke:#8a949d;stroke:var(--old)}\n\
+.curve,.dots{fill:none;stroke:var(--of);stroke-width:2}\
+.dots{stroke-width:5;stroke-linecap:round}.curve.dashed{stroke-dasharray:5 4}.bar{fill:var(--of)}\n\
+.old{--of:var(--old)}.c0{--of:var(--c0)}.c1{--of:var(--c1)}.c2{--of:var(--c2)}.c3{--of:var(--c3)}\
+.c4{--of:var(--c4)}.c5{--of:var(--c5)}.c6{--of:var(--c6)}.c7{--of:var(--c7)}.c8{--of:var(--c8)}\n";
 
 /// All lengths are in units of the picture, which are pixels unless it is scaled.
 pub(crate) const WIDTH: u32 = 960;
@@ -316,6 +329,13 @@ pub(crate) fn text(svg: &mut String, class: &str, x: u32, y: u32, attributes: &s
     let space = if attributes.is_empty() { "" } else { " " };
     *svg +=
         &format!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{space}{attributes}>{words}</text>\n");
+}
+
+/// Text as it stands between tags.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }
 
 #[cfg(test)]

@@ -495,7 +495,7 @@ fn findings(
     let option = text(&places.sys.join("module/iommu/parameters/node_domains"));
     let (far, setting) = match option.as_deref() {
         Some(on) => (on == "N", "iommu.node_domains=1"),
-        None => (true, "a root per node (`dmaspace numa plan`)"),
+        None => (true, "a root per node (`dmaspace numa`)"),
     };
     for unit in report.units.iter().filter(|_| far) {
         let own = devices

@@ -2,10 +2,7 @@
 //!
 //! * [`plan`]: the domains that each [`Placement`](ioas::Placement) builds on a
 //!   [`Topology`](dmaspace::topology::Topology), their tables, and what devices get, by a formula;
-//! * [`GuestTopology`]: the other way, a guest that knows the nodes;
-//! * [`simulate`]: a load on a machine, by the simulation that is in the [`lab`], with the studies that it reproduces.
-//!
-//! Results of a simulation are called that.
+//! * [`GuestTopology`]: the other way, a guest that knows the nodes.
 
 #![allow(
     unreachable_pub,
@@ -15,13 +12,10 @@
 mod command;
 mod guest;
 pub mod plan;
-mod simulate;
-mod svg;
 #[cfg(test)]
 mod tests;
 mod text;
 
-pub(crate) use command::{NumaCommand, Published, run};
+pub(crate) use command::{ABOUT, EXAMPLES, NumaArgs, run};
 pub use guest::{GuestError, GuestTopology};
 pub use plan::Plan;
-pub use simulate::{LoadRow, MOST_MEMORY, SimulateError, Simulated, simulate};

@@ -45,8 +45,8 @@ fn commands<'a>(image: &'a str, pid: &'a str) -> Vec<Vec<&'a str>> {
         vec!["tables", "dump", image, "--json"],
         vec!["tables", "walk", image, "0x40000000"],
         vec!["tables", "diff", image, image],
-        vec!["numa", "plan", "--memory", "1G"],
-        vec!["numa", "plan", "--memory", "1G", "--json"],
+        vec!["numa", "--memory", "1G"],
+        vec!["numa", "--memory", "1G", "--json"],
         vec!["inspect", "--machine"],
     ];
     if is_root() {
@@ -136,7 +136,6 @@ fn each_file_on_a_full_disk_is_named_and_nothing_of_it_is_left() {
     let pid = std::process::id().to_string();
     let commands = [
         &["tables", "picture", text(&tables)][..],
-        &["numa", "plan", "--memory", "1G"],
         &["inspect", "--pid", &pid, "--no-times"],
     ];
     // A disk of its own, seen by nobody else, full but for an old file.

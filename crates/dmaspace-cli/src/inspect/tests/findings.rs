@@ -210,7 +210,7 @@ fn every_finding_names_its_setting() {
             "transparent_hugepage/enabled",
         ),
         ("the device TLB (ATS) of 0000:00:03.0 is off", "noats"),
-        ("dmar1 serves devices of the nodes [0, 1]", "numa plan"),
+        ("dmar1 serves devices of the nodes [0, 1]", "numa"),
         ("the kernel's log contains 2 DMA faults", "tables walk"),
     ] {
         let there = found
