@@ -66,8 +66,8 @@ struct TablesArgs {
     /// Rounds in which all subjects of a row take turns; 30, or 7 when quick
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Only rows with this in their name `ROW/FORMAT`; the series are called `sizes`, `fragments`, `threads`,
-    /// `groups` and `memory`
+    /// Only rows with this in their name `ROW/FORMAT`; the series are called `sizes`, `threads`
+    /// `groups`
     #[arg(long, value_name = "ROW/FORMAT")]
     only: Vec<String>,
     /// Write what was measured here
@@ -79,9 +79,6 @@ struct TablesArgs {
     /// Where Linux's source and what is built of it lie
     #[arg(long, value_name = "DIRECTORY", default_value = "target/conformance")]
     work: PathBuf,
-    /// Measure nothing: read this instead, which --json has written
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "rounds", "only", "without_linux"])]
-    from: Option<PathBuf>,
     /// Write the document `performance.md` and its plots below this directory
     #[arg(long, value_name = "DIRECTORY")]
     docs: Option<PathBuf>,
@@ -161,23 +158,13 @@ fn of_origins(args: &OriginsArgs) -> anyhow::Result<()> {
 }
 
 fn of_tables(args: &TablesArgs) -> anyhow::Result<()> {
-    let results = match &args.from {
-        Some(file) => {
-            let text = fs::read_to_string(file)
-                .with_context(|| format!("{} cannot be read", file.display()))?;
-            serde_json::from_str(&text)
-                .with_context(|| format!("{} is not what this program writes", file.display()))?
-        }
-        None => {
-            let linux = (!args.without_linux).then(|| linux(&args.work));
-            let plan = Plan {
-                rounds: args.rounds.unwrap_or(if args.quick { 7 } else { 30 }),
-                only: args.only.clone(),
-                linux: linux.flatten(),
-            };
-            plan.run()?
-        }
+    let linux = (!args.without_linux).then(|| linux(&args.work));
+    let plan = Plan {
+        rounds: args.rounds.unwrap_or(if args.quick { 7 } else { 30 }),
+        only: args.only.clone(),
+        linux: linux.flatten(),
     };
+    let results = plan.run()?;
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&results)? + "\n";
         fs::write(file, text).with_context(|| format!("{} cannot be written", file.display()))?;

@@ -8,30 +8,21 @@ use iopt::format::{
     VtdSs, X86_64,
 };
 use iopt::{Format, HeapArena, HeapTables, WideCell};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::peers::linux::Programs;
-use crate::peers::ours::{
-    Exclusive, Footprint, Fragments, Memory, Ours, Shared, Terrain, footprint, fragments, plain,
-    threads, translations,
-};
+use crate::peers::ours::{Exclusive, Memory, Ours, Shared, Terrain, plain, threads};
 use crate::peers::places::Geometry;
 use crate::peers::rows::Pages;
 use crate::peers::work::Subject;
 use iopt::reclaim::Slots;
 
 /// What a subject is to us.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Who {
     /// A loop that stores the same entries.
     Limit,
-    /// The same after a look whether they are empty.
-    CheckedLimit,
-    /// A loop of vector stores, which only tables that nobody reaches yet may see.
-    VectorLimit,
-    /// A walk without an error path.
-    ByHand,
     /// Our exclusive form.
     Exclusive,
     /// The same with cells that are handled one by one: all that there is without `std`.
@@ -57,18 +48,12 @@ pub struct Contest {
     pub title: &'static str,
     /// Its sizes.
     pub pages: Pages,
-    /// Foreign crates and the loops written by hand are measured beside this one.
+    /// Foreign crates are measured beside this one.
     pub reference: bool,
     geometry: fn() -> anyhow::Result<Geometry>,
     ours: fn() -> anyhow::Result<Vec<Entrant>>,
-    footprint: fn(u64, u64) -> anyhow::Result<Option<Footprint>>,
-    fragments: fn(Who, u64, u32) -> anyhow::Result<Vec<Fragments>>,
     threads: fn(Terrain, u64, Duration) -> anyhow::Result<f64>,
-    translations: fn(u64, u64, u32) -> anyhow::Result<Option<Vec<f64>>>,
 }
-
-/// Bytes of a fragment.
-pub const FRAGMENT: u64 = 64 << 10;
 
 impl Contest {
     /// Our tables in both forms, and whoever else does this format.
@@ -83,29 +68,9 @@ impl Contest {
         (self.geometry)()
     }
 
-    /// The memory of tables that map `len` bytes in leaves of `page` bytes.
-    pub fn footprint(&self, page: u64, len: u64) -> anyhow::Result<Option<Footprint>> {
-        (self.footprint)(page, len)
-    }
-
-    /// See [`fragments`].
-    pub fn fragments(&self, who: Who, count: u64, rounds: u32) -> anyhow::Result<Vec<Fragments>> {
-        (self.fragments)(who, count, rounds)
-    }
-
     /// See [`threads`].
     pub fn threads(&self, at: Terrain, count: u64, lasting: Duration) -> anyhow::Result<f64> {
         (self.threads)(at, count, lasting)
-    }
-
-    /// See [`translations`].
-    pub fn translations(
-        &self,
-        page: u64,
-        len: u64,
-        rounds: u32,
-    ) -> anyhow::Result<Option<Vec<f64>>> {
-        (self.translations)(page, len, rounds)
     }
 }
 
@@ -133,18 +98,6 @@ fn ours<F: Format, M: Memory>(format: F, dirty: Option<F>) -> Vec<Entrant> {
     all
 }
 
-fn fragments_of<F: Format, M: Memory>(
-    format: F,
-    who: Who,
-    count: u64,
-    rounds: u32,
-) -> anyhow::Result<Vec<Fragments>> {
-    match who {
-        Who::Shared => fragments::<F, M, Shared<F, M>>(format, count, FRAGMENT, rounds),
-        _ => fragments::<F, M, Exclusive<F, M>>(format, count, FRAGMENT, rounds),
-    }
-}
-
 macro_rules! contest {
     ($id:literal, $title:literal, $memory:ty, $pages:expr, $format:expr, $dirty:expr) => {
         Contest {
@@ -159,15 +112,8 @@ macro_rules! contest {
                 let dirty = ($dirty)(format);
                 Ok(ours::<_, $memory>(format, dirty))
             },
-            footprint: |page, len| footprint::<_, $memory>($format.map_err(plain)?, page, len),
-            fragments: |who, count, rounds| {
-                fragments_of::<_, $memory>($format.map_err(plain)?, who, count, rounds)
-            },
             threads: |terrain, count, lasting| {
                 threads::<_, $memory>($format.map_err(plain)?, terrain, count, lasting)
-            },
-            translations: |page, len, rounds| {
-                translations::<_, $memory>($format.map_err(plain)?, page, len, rounds)
             },
         }
     };

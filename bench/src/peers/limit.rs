@@ -8,9 +8,7 @@
 //! are dirty; splitting fills a table and stores
 //! its link, merging reads one and stores a leaf.
 //!
-//! Three kinds: relaxed stores of 8 bytes, as a linked table demands them; the same after all cells
-//! were read and found empty; and plain stores, which the compiler turns into vectors and which only
-//! tables that nobody reaches yet may see.
+//! Stores are relaxed ones of an entry's size, as a linked table demands them.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -32,10 +30,6 @@ const DIRTY: u64 = 1 << 6;
 pub trait Word: iopt::Cell + Sized + 'static {
     /// One that was used.
     fn dirty() -> Self;
-    /// A plain store.
-    fn put(&mut self, word: u64);
-    /// A plain load; empties it.
-    fn take(&mut self) -> u64;
 }
 
 macro_rules! word {
@@ -44,33 +38,14 @@ macro_rules! word {
             fn dirty() -> Self {
                 Self::new(DIRT as $int)
             }
-
-            #[inline(always)]
-            fn put(&mut self, word: u64) {
-                *self.get_mut() = word as $int;
-            }
-
-            #[inline(always)]
-            fn take(&mut self) -> u64 {
-                u64::from(std::mem::take(self.get_mut()))
-            }
         }
     };
 }
 word!(AtomicU64, u64);
 word!(AtomicU32, u32);
 
-/// How cells are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Stores,
-    Checked,
-    Vectors,
-}
-
-/// A loop over cells of this kind.
+/// The loop over cells.
 pub struct Limit<C> {
-    kind: Kind,
     geometry: Geometry,
     ready: Option<Ready<C>>,
 }
@@ -88,39 +63,36 @@ struct Ready<C> {
     batches: u32,
 }
 
-/// The three loops, as subjects, beside tables of this geometry, with cells of their entries' size.
-pub fn beside(geometry: &Geometry) -> Vec<Box<dyn Subject>> {
+/// The loop, as a subject, beside tables of this geometry, with cells of their entries' size.
+pub fn beside(geometry: &Geometry) -> Box<dyn Subject> {
     if geometry.entry_bytes == 4 {
-        loops::<AtomicU32>(geometry)
+        Box::new(Limit::<AtomicU32>::new(geometry.clone()))
     } else {
-        loops::<AtomicU64>(geometry)
+        Box::new(Limit::<AtomicU64>::new(geometry.clone()))
     }
 }
 
-fn loops<C: Word>(geometry: &Geometry) -> Vec<Box<dyn Subject>> {
-    let limit = |kind| Limit::<C> {
-        kind,
-        geometry: geometry.clone(),
-        ready: None,
-    };
-    [Kind::Stores, Kind::Checked, Kind::Vectors]
-        .into_iter()
-        .map(|kind| Box::new(limit(kind)) as Box<dyn Subject>)
-        .collect()
+impl<C> Limit<C> {
+    const fn new(geometry: Geometry) -> Self {
+        Self {
+            geometry,
+            ready: None,
+        }
+    }
 }
 
 impl<C: Word> Subject for Limit<C> {
     fn name(&self) -> String {
-        match self.kind {
-            Kind::Stores => "stores",
-            Kind::Checked => "stores, checked",
-            Kind::Vectors => "stores, vectorised",
-        }
-        .to_owned()
+        "stores".to_owned()
     }
 
     fn sample(&mut self, work: &Work) -> Result<Option<f64>> {
-        if !self.kind.offers(work) {
+        // A translation takes a walk, and tables that go need not be read.
+        let offered = !matches!(
+            work,
+            Work::Translate { .. } | Work::UnmapAllocated { runs: false, .. }
+        );
+        if !offered {
             return Ok(None);
         }
         if self.ready.as_ref().is_none_or(|ready| ready.work != *work) {
@@ -130,27 +102,18 @@ impl<C: Word> Subject for Limit<C> {
         let Some(ready) = &mut self.ready else {
             return Ok(None);
         };
-        let kind = self.kind;
         let taken = match work {
             Work::Map { .. }
             | Work::MapSeveral { .. }
             | Work::MapAllocated { .. }
-            | Work::MapChosen => ready.timed(
-                Ready::zero,
-                |ready, range| ready.store(kind, range),
-                Ready::zero,
-            ),
+            | Work::MapChosen => ready.timed(Ready::zero, Ready::store, Ready::zero),
             Work::Unmap { .. }
             | Work::UnmapSeveral { .. }
             | Work::UnmapAllocated { .. }
-            | Work::UnmapChosen => ready.timed(
-                |ready, range| ready.store(Kind::Stores, range),
-                |ready, range| ready.take(kind, range),
-                |_, _| true,
-            ),
+            | Work::UnmapChosen => ready.timed(Ready::store, Ready::take, |_, _| true),
             Work::Cycle { .. } => ready.timed(
                 |_, _| true,
-                |ready, range| ready.store(kind, range) && ready.take(kind, range),
+                |ready, range| ready.store(range) && ready.take(range),
                 |_, _| true,
             ),
             Work::UnmapDirty { .. } => ready.timed(
@@ -166,45 +129,11 @@ impl<C: Word> Subject for Limit<C> {
                     |_, _| true,
                 )
             }
-            Work::Split { .. } => ready.timed(
-                |_, _| true,
-                |ready, range| ready.split(kind, range),
-                |_, _| true,
-            ),
-            Work::Merge { .. } => ready.timed(
-                |ready, range| ready.split(Kind::Stores, range),
-                Ready::merge,
-                |_, _| true,
-            ),
-            // That takes a walk: see what is written by hand.
+            Work::Split { .. } => ready.timed(|_, _| true, Ready::split, |_, _| true),
+            Work::Merge { .. } => ready.timed(Ready::split, Ready::merge, |_, _| true),
             Work::Translate { .. } => return Ok(None),
         }?;
         Ok(Some(taken))
-    }
-}
-
-impl Kind {
-    /// Whether a loop of this kind is one of such work.
-    fn offers(self, work: &Work) -> bool {
-        match (self, work) {
-            (_, Work::Translate { .. }) => false,
-            // Tables that go need not be read.
-            (_, Work::UnmapAllocated { runs: false, .. }) => false,
-            (Self::Stores, _) => true,
-            (
-                Self::Checked,
-                Work::Map { .. }
-                | Work::MapSeveral { .. }
-                | Work::MapAllocated { .. }
-                | Work::MapChosen,
-            ) => true,
-            (Self::Checked, _) => false,
-            (
-                Self::Vectors,
-                Work::Harvest { .. } | Work::UnmapDirty { .. } | Work::Merge { .. },
-            ) => false,
-            (Self::Vectors, _) => true,
-        }
     }
 }
 
@@ -292,58 +221,27 @@ impl<C: Word> Ready<C> {
 
     /// Stores the entries of a range.
     #[inline(always)]
-    fn store(&mut self, kind: Kind, range: (usize, usize)) -> bool {
+    fn store(&mut self, range: (usize, usize)) -> bool {
         // The distance is a constant, as it is to whoever knows the level.
         match self.step {
-            0x1000 => self.store_by(kind, range, 0x1000),
-            0x4000 => self.store_by(kind, range, 0x4000),
-            0x1_0000 => self.store_by(kind, range, 0x1_0000),
-            0x10_0000 => self.store_by(kind, range, 0x10_0000),
-            0x20_0000 => self.store_by(kind, range, 0x20_0000),
-            0x200_0000 => self.store_by(kind, range, 0x200_0000),
-            0x2000_0000 => self.store_by(kind, range, 0x2000_0000),
-            step => self.store_by(kind, range, step),
+            0x1000 => self.store_by(range, 0x1000),
+            0x4000 => self.store_by(range, 0x4000),
+            0x1_0000 => self.store_by(range, 0x1_0000),
+            0x10_0000 => self.store_by(range, 0x10_0000),
+            0x20_0000 => self.store_by(range, 0x20_0000),
+            0x200_0000 => self.store_by(range, 0x200_0000),
+            0x2000_0000 => self.store_by(range, 0x2000_0000),
+            step => self.store_by(range, step),
         }
     }
 
     #[inline(always)]
-    fn store_by(&mut self, kind: Kind, range: (usize, usize), step: u64) -> bool {
+    fn store_by(&mut self, range: (usize, usize), step: u64) -> bool {
         let mut at = black_box(self.pa) | FLAGS;
         if range.1 == 1 {
             // Without any loop.
-            let cell = self.cell(range.0);
-            if kind == Kind::Checked && cell.get() != 0 {
-                return false;
-            }
-            cell.set(at);
+            self.cell(range.0).set(at);
             return true;
-        }
-        if kind == Kind::Vectors {
-            let all = &mut self.all[self.skip..];
-            for (from, to) in parts(range) {
-                let mut eights = all[from..to].chunks_exact_mut(8);
-                let mut next = at;
-                for eight in &mut eights {
-                    for (cell, n) in eight.iter_mut().zip(0..) {
-                        cell.put(next + n * step);
-                    }
-                    next += 8 * step;
-                }
-                for (cell, n) in eights.into_remainder().iter_mut().zip(0..) {
-                    cell.put(next + n * step);
-                }
-                at += (to - from) as u64 * step;
-            }
-            return true;
-        }
-        if kind == Kind::Checked {
-            let mut found = 0;
-            for cells in self.cells(range) {
-                unrolled(cells, |cell, _| found |= cell.get());
-            }
-            if found != 0 {
-                return false;
-            }
         }
         for cells in self.cells(range) {
             unrolled(cells, |cell, n| cell.set(at + n * step));
@@ -354,26 +252,12 @@ impl<C: Word> Ready<C> {
 
     /// Reads and zeroes the entries of a range.
     #[inline(always)]
-    fn take(&mut self, kind: Kind, range: (usize, usize)) -> bool {
+    fn take(&mut self, range: (usize, usize)) -> bool {
         let mut found = 0;
         if range.1 == 1 {
             let cell = self.cell(range.0);
             found = cell.get();
             cell.set(0);
-        } else if kind == Kind::Vectors {
-            let all = &mut self.all[self.skip..];
-            for (from, to) in parts(range) {
-                let mut eights = all[from..to].chunks_exact_mut(8);
-                let mut bits = [0; 8];
-                for eight in &mut eights {
-                    for (cell, bits) in eight.iter_mut().zip(&mut bits) {
-                        *bits |= cell.take();
-                    }
-                }
-                found |= bits.iter().fold(0, |all, bits| all | bits);
-                let rest = eights.into_remainder().iter_mut();
-                found |= rest.fold(0, |all, cell| all | cell.take());
-            }
         } else {
             for cells in self.cells(range) {
                 unrolled(cells, |cell, _| {
@@ -412,7 +296,7 @@ impl<C: Word> Ready<C> {
 
     /// Stores entries of a range with `bits`.
     fn mark(&mut self, range: (usize, usize), bits: u64) -> bool {
-        let stored = self.store(Kind::Stores, range);
+        let stored = self.store(range);
         for cells in self.cells(range) {
             for cell in cells {
                 cell.set(cell.get() | bits);
@@ -444,8 +328,8 @@ impl<C: Word> Ready<C> {
 
     /// Fills a table, then stores its link.
     #[inline(always)]
-    fn split(&mut self, kind: Kind, range: (usize, usize)) -> bool {
-        let stored = self.store(kind, range);
+    fn split(&mut self, range: (usize, usize)) -> bool {
+        let stored = self.store(range);
         self.link(range).set(range.0 as u64 | FLAGS);
         stored
     }

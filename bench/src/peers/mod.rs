@@ -1,7 +1,6 @@
 //! Page tables of others beside ours, doing the same work in one run: the loop that stores the same
 //! entries, which is the machine's limit; Linux's own code; foreign crates.
 
-pub mod by_hand;
 pub mod clock;
 pub mod crates;
 pub mod field;

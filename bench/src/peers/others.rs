@@ -2,7 +2,7 @@
 
 use crate::peers::field::{Contest, Entrant, Who};
 use crate::peers::linux::{Gathering, Programs};
-use crate::peers::{by_hand, crates, limit};
+use crate::peers::{crates, limit};
 
 /// Linux's tables of a format, and whether they note leaf by leaf what is to be flushed, so that a
 /// lazy domain is another thing. Linux has nothing for RISC-V's second stage.
@@ -23,25 +23,11 @@ fn of_linux(format: &str) -> (&'static [&'static str], bool) {
     }
 }
 
-/// Everybody but us who does the format of this contest. The loops that are the machine's limit stand
-/// beside every format, in its own sizes; Linux beside those that it has; foreign crates and the walk
-/// by hand beside the reference only.
+/// Everybody but us who does the format of this contest. The loop that is the machine's limit stands
+/// beside every format, in its own sizes; Linux beside those that it has; foreign crates beside the reference only.
 pub(crate) fn beside(contest: &Contest, linux: Option<&Programs>) -> anyhow::Result<Vec<Entrant>> {
-    let mut all: Vec<Entrant> = Vec::new();
-    for subject in limit::beside(&contest.geometry()?) {
-        let who = match subject.name().as_str() {
-            "stores" => Who::Limit,
-            "stores, checked" => Who::CheckedLimit,
-            _ => Who::VectorLimit,
-        };
-        all.push((who, subject));
-    }
+    let mut all: Vec<Entrant> = vec![(Who::Limit, limit::beside(&contest.geometry()?))];
     if contest.reference {
-        all.extend(
-            by_hand::subjects()
-                .into_iter()
-                .map(|subject| (Who::ByHand, subject)),
-        );
         all.extend(
             crates::subjects()
                 .into_iter()

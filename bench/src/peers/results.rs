@@ -3,13 +3,13 @@
 use std::fs;
 use std::process::Command;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::peers::field::Who;
 use crate::peers::stats::Figure;
 
 /// A run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Results {
     /// Where and when.
     pub origin: Origin,
@@ -17,22 +17,17 @@ pub struct Results {
     pub rounds: u32,
     /// Rows, format by format.
     pub rows: Vec<Measured>,
-    /// Time by size: bytes, nanoseconds of the whole operation (of one translation).
+    /// Time by size: bytes, nanoseconds of the whole operation.
     pub sizes: Vec<Curve>,
-    /// Time by number of fragments: nanoseconds of one.
-    pub fragments: Vec<Curve>,
     /// Rate by number of threads: operations a second of all together.
     pub threads: Vec<Curve>,
-    /// Memory of tables.
-    pub memory: Vec<Tables>,
     /// The same unmap in formats with and without groups.
-    #[serde(default)]
     pub groups: Groups,
 }
 
 /// The same unmap in several formats, all of them taking turns: machines have fast and slow hours,
 /// which the ratio of rows that are measured one after the other does not survive.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Groups {
     /// The commit that was measured.
     pub commit: String,
@@ -41,7 +36,7 @@ pub struct Groups {
 }
 
 /// Where and when a run was made.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Origin {
     /// The processor's name.
     pub processor: String,
@@ -60,7 +55,7 @@ pub struct Origin {
 }
 
 /// One row in one format.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
     /// The row.
     pub row: String,
@@ -68,14 +63,12 @@ pub struct Measured {
     pub format: String,
     /// What was done, as the program says it.
     pub work: String,
-    /// The conditions.
-    pub conditions: String,
     /// All who do it; nanoseconds.
     pub entries: Vec<Entry>,
 }
 
 /// A subject's figure.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Entry {
     /// What it is to us.
     pub who: Who,
@@ -86,7 +79,7 @@ pub struct Entry {
 }
 
 /// A line of a plot.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Curve {
     /// The operation, or where threads work.
     pub operation: String,
@@ -101,27 +94,12 @@ pub struct Curve {
 }
 
 /// A point of a line.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Point {
     /// What is varied.
     pub x: f64,
     /// What was measured.
     pub figure: Figure,
-}
-
-/// Memory of the tables that map a stretch in leaves of one size; bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tables {
-    /// The format.
-    pub format: String,
-    /// Bytes of a leaf.
-    pub page: u64,
-    /// Bytes that are mapped.
-    pub mapped: u64,
-    /// Bytes of all tables.
-    pub tables: u64,
-    /// The least possible.
-    pub least: u64,
 }
 
 impl Results {
@@ -135,9 +113,7 @@ impl Results {
             rounds,
             rows: Vec::new(),
             sizes: Vec::new(),
-            fragments: Vec::new(),
             threads: Vec::new(),
-            memory: Vec::new(),
             groups: Groups::default(),
         }
     }

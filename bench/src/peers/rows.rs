@@ -1,16 +1,16 @@
-//! The rows: which operations are measured, under which conditions, and what is aimed at.
+//! The rows: which operations are measured, and what is aimed at.
 //!
 //! Rows are said for 4 KiB pages and 512 entries a table. Other formats do as many entries in their
 //! own sizes, as far as that is possible. An aim is a ratio to what others take in the same run and format.
 
 use std::fmt;
 
-use Aim::{ByHand, Limit, Linux};
+use Aim::{Crate, Limit, Linux};
+use Leaf::{Block, Small};
+use Op::*;
 
 use crate::peers::field::Who;
 use crate::peers::work::{Beside, Work};
-
-const NOTHING: Beside = Beside::Nothing;
 
 /// The sizes of a format that stand for 4 KiB and for 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,15 +35,15 @@ pub enum Aim {
     Limit(f64),
     /// As Linux's code by its fastest compiler.
     Linux(f64),
-    /// As the loop written by hand.
-    ByHand(f64),
+    /// As the fastest foreign crate in the reference format.
+    Crate(f64),
 }
 
 impl Aim {
     /// How many times as long.
     pub const fn factor(self) -> f64 {
         match self {
-            Limit(factor) | Linux(factor) | ByHand(factor) => factor,
+            Limit(factor) | Linux(factor) | Crate(factor) => factor,
         }
     }
 
@@ -52,7 +52,7 @@ impl Aim {
         match self {
             Limit(_) => "limit",
             Linux(_) => "Linux",
-            ByHand(_) => "by hand",
+            Crate(_) => "crate",
         }
     }
 }
@@ -63,10 +63,37 @@ impl fmt::Display for Aim {
     }
 }
 
+/// The leaves of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaf {
+    Small,
+    Block,
+}
+
+/// The operation of a row, and how many leaves it handles.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Map(Leaf, u64),
+    Unmap(Leaf, u64),
+    MapSeveral,
+    UnmapSeveral,
+    MapNew(Leaf, u64),
+    UnmapAll(Leaf, u64),
+    Discard(Leaf, u64),
+    Cycle(Leaf, u64),
+    MapChosen,
+    UnmapChosen,
+    Translate,
+    Harvest { dirty: bool },
+    UnmapDirty(u64),
+    Split,
+    Merge,
+}
+
 /// How one row is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The name, in filters, files and the table of reasons.
+    /// The name, in filters and files.
     pub id: &'static str,
     /// For people; with 4K and 2M standing for the format's own sizes.
     pub title: &'static str,
@@ -74,18 +101,62 @@ pub struct Row {
     pub unit: f64,
     /// What is aimed at, exclusive and shared.
     pub aims: [Aim; 2],
-    /// Tables, gather, runs.
-    pub conditions: &'static str,
-    /// What has to be said of the aim or of rivals.
-    pub remark: &'static str,
-    /// The work with the sizes of a format.
-    work: fn(&Pages) -> Option<Work>,
+    op: Op,
 }
 
 impl Row {
     /// The work of this row with the sizes of a format; `None` where that has no such sizes.
     pub fn work(&self, pages: &Pages) -> Option<Work> {
-        (self.work)(pages)
+        let page = |leaf| match leaf {
+            Small => Some(pages.small),
+            Block => pages.block,
+        };
+        let room = |leaf, count: u64| match leaf {
+            Small => count,
+            Block => count.min(pages.room),
+        };
+        let (beside, runs) = (Beside::Nothing, true);
+        Some(match self.op {
+            Map(leaf, count) => Work::Map {
+                page: page(leaf)?,
+                count,
+                beside,
+            },
+            Unmap(leaf, count) => Work::Unmap {
+                page: page(leaf)?,
+                count,
+                beside,
+                runs,
+            },
+            MapSeveral => Work::MapSeveral { page: pages.small },
+            UnmapSeveral => Work::UnmapSeveral { page: pages.small },
+            MapNew(leaf, count) => Work::MapAllocated {
+                page: page(leaf)?,
+                count: room(leaf, count),
+            },
+            UnmapAll(leaf, count) | Discard(leaf, count) => Work::UnmapAllocated {
+                page: page(leaf)?,
+                count: room(leaf, count),
+                runs: !matches!(self.op, Discard(..)),
+            },
+            Cycle(leaf, count) => Work::Cycle {
+                page: page(leaf)?,
+                count,
+            },
+            MapChosen => Work::MapChosen,
+            UnmapChosen => Work::UnmapChosen,
+            Translate => Work::Translate { page: pages.small },
+            Harvest { dirty } => Work::Harvest {
+                page: pages.small,
+                dirty,
+            },
+            UnmapDirty(count) => Work::UnmapDirty {
+                page: pages.small,
+                count,
+            },
+            Split => Work::Split { page: pages.block? },
+            Merge => Work::Merge { page: pages.block? },
+        })
     }
 
     /// What is aimed at for one of our forms.
@@ -99,317 +170,49 @@ impl Row {
     }
 
     /// The sizes of leaves are these, and not of the format's choice.
-    pub fn has_sizes(&self, pages: &Pages) -> bool {
-        let work = self.work(pages);
-        !matches!(work, Some(Work::MapChosen | Work::UnmapChosen))
+    pub const fn has_sizes(&self) -> bool {
+        !matches!(self.op, MapChosen | UnmapChosen)
     }
 }
 
-const WARM: &str = "tables warm and empty";
-const WARM_UNMAP: &str = "tables warm, nothing beside";
-const HALF: &str = "tables warm, their other half mapped";
-const NEW: &str = "tables from recycled pages";
-const GIVEN: &str = "tables given back";
-
-const fn map(page: u64, count: u64, beside: Beside) -> Option<Work> {
-    Some(Work::Map {
-        page,
-        count,
-        beside,
-    })
-}
-
-const fn unmap(page: u64, count: u64, beside: Beside) -> Option<Work> {
-    Some(Work::Unmap {
-        page,
-        count,
-        beside,
-        runs: true,
-    })
-}
-
-const fn row(
-    id: &'static str,
-    title: &'static str,
-    unit: f64,
-    aims: [Aim; 2],
-    conditions: &'static str,
-    work: fn(&Pages) -> Option<Work>,
-) -> Row {
+const fn row(id: &'static str, title: &'static str, unit: f64, aims: [Aim; 2], op: Op) -> Row {
     Row {
         id,
         title,
         unit,
         aims,
-        conditions,
-        remark: "",
-        work,
+        op,
     }
 }
 
-impl Row {
-    const fn with_remark(self, remark: &'static str) -> Self {
-        Self { remark, ..self }
-    }
-}
+const NS: f64 = 1.0;
+const US: f64 = 1e3;
+const LOOP: [Aim; 2] = [Limit(1.0), Limit(1.0)];
+const RUNS: [Aim; 2] = [Limit(1.25), Limit(1.5)];
 
 /// All rows, in the order in which they are shown.
+#[rustfmt::skip]
 pub const ROWS: &[Row] = &[
-    row(
-        "map-1",
-        "map 1 × 4K",
-        1.0,
-        [Linux(0.75), Linux(1.0)],
-        "tables warm and empty; the shared form enters and leaves for each page",
-        |p| map(p.small, 1, NOTHING),
-    ),
-    row(
-        "unmap-1",
-        "unmap 1 × 4K",
-        1.0,
-        [Linux(0.75), Linux(1.0)],
-        "tables warm, nothing beside; a gather for each page",
-        |p| unmap(p.small, 1, NOTHING),
-    )
-    .with_remark("Crates keep no count of live entries and return no runs"),
-    row(
-        "map-several",
-        "map 1 × 4K, 64 in one go",
-        1.0,
-        [Limit(3.0), Limit(5.0)],
-        "as `map-1`, but the shared form enters once for all 64",
-        |p| Some(Work::MapSeveral { page: p.small }),
-    ),
-    row(
-        "unmap-several",
-        "unmap 1 × 4K, 64 in one go",
-        1.0,
-        [Limit(5.0), Limit(8.0)],
-        "as `unmap-1`, but the shared form enters once, and one gather is flushed, for all 64",
-        |p| Some(Work::UnmapSeveral { page: p.small }),
-    ),
-    row(
-        "map-256",
-        "map 256 × 4K",
-        1.0,
-        [Limit(1.25), Limit(1.5)],
-        WARM,
-        |p| map(p.small, 256, NOTHING),
-    ),
-    row(
-        "map-256-half",
-        "map 256 × 4K, half-full table",
-        1.0,
-        [Limit(1.25), Limit(1.5)],
-        HALF,
-        |p| map(p.small, 256, Beside::Half),
-    ),
-    row(
-        "unmap-256",
-        "unmap 256 × 4K",
-        1.0,
-        [Limit(1.25), Limit(1.5)],
-        WARM_UNMAP,
-        |p| unmap(p.small, 256, NOTHING),
-    ),
-    row(
-        "unmap-256-half",
-        "unmap 256 × 4K, half-full table",
-        1.0,
-        [Limit(1.25), Limit(1.5)],
-        HALF,
-        |p| unmap(p.small, 256, Beside::Half),
-    ),
-    row(
-        "map-256-block",
-        "map 256 × 2M",
-        1.0,
-        [Limit(1.25), Limit(1.5)],
-        WARM,
-        |p| map(p.block?, 256, NOTHING),
-    ),
-    row(
-        "unmap-256-block",
-        "unmap 256 × 2M",
-        1.0,
-        [Limit(1.25), Linux(0.33)],
-        WARM_UNMAP,
-        |p| unmap(p.block?, 256, NOTHING),
-    ),
-    row(
-        "map-many",
-        "map 1 GiB in 4K",
-        1e3,
-        [Limit(1.0), Limit(1.0)],
-        NEW,
-        |p| {
-            Some(Work::MapAllocated {
-                page: p.small,
-                count: PAGES,
-            })
-        },
-    ),
-    row(
-        "unmap-many",
-        "unmap 1 GiB in 4K",
-        1e3,
-        [Limit(1.25), Limit(1.25)],
-        GIVEN,
-        |p| {
-            Some(Work::UnmapAllocated {
-                page: p.small,
-                count: PAGES,
-                runs: true,
-            })
-        },
-    )
-    .with_remark("Linux returns no runs; its Arm code drops the subtree unread"),
-    row(
-        "unmap-many-discard",
-        "unmap 1 GiB in 4K, runs not wanted",
-        1e3,
-        [Linux(1.0), Linux(1.0)],
-        "tables given back; no runs returned",
-        |p| {
-            Some(Work::UnmapAllocated {
-                page: p.small,
-                count: PAGES,
-                runs: false,
-            })
-        },
-    )
-    .with_remark("Linux's Arm code and a crate drop the subtree without a list of what to flush"),
-    row(
-        "cycle",
-        "cycle: map and unmap 1 GiB of 4K",
-        1e3,
-        [Limit(1.0), Limit(1.0)],
-        "steady state of recycled tables",
-        |p| {
-            Some(Work::Cycle {
-                page: p.small,
-                count: PAGES,
-            })
-        },
-    ),
-    row(
-        "map-many-block",
-        "map 8 GiB in 2M",
-        1e3,
-        [Limit(1.0), Limit(1.0)],
-        NEW,
-        |p| {
-            Some(Work::MapAllocated {
-                page: p.block?,
-                count: p.room.min(BLOCKS),
-            })
-        },
-    ),
-    row(
-        "unmap-many-block",
-        "unmap 8 GiB in 2M",
-        1e3,
-        [Limit(1.25), Linux(0.33)],
-        GIVEN,
-        |p| {
-            let count = p.room.min(BLOCKS);
-            Some(Work::UnmapAllocated {
-                page: p.block?,
-                count,
-                runs: true,
-            })
-        },
-    ),
-    row(
-        "map-chosen",
-        "map 1 MiB, aligned, sizes chosen",
-        1.0,
-        [Limit(1.25), Limit(1.5)],
-        HALF,
-        |_| Some(Work::MapChosen),
-    ),
-    row(
-        "unmap-chosen",
-        "unmap 1 MiB, aligned, sizes chosen",
-        1.0,
-        [Limit(1.25), Limit(1.5)],
-        HALF,
-        |_| Some(Work::UnmapChosen),
-    ),
-    row(
-        "translate",
-        "translate, random in 1 GiB of 4K",
-        1.0,
-        [ByHand(1.05), Linux(1.1)],
-        "4,096 addresses, one call each",
-        |p| Some(Work::Translate { page: p.small }),
-    ),
-    row(
-        "harvest-clean",
-        "harvest 1 GiB of 4K, clean",
-        1e3,
-        [Limit(1.25), Limit(1.25)],
-        "tracking on; flushed, shown and acknowledged",
-        |p| {
-            Some(Work::Harvest {
-                page: p.small,
-                dirty: false,
-            })
-        },
-    ),
-    row(
-        "harvest-dirty",
-        "harvest 1 GiB of 4K, all dirty",
-        1e3,
-        [Limit(1.25), Limit(1.25)],
-        "tracking on; flushed, shown and acknowledged",
-        |p| {
-            Some(Work::Harvest {
-                page: p.small,
-                dirty: true,
-            })
-        },
-    ),
-    row(
-        "unmap-dirty",
-        "unmap 256 × 4K with dirty bits",
-        1.0,
-        [Limit(3.0), Limit(3.0)],
-        "tracking on, all dirty; tables warm; dirty runs returned",
-        |p| {
-            Some(Work::UnmapDirty {
-                page: p.small,
-                count: 256,
-            })
-        },
-    ),
-    row(
-        "split",
-        "split 2M into 512 × 4K",
-        1.0,
-        [Limit(1.5), Limit(1.5)],
-        "table from a recycled page; flushed as the format requires",
-        |p| Some(Work::Split { page: p.block? }),
-    ),
-    row(
-        "merge",
-        "merge 512 × 4K into 2M",
-        1.0,
-        [Limit(1.5), Limit(1.5)],
-        "table given back; flushed as the format requires",
-        |p| Some(Work::Merge { page: p.block? }),
-    ),
+    row("map-1", "map 1 × 4K", NS, [Linux(0.75), Linux(1.0)], Map(Small, 1)),
+    row("unmap-1", "unmap 1 × 4K", NS, [Linux(0.75), Linux(1.0)], Unmap(Small, 1)),
+    row("map-several", "map 1 × 4K, 64 in one go", NS, [Limit(3.0), Limit(5.0)], MapSeveral),
+    row("unmap-several", "unmap 1 × 4K, 64 in one go", NS, [Limit(5.0), Limit(8.0)], UnmapSeveral),
+    row("map-256", "map 256 × 4K", NS, RUNS, Map(Small, 256)),
+    row("unmap-256", "unmap 256 × 4K", NS, RUNS, Unmap(Small, 256)),
+    row("map-256-block", "map 256 × 2M", NS, RUNS, Map(Block, 256)),
+    row("unmap-256-block", "unmap 256 × 2M", NS, [Limit(1.25), Linux(0.33)], Unmap(Block, 256)),
+    row("map-many", "map 1 GiB in 4K", US, LOOP, MapNew(Small, PAGES)),
+    row("unmap-many", "unmap 1 GiB in 4K", US, [Limit(1.25), Limit(1.25)], UnmapAll(Small, PAGES)),
+    row("unmap-many-discard", "unmap 1 GiB in 4K, runs not wanted", US, [Linux(1.0), Linux(1.0)], Discard(Small, PAGES)),
+    row("cycle", "map and unmap 1 GiB of 4K", US, LOOP, Cycle(Small, PAGES)),
+    row("map-many-block", "map 8 GiB in 2M", US, LOOP, MapNew(Block, BLOCKS)),
+    row("unmap-many-block", "unmap 8 GiB in 2M", US, [Limit(1.25), Linux(0.33)], UnmapAll(Block, BLOCKS)),
+    row("map-chosen", "map 1 MiB, aligned, sizes chosen", NS, RUNS, MapChosen),
+    row("unmap-chosen", "unmap 1 MiB, aligned, sizes chosen", NS, RUNS, UnmapChosen),
+    row("translate", "translate, random in 1 GiB of 4K", NS, [Crate(1.05), Linux(1.1)], Translate),
+    row("harvest-clean", "harvest 1 GiB of 4K, clean", US, [Limit(1.25), Limit(1.25)], Harvest { dirty: false }),
+    row("harvest-dirty", "harvest 1 GiB of 4K, all dirty", US, [Limit(1.25), Limit(1.25)], Harvest { dirty: true }),
+    row("unmap-dirty", "unmap 256 × 4K with dirty bits", NS, [Limit(3.0), Limit(3.0)], UnmapDirty(256)),
+    row("split", "split 2M into 512 × 4K", NS, [Limit(1.5), Limit(1.5)], Split),
+    row("merge", "merge 512 × 4K into 2M", NS, [Limit(1.5), Limit(1.5)], Merge),
 ];
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_different() {
-        let mut ids: Vec<_> = ROWS.iter().map(|row| row.id).collect();
-        ids.sort_unstable();
-        assert!(ids.windows(2).all(|two| two[0] != two[1]));
-    }
-}

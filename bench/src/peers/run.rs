@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use crate::peers::field::{CONTESTS, Contest, Entrant, FRAGMENT, Who};
+use crate::peers::field::{CONTESTS, Contest, Entrant, Who};
 use crate::peers::linux::Programs;
 use crate::peers::ours::{Terrain, store_loops};
-use crate::peers::results::{Curve, Entry, Measured, Point, Results, Tables, available_memory};
+use crate::peers::results::{Curve, Entry, Measured, Point, Results, available_memory};
 use crate::peers::rows::ROWS;
 use crate::peers::stats::Figure;
 use crate::peers::work::Work;
@@ -53,15 +53,9 @@ impl Plan {
             self.rows(contest, &mut results)?;
         }
         self.groups(&mut results)?;
-        for contest in CONTESTS {
-            self.memory(contest, &mut results)?;
-            if contest.reference {
-                self.sizes(contest, &mut results)?;
-                self.threads(contest, &mut results)?;
-            }
-            if contest.reference || contest.id == "amdv1" || contest.id == "arm-s1-4k" {
-                self.fragments(contest, &mut results)?;
-            }
+        for contest in CONTESTS.iter().filter(|contest| contest.reference) {
+            self.sizes(contest, &mut results)?;
+            self.threads(contest, &mut results)?;
         }
         Ok(results)
     }
@@ -96,7 +90,6 @@ impl Plan {
                 row: row.id.to_owned(),
                 format: contest.id.to_owned(),
                 work: format!("{work:?}"),
-                conditions: row.conditions.to_owned(),
                 entries,
             });
         }
@@ -144,7 +137,6 @@ impl Plan {
                 row: row.id.to_owned(),
                 format: format.to_owned(),
                 work: format!("{work:?}"),
-                conditions: row.conditions.to_owned(),
                 entries,
             });
         }
@@ -152,105 +144,45 @@ impl Plan {
         Ok(())
     }
 
-    /// Map and unmap with new tables, and translate, from one page to 1 TiB.
+    /// Map and unmap with new tables, from one page to 1 TiB.
     fn sizes(&self, contest: &Contest, results: &mut Results) -> anyhow::Result<()> {
         if !self.wants("sizes", contest.id) {
             return Ok(());
         }
-        let block = contest.pages.block;
-        for page in [Some(contest.pages.small), block].into_iter().flatten() {
-            let leaf = size(page);
-            let fresh = || -> anyhow::Result<Vec<Entrant>> {
-                let mut all = contest.entrants(self.linux.as_ref())?;
-                // More lines than these nobody tells apart.
-                all.retain(|(who, _)| {
-                    !matches!(who, Who::Scalar | Who::ScalarShared | Who::CheckedLimit)
-                });
-                Ok(all)
-            };
-            let mut entrants = fresh()?;
-            for len in lengths(page) {
-                let count = len / page;
-                let rounds = if count >= LONG.0 { LONG.1 } else { self.few() };
-                // One set of tables for the exclusive form, two for the shared one.
-                if count * 8 * 4 > available_memory() {
-                    eprintln!(
-                        "sizes/{}: no memory for {} in {leaf}",
-                        contest.id,
-                        size(len)
-                    );
-                    break;
-                }
-                if count > OTHERS {
-                    entrants.retain(|(who, _)| matches!(who, Who::Exclusive | Who::Shared));
-                }
-                let runs = true;
-                for (name, work) in [
-                    ("map", Work::MapAllocated { page, count }),
-                    ("unmap", Work::UnmapAllocated { page, count, runs }),
-                ] {
-                    let operation = format!("{name}, leaves of {leaf}");
-                    for entry in turns(&mut entrants, &work, rounds) {
-                        add(&mut results.sizes, &operation, contest, entry, len as f64);
-                    }
-                }
-                if count >= OTHERS {
-                    // Tables of this size are not kept while the next ones are made.
-                    entrants = fresh()?;
+        let page = contest.pages.small;
+        let fresh = || -> anyhow::Result<Vec<Entrant>> {
+            let mut all = contest.entrants(self.linux.as_ref())?;
+            // More lines than these are not told apart.
+            all.retain(|(who, _)| !matches!(who, Who::Scalar | Who::ScalarShared));
+            Ok(all)
+        };
+        let mut entrants = fresh()?;
+        for len in lengths(page) {
+            let count = len / page;
+            let rounds = if count >= LONG.0 { LONG.1 } else { self.few() };
+            // One set of tables for the exclusive form, two for the shared one.
+            if count * 8 * 4 > available_memory() {
+                eprintln!("sizes/{}: no memory for {}", contest.id, size(len));
+                break;
+            }
+            if count > OTHERS {
+                entrants.retain(|(who, _)| matches!(who, Who::Exclusive | Who::Shared));
+            }
+            let runs = true;
+            for (operation, work) in [
+                ("map", Work::MapAllocated { page, count }),
+                ("unmap", Work::UnmapAllocated { page, count, runs }),
+            ] {
+                for entry in turns(&mut entrants, &work, rounds) {
+                    add(&mut results.sizes, operation, contest, entry, len as f64);
                 }
             }
-            let operation = format!("translate, leaves of {leaf}");
-            for len in lengths(page) {
-                if len / page * 8 * 2 > available_memory() {
-                    break;
-                }
-                let samples = contest.translations(page, len, self.few())?;
-                if let Some(figure) = samples.and_then(|samples| Figure::of(&samples)) {
-                    let name = "dmaspace-iopt, exclusive".to_owned();
-                    let entry = Entry {
-                        who: Who::Exclusive,
-                        name,
-                        figure,
-                    };
-                    add(&mut results.sizes, &operation, contest, entry, len as f64);
-                }
-            }
-            eprintln!("sizes/{}: leaves of {leaf}", contest.id);
-        }
-        Ok(())
-    }
-
-    /// From 1 to 4,096 fragments in one call.
-    fn fragments(&self, contest: &Contest, results: &mut Results) -> anyhow::Result<()> {
-        if !self.wants("fragments", contest.id) {
-            return Ok(());
-        }
-        for count in (0..=12).map(|log2| 1 << log2) {
-            for who in [Who::Exclusive, Who::Shared] {
-                let samples = contest.fragments(who, count, self.few() * 4)?;
-                let (map, unmap): (Vec<_>, Vec<_>) = samples.into_iter().unzip();
-                for (operation, samples) in [("map", map), ("unmap", unmap)] {
-                    let Some(figure) = Figure::of(&samples) else {
-                        continue;
-                    };
-                    let form = if who == Who::Shared {
-                        "shared"
-                    } else {
-                        "exclusive"
-                    };
-                    let name = format!("dmaspace-iopt, {form}");
-                    let entry = Entry { who, name, figure };
-                    add(
-                        &mut results.fragments,
-                        operation,
-                        contest,
-                        entry,
-                        count as f64,
-                    );
-                }
+            if count >= OTHERS {
+                // Tables of this size are not kept while the next ones are made.
+                entrants = fresh()?;
             }
         }
-        eprintln!("fragments/{}: of {}", contest.id, size(FRAGMENT));
+        eprintln!("sizes/{}", contest.id);
         Ok(())
     }
 
@@ -300,29 +232,6 @@ impl Plan {
                 }
             }
             eprintln!("threads/{}: {operation}", contest.id);
-        }
-        Ok(())
-    }
-
-    /// Memory of tables, for leaves of common sizes.
-    fn memory(&self, contest: &Contest, results: &mut Results) -> anyhow::Result<()> {
-        if !self.wants("memory", contest.id) {
-            return Ok(());
-        }
-        for page in [12, 14, 16, 20, 21, 25, 29, 30].map(|log2| 1u64 << log2) {
-            // As much as there is room for.
-            for len in [1u64 << 36, 1 << 30] {
-                if let Some(found) = contest.footprint(page, len)? {
-                    results.memory.push(Tables {
-                        format: contest.id.to_owned(),
-                        page,
-                        mapped: found.mapped,
-                        tables: found.tables,
-                        least: found.least,
-                    });
-                    break;
-                }
-            }
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! From samples to figures.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// What is said of a number of samples, in their unit.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// How many.
     pub samples: usize,

@@ -8,10 +8,7 @@
 
 mod alike;
 mod exclusive;
-mod footprint;
-mod fragments;
 mod shared;
-mod sizes;
 mod threads;
 
 use std::fmt::Display;
@@ -31,10 +28,7 @@ use crate::peers::places::{Geometry, Places, random};
 use crate::peers::work::{Beside, Subject, Work};
 
 pub use exclusive::Exclusive;
-pub use footprint::{Footprint, footprint};
-pub use fragments::{Fragments, fragments};
 pub use shared::Shared;
-pub use sizes::translations;
 pub use threads::{Terrain, store_loops, threads};
 
 /// Batches of which a sample takes the mean, where an operation is short.

@@ -135,17 +135,6 @@ fn leaves_that_a_format_does_not_have_are_not_offered() {
 }
 
 #[test]
-fn fragments_are_mapped_by_both_forms() {
-    let vtd = VtdSs::new(4).unwrap();
-    type Heap = HeapTables;
-    for count in [1, 100] {
-        let one = fragments::<_, Heap, Exclusive<_, Heap>>(vtd, count, 64 << 10, 2).unwrap();
-        let many = fragments::<_, Heap, Shared<_, Heap>>(vtd, count, 64 << 10, 2).unwrap();
-        assert_eq!((one.len(), many.len()), (2, 2));
-    }
-}
-
-#[test]
 fn threads_do_something_together() {
     let (vtd, lasting) = (VtdSs::new(4).unwrap(), std::time::Duration::from_millis(5));
     for terrain in [Terrain::Apart, Terrain::OneTable] {
@@ -154,18 +143,4 @@ fn threads_do_something_together() {
             assert!(store_loops(terrain, count, lasting) > 0.0);
         }
     }
-}
-
-#[test]
-fn a_full_stretch_takes_hardly_more_than_the_least() {
-    let vtd = VtdSs::new(4).unwrap();
-    let small = footprint::<_, HeapTables>(vtd, K, 1 << 30)
-        .unwrap()
-        .unwrap();
-    assert_eq!(small.tables, (512 + 1 + 1 + 1) * 4096);
-    assert_eq!(small.least, small.tables);
-    assert_eq!(
-        footprint::<_, HeapTables>(vtd, 64 << 10, 1 << 30).unwrap(),
-        None
-    );
 }
