@@ -6,7 +6,7 @@ use hostmem::{Backing, Discard, Mapping};
 use runs::{GuestAddr, Offset, Span};
 use virtio_balloon::device::{Bulk, Device, Discarder, NotDiscarded, Settings};
 use virtio_balloon::driver::QueueAddresses;
-use virtio_balloon::{BulkFormat, MemoryMap, Part, Refusals, Region, WIRE_PAGE};
+use virtio_balloon::{MemoryMap, Part, Refusals, Region, WIRE_PAGE};
 use virtio_queue::{Queue, QueueT as _};
 use vm_memory::{Bytes as _, GuestMemoryMmap};
 
