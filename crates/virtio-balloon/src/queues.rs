@@ -40,7 +40,7 @@ impl Queue {
         Self::Reporting,
     ];
 
-    /// What must be negotiated for the queue to exist.
+    /// Features without which the queue does not exist.
     pub const fn needs(self) -> Features {
         match self {
             Self::Inflate | Self::Deflate => Features(0),

@@ -270,7 +270,7 @@ where
         Ok(accepted)
     }
 
-    /// Whether the device's messages in bulk are known here, and buffers for them are to be had.
+    /// True when the device's messages in bulk are known here, and buffers for them are to be had.
     fn bulk(&mut self) -> DriverResult<bool, T> {
         let config = self.config(BULK_CONFIG_BYTES)?;
         if !config.has_bulk() {

@@ -1,6 +1,6 @@
 //! Records of bitmap words and blocks (page-bitmap series, version 5).
 //!
-//! Behind the [header](super::header), a record begins with a le64 head:
+//! A record begins, behind the [header](super::header), with a le64 head:
 //!
 //! | bits | |
 //! |---|---|
