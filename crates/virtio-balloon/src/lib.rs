@@ -9,8 +9,9 @@
 //! of the standard (Virtual I/O Device, VIRTIO, version 1.3, section 5.5, Traditional Memory Balloon
 //! Device) and, beside them, one that names pages in bulk, which `docs/balloon-bulk.md` specifies:
 //!
-//! * [`Format`] is the seam of both: [`LePfns`] is the standard's, [`BitmapRecords`] is in bulk. [`Source`] cuts sorted runs into messages of bounded size; decoding hands
-//!   runs to a closure and counts in [`Refusals`] whatever it does not take.
+//! * [`Format`] is the seam of both: [`LePfns`] is the standard's, [`BitmapRecords`] is in bulk. [`Source`]
+//!   cuts sorted runs into messages of bounded size; decoding hands runs to a closure and counts in
+//!   [`Refusals`] whatever it does not take.
 //! * [`MemoryMap`] resolves runs to [`Part`]s of the guest's memory, once, [`RunCollector`] sorts and merges
 //!   these across the messages of a drained queue, and [`PartialHugePages`] remembers what is not yet a whole
 //!   page of the host. Decoding, resolving and collecting do not depend on each other: runs and parts go from

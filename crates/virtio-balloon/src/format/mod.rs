@@ -1,4 +1,4 @@
-//! The seam of all formats: runs into messages, messages into runs.
+//! The seam of both formats: runs into messages, messages into runs.
 //!
 //! A message is what one buffer (descriptor chain) on inflateq or deflateq holds, in the driver's byte
 //! order of things: device-readable bytes, all numbers little-endian. Encoding takes from a
@@ -9,7 +9,7 @@
 //! [`Refusals`] and left out. Runs are not compared with the guest's memory here: that is
 //! [`MemoryMap`](crate::MemoryMap)'s.
 //!
-//! There are two:
+//! The formats:
 //!
 //! * [`LePfns`]: VIRTIO 1.3, 5.5.6, which every driver and monitor speaks.
 //! * [`BitmapRecords`]: version 5 of the series of 2016, "Extend virtio-balloon for fast (de)inflating", which
