@@ -241,7 +241,7 @@ mod tests {
             let mut map = RangeMap::<Iova, u8>::default();
             map.change(first, |value| *value = 1);
             map.change(second, |value| *value = 1);
-            // By way of several stretches, too.
+            // Through several stretches, too.
             for part in [Span::new(first.start + 7, 9), first, second] {
                 map.change(part, |value| *value += 1);
             }

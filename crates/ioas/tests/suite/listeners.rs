@@ -2,6 +2,7 @@
 //! forgotten what was there.
 
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use crate::common::*;
@@ -19,6 +20,7 @@ const NEVER: Interruption = Interruption::Refused;
 #[derive(Default)]
 struct Cache {
     fails: Faults,
+    at_unmapped: Hook,
     mapped: Mutex<Vec<Span<Iova>>>,
     unmapped: Mutex<Vec<Span<Iova>>>,
 }
@@ -29,6 +31,7 @@ impl Listener for Cache {
     }
 
     fn unmapped(&self, range: Span<Iova>) -> Result<(), FlushError> {
+        call(&self.at_unmapped);
         if self.fails.hit() {
             let waited = Duration::from_millis(1);
             return Err(FlushError::Held { range, waited });
@@ -164,6 +167,37 @@ fn what_is_released_is_back_when_a_listener_has_not_forgotten_it() {
     bench.recover(0);
     let mapped = bench.caches[0].mapped.lock().unwrap().clone();
     assert_eq!(mapped.last(), Some(&page(2, 2)));
+    bench.end();
+}
+
+/// While one thread has a listener invalidate, memory stays pinned and nothing is mapped.
+#[test]
+fn a_listener_that_another_thread_has_invalidate_is_waited_for() {
+    let bench = Bench::new();
+    bench.space.set_flushing(Flushing::Lazy {
+        holds: 8,
+        age: Duration::MAX,
+        now: || Duration::ZERO,
+    });
+    bench.space.unmap(page(0, 8), &mut ()).unwrap();
+    let (pass, stopped) = stop();
+    *bench.caches[0].at_unmapped.lock().unwrap() = Some(Arc::new(move || {
+        pass();
+    }));
+    thread::scope(|scope| {
+        let (space, memory) = (&bench.space, &bench.memory);
+        scope.spawn(|| space.flush().unwrap());
+        stopped.wait();
+        beside(scope, || space.flush().unwrap());
+        assert_eq!((space.retired(), memory.held()), (1, 32 * PAGE));
+        beside(scope, || {
+            let part = Span::new(0, 8 * PAGE);
+            space.map(AT, memory, part, Prot::RW, &mut ()).unwrap();
+        });
+        assert!(space.area_at(AT).is_none());
+        stopped.go();
+    });
+    assert_eq!((bench.space.retired(), bench.memory.held()), (0, 32 * PAGE));
     bench.end();
 }
 

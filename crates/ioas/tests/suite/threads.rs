@@ -306,6 +306,152 @@ fn a_second_operation_on_the_same_range_waits_and_finds_what_the_first_has_left(
     bench.end();
 }
 
+/// Where two operations share a table, of which one is under way.
+const NEIGHBOURS: [u64; 2] = [AT + 64 * PAGE, AT + 128 * PAGE];
+
+/// The page of the object that a device finds there.
+fn read(bench: &Bench, iova: u64) -> Option<u64> {
+    let mut word = [0];
+    let read = bench.software.port(DEVICE).read(iova, &mut word);
+    read.ok().map(|()| (word[0] - FRAME) / PAGE)
+}
+
+#[test]
+fn what_is_mapped_beside_an_unmap_is_seen_when_its_table_goes() {
+    for format in FORMATS {
+        for [gone, new] in [NEIGHBOURS, [NEIGHBOURS[1], NEIGHBOURS[0]]] {
+            let bench = Bench::new(format, 64);
+            bench.map(gone, 0, PAGE).unwrap();
+            // The unit remembers the table, in which nothing is left.
+            assert_eq!(read(&bench, gone), Some(0));
+            let (pass, stopped) = stop();
+            thread::scope(|scope| {
+                let space = &bench.space;
+                scope.spawn(move || {
+                    let range = Span::new(gone, PAGE);
+                    space.unmap(range, &mut Before(Step::Flush, pass)).unwrap();
+                });
+                stopped.wait();
+                beside(scope, || {
+                    bench.map(new, PAGE, PAGE).unwrap();
+                    assert_eq!(read(&bench, new), Some(1));
+                });
+                stopped.go();
+            });
+            bench.space.unmap_all(&mut ()).unwrap();
+            bench.is_empty();
+            bench.end();
+        }
+    }
+}
+
+#[test]
+fn a_table_into_which_another_thread_maps_stays_with_an_unmap() {
+    for format in FORMATS {
+        for [gone, new] in [NEIGHBOURS, [NEIGHBOURS[1], NEIGHBOURS[0]]] {
+            let bench = Bench::new(format, 64);
+            bench.map(gone, 0, PAGE).unwrap();
+            assert_eq!(read(&bench, gone), Some(0));
+            let (fills, filling) = stop();
+            let (flushes, flushing) = stop();
+            thread::scope(|scope| {
+                let space = &bench.space;
+                let map = scope.spawn(|| {
+                    let (part, prot) = (Span::new(PAGE, PAGE), Prot::RW);
+                    let mut observer = Before(Step::FillTables, fills);
+                    let map = space.map(new, &bench.memory, part, prot, &mut observer);
+                    map.unwrap();
+                });
+                filling.wait();
+                scope.spawn(move || {
+                    let range = Span::new(gone, PAGE);
+                    let mut observer = Before(Step::Flush, flushes);
+                    space.unmap(range, &mut observer).unwrap();
+                });
+                flushing.wait();
+                filling.go();
+                map.join().unwrap();
+                assert_eq!(read(&bench, new), Some(1));
+                flushing.go();
+            });
+            bench.space.unmap_all(&mut ()).unwrap();
+            bench.is_empty();
+            bench.end();
+        }
+    }
+}
+
+#[test]
+fn an_area_that_another_thread_unmaps_is_not_joined() {
+    for format in FORMATS {
+        for unmapped in [0, 2] {
+            let bench = Bench::new(format, 64);
+            bench.map(AT, 0, 3 * PAGE).unwrap();
+            let page = |n| Span::new(AT + n * PAGE, PAGE);
+            let refused = Interruption::Refused;
+            bench.space.take_out(page(1), refused, &mut ()).unwrap();
+            let (pass, stopped) = stop();
+            thread::scope(|scope| {
+                let space = &bench.space;
+                let unmap = scope.spawn(move || {
+                    let mut observer = Before(Step::EmptyTables, pass);
+                    space.unmap(page(unmapped), &mut observer).unwrap().areas
+                });
+                stopped.wait();
+                beside(scope, move || {
+                    space.put_back(page(1), refused, &mut ()).unwrap();
+                });
+                stopped.go();
+                assert_eq!(unmap.join().unwrap(), 1);
+            });
+            for n in 0..3 {
+                let there = (n != unmapped).then_some(n);
+                assert_eq!(read(&bench, AT + n * PAGE), there);
+            }
+            assert_eq!(bench.space.len(), 1);
+            bench.space.unmap_all(&mut ()).unwrap();
+            bench.is_empty();
+            bench.end();
+        }
+    }
+}
+
+#[test]
+fn what_is_unmapped_during_a_flush_waits_for_the_next() {
+    for format in FORMATS {
+        let bench = Bench::new(format, 64);
+        bench.space.set_flushing(Flushing::Lazy {
+            holds: 8,
+            age: Duration::MAX,
+            now: || Duration::ZERO,
+        });
+        for n in 0..3 {
+            bench.map(AT + n * PAGE, n * PAGE, PAGE).unwrap();
+            assert_eq!(read(&bench, AT + n * PAGE), Some(n));
+        }
+        bench.unmap(AT, PAGE).unwrap();
+        let (pass, stopped) = stop();
+        *bench.unit.at_invalidate.lock().unwrap() = Some(Arc::new(move || {
+            pass();
+        }));
+        thread::scope(|scope| {
+            let flush = scope.spawn(|| bench.space.flush().unwrap());
+            stopped.wait();
+            bench.unmap(AT + PAGE, PAGE).unwrap();
+            stopped.go();
+            assert_eq!(flush.join().unwrap(), PAGE);
+        });
+        // The unit still has the second page, which is pinned.
+        let seen = [0, 1, 2].map(|n| read(&bench, AT + n * PAGE));
+        assert_eq!(seen, [None, Some(1), Some(2)]);
+        let pinned = bench.object.memory.pinned();
+        assert_eq!((bench.space.retired(), pinned), (1, 2 * PAGE));
+        bench.space.unmap_all(&mut ()).unwrap();
+        bench.is_empty();
+        bench.end();
+    }
+}
+
 /// Panics at its first step, quietly.
 struct Panics;
 

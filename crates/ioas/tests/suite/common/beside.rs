@@ -5,6 +5,8 @@ use std::sync::{Mutex, mpsc};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
+use ioas::{Observer, Step};
+
 /// Has a thread that was stopped go on, at the latest when it is dropped.
 pub(crate) struct Stopped {
     came: mpsc::Receiver<()>,
@@ -37,6 +39,17 @@ impl Stopped {
 
     pub(crate) fn go(self) {
         let _ = self.go.send(());
+    }
+}
+
+/// Calls something when a step begins.
+pub(crate) struct Before<F>(pub(crate) Step, pub(crate) F);
+
+impl<F: Fn() -> bool> Observer for Before<F> {
+    fn begin(&mut self, step: Step) {
+        if step == self.0 {
+            (self.1)();
+        }
     }
 }
 

@@ -23,9 +23,9 @@ use iommu::{BadTarget, DeviceId, DomainId, RunMap, SoftwareUnit, TargetMemory, U
 use iopt::{AnyTable, FormatId, HeapTables, Leaf};
 use runs::{Iova, Joiner, Offset, Pa, PageSizes, Span};
 
-pub(crate) use beside::{beside, stop};
+pub(crate) use beside::{Before, beside, stop};
 pub(crate) use tracked::{Pages, Tracked};
-pub(crate) use unit::{FrailUnit, Hook};
+pub(crate) use unit::{FrailUnit, Hook, call};
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const MIB: u64 = 1 << 20;

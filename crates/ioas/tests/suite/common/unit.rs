@@ -57,7 +57,7 @@ impl FrailUnit {
     }
 }
 
-fn call(hook: &Hook) {
+pub(crate) fn call(hook: &Hook) {
     let hook = hook.lock().unwrap().clone();
     if let Some(hook) = hook {
         hook();
