@@ -117,7 +117,7 @@ impl<A> Span<A> {
     pub const fn covers(&self, other: &Self) -> bool {
         !other.is_empty()
             && self.contains(other.start)
-            && other.len <= self.len - (other.start - self.start)
+            && other.len <= self.len - other.start.wrapping_sub(self.start)
     }
 
     /// The bytes that both have, if any.
@@ -306,6 +306,22 @@ mod tests {
         assert_eq!(Span::<Iova>::checked(u64::MAX - 0xfff, 0x1001), None);
         assert_eq!(Span::<Iova>::checked(5, 0), None);
         assert_eq!(Span::<Iova>::inclusive(0, u64::MAX), None);
+    }
+
+    /// [`Span::new`] checks nothing.
+    #[test]
+    fn a_span_that_wraps_around_covers_what_it_contains() {
+        let span = Span::<Iova>::new(u64::MAX - 0xfff, 0x2000);
+        for (other, covers) in [
+            (Span::new(0, 0x1000), true),
+            (Span::new(0, 0x1001), false),
+            (Span::new(u64::MAX, 1), true),
+            (Span::new(u64::MAX, u64::MAX), false),
+            (Span::new(0x1000, 1), false),
+            (span, true),
+        ] {
+            assert_eq!(span.covers(&other), covers, "{other}");
+        }
     }
 
     #[test]

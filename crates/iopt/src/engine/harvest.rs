@@ -41,8 +41,16 @@ trait Visitor {
 struct Pass<'a, T> {
     visitor: &'a mut T,
     aperture: Aperture,
-    /// Bytes of leaves that were dirty.
+    /// Bytes of leaves that were dirty; at most the largest number.
     bytes: u64,
+}
+
+impl<T> Pass<'_, T> {
+    /// Leaves at the ends of a range count whole, so that all of 2^64 bytes may come together.
+    #[inline(always)]
+    fn add(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
 }
 
 /// Moves dirty leaves into a bitmap, as runs.
@@ -97,7 +105,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Calls `each` for what the device has written to in `range`, as runs in order; everything
-    /// stays as it is, for the next harvest. Leaves at the ends count whole. Returns the bytes.
+    /// stays as it is, for the next harvest. Leaves at the ends count whole. Returns the bytes, `u64::MAX`
+    /// if they are all of 2^64.
     ///
     /// The device may go on writing to what is dirty. What is copied now must be copied again.
     pub fn peek_dirty(
@@ -138,7 +147,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Marks the leaves of `range` as hardware does when the device writes to every page of it:
     /// accessed and dirty, where writing is allowed, and in a group those entries that translate
-    /// these pages. For simulations and tests. Returns the bytes of the entries.
+    /// these pages. For simulations and tests. Returns the bytes of the entries, `u64::MAX` if they are
+    /// all of 2^64.
     pub fn set_dirty(&self, range: Span<Iova>) -> Result<u64, DirtyError> {
         let at = self.check_dirty(range)?;
         let bytes = self.mark(self.begin().table(), at, range.len);
@@ -280,7 +290,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             self.memory.written(cells.get(..end).unwrap_or(&[]));
         }
         let len = (end as u64) << own;
-        pass.bytes += len;
+        pass.add(len);
         let leaves = Span::new(pass.aperture.extend(part.base()), len);
         pass.visitor.leaf(leaves, 0);
         end
@@ -317,7 +327,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             group.iter().for_each(clean::<F, _>);
             self.memory.written(group);
         }
-        pass.bytes += rest + 1;
+        pass.add(rest + 1);
         let leaf = Span::new(pass.aperture.extend(first), rest + 1);
         pass.visitor.leaf(leaf, V::N);
         count - nth
@@ -325,19 +335,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Sets the dirty bit in the entries of `[at, at + todo)` that can be written through.
     fn mark(&self, (table, level): (u64, usize), at: u64, todo: u64) -> u64 {
-        let mut bytes = 0;
+        let mut bytes = 0u64;
         for part in self.entries_in(table, level, at, todo) {
             let word = part.word();
-            match decode::<F>(level, word) {
-                Entry::Table(below) => {
-                    bytes += self.mark((below, level - 1), part.at(), part.len());
-                }
+            bytes = bytes.saturating_add(match decode::<F>(level, word) {
+                Entry::Table(below) => self.mark((below, level - 1), part.at(), part.len()),
                 Entry::Leaf { .. } if self.format.prot(level, word).contains(Prot::WRITE) => {
                     let written = write::<F, _>(part.cell, word);
-                    bytes += if written { 1 << F::shift(level) } else { 0 };
+                    if written { 1 << F::shift(level) } else { 0 }
                 }
-                Entry::Leaf { .. } | Entry::Empty => {}
-            }
+                Entry::Leaf { .. } | Entry::Empty => 0,
+            });
         }
         bytes
     }

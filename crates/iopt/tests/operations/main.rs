@@ -18,6 +18,7 @@ mod broken;
 mod check;
 mod counted;
 mod dirty;
+mod ends;
 mod flush;
 mod grow;
 mod inside;
