@@ -112,7 +112,7 @@ pub trait TableMemory {
     #[inline]
     fn place(&self) -> usize {
         let here = 0u8;
-        let address = core::ptr::from_ref(&here) as usize;
+        let address = core::ptr::from_ref(&here).addr();
         (address >> 13) ^ (address >> 20)
     }
 

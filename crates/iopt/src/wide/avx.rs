@@ -57,7 +57,7 @@ struct Blocks<'c> {
 impl<'c> Blocks<'c> {
     #[inline(always)]
     fn of(cells: &'c [AtomicU64]) -> Option<Self> {
-        let head = (cells.as_ptr() as usize / size_of::<u64>() % 2).min(cells.len());
+        let head = (cells.as_ptr().addr() / size_of::<u64>() % 2).min(cells.len());
         let (head, rest) = cells.split_at(head);
         let (blocks, tail) = rest.split_at(rest.len() / BLOCK * BLOCK);
         let any = !blocks.is_empty() && std::is_x86_feature_detected!("avx");
