@@ -11,7 +11,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use iommu::{DeviceId, DomainId, FlushError, NodeId, Unit};
 use iopt::{AnyTable, FormatId, Gather, Interruption, Invalidation, Prot, ResizeError, WithDirty};
@@ -42,9 +42,9 @@ pub(crate) struct Domain {
     /// The table that units walked before, until all of them walk the new one.
     pub(super) leaving: Mutex<Option<Leaving>>,
     pub(super) written: Mutex<Written>,
-    /// Leaves have a new size that a unit may not have taken notice of: until it has, they must not
-    /// be changed again, since it may still note in the old ones what a device does.
-    unsettled: AtomicBool,
+    /// How often leaves have got a new size that a unit may not have taken notice of: until it has, they
+    /// must not be changed again, since it may still note in the old ones what a device does.
+    unsettled: AtomicU64,
     /// Tables for what is released.
     pub(super) spare: Mutex<Spare>,
 }
@@ -89,7 +89,7 @@ impl Domain {
             tracked: false,
             leaving: Mutex::default(),
             written: Mutex::default(),
-            unsettled: AtomicBool::new(false),
+            unsettled: AtomicU64::new(0),
             spare: Mutex::new(Spare::new()),
         }
     }
@@ -145,8 +145,9 @@ impl Domain {
     /// an error all of that is still to come.
     pub(crate) fn flush(&self) -> Result<(), FlushError> {
         let _flushing = self.flushing.lock();
+        // Read first: what it counts is gathered already.
+        let unsettled = self.unsettled.load(Ordering::SeqCst);
         let mut batch = Batch {
-            unsettled: self.unsettled.swap(false, Ordering::SeqCst),
             gather: self.gathered(),
             domain: self,
         };
@@ -154,8 +155,8 @@ impl Domain {
             let flushed = batch.gather.flush_with(|what| self.invalidate(what))?;
             self.table.reclaim(flushed);
         }
-        batch.unsettled = false;
         drop(batch);
+        self.unsettled.fetch_sub(unsettled, Ordering::SeqCst);
         self.fill_up();
         // All units walk the new table.
         if let Some(leaving) = self.leaving.lock().take() {
@@ -329,16 +330,16 @@ impl Domain {
         let mut gather = Gather::new();
         let mut flush = |what: &Invalidation| self.invalidate(what);
         let done = job(&self.table, &mut gather, &mut flush);
-        if matches!(done, Err(ResizeError::Flush(_))) {
-            self.unsettled.store(true, Ordering::SeqCst);
-        }
         self.join(&mut self.gathers.lock().left, gather);
+        if matches!(done, Err(ResizeError::Flush(_))) {
+            self.unsettled.fetch_add(1, Ordering::SeqCst);
+        }
         done
     }
 
     /// Flushes what an earlier change of sizes has left to be flushed.
     pub(crate) fn settle(&self) -> Result<(), FlushError> {
-        if self.unsettled.load(Ordering::SeqCst) {
+        if self.unsettled.load(Ordering::SeqCst) > 0 {
             self.flush()
         } else {
             Ok(())
@@ -441,7 +442,6 @@ impl Domain {
 struct Batch<'d> {
     domain: &'d Domain,
     gather: Gather,
-    unsettled: bool,
 }
 
 impl Drop for Batch<'_> {
@@ -451,9 +451,6 @@ impl Drop for Batch<'_> {
         self.domain.join(&mut left, mem::take(&mut gathers.left));
         gathers.left = left;
         gathers.under_way = None;
-        if self.unsettled {
-            self.domain.unsettled.store(true, Ordering::SeqCst);
-        }
     }
 }
 

@@ -452,6 +452,45 @@ fn what_is_unmapped_during_a_flush_waits_for_the_next() {
     }
 }
 
+/// The unit has not taken notice of a merge, and may note in the old leaves what its device writes.
+#[test]
+fn leaves_of_a_new_size_wait_for_a_flush_of_another_thread() {
+    let bench = Bench::new(FORMATS[0], 64);
+    bench.map(AT, 0, 8 * MIB).unwrap();
+    let (space, refused) = (&bench.space, Interruption::Refused);
+    space.track_dirty(Tracking::default()).unwrap();
+    let page = Span::new(AT + 3 * PAGE, PAGE);
+    space.take_out(page, refused, &mut ()).unwrap();
+    bench.unit.invalidates.set([0]);
+    space.put_back(page, refused, &mut ()).unwrap();
+    assert_eq!(bench.unit.invalidates.calls(), 1, "the merge was flushed");
+    let (pass, stopped) = stop();
+    *bench.unit.at_invalidate.lock().unwrap() = Some(Arc::new(move || {
+        pass();
+    }));
+    let all = Span::new(AT, 8 * MIB);
+    let emptied = Arc::new(AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| space.flush().unwrap());
+        stopped.wait();
+        let harvest = beside(scope, || {
+            let mut pending = Pending::new([0u64; 4], all, MIB).unwrap();
+            space.harvest(&mut pending).unwrap();
+        });
+        let early = harvest.is_finished();
+        let flag = emptied.clone();
+        beside(scope, move || {
+            let flushes = move || flag.swap(true, Ordering::SeqCst);
+            let mut observer = Before(Step::Flush, flushes);
+            space.unmap(all, &mut observer).unwrap();
+        });
+        assert!(!early && !emptied.load(Ordering::SeqCst));
+        stopped.go();
+    });
+    bench.is_empty();
+    bench.end();
+}
+
 /// Panics at its first step, quietly.
 struct Panics;
 
