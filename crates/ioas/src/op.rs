@@ -378,3 +378,170 @@ impl Drop for Hand<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use iopt::Prot;
+    use proptest::prelude::*;
+    use runs::Offset;
+
+    use crate::area::Area;
+    use crate::{Ledger, Memory, Synthetic};
+
+    const PAGE: u64 = 4096;
+    /// What tables translate, log2.
+    const TABLES: [u32; 5] = [21, 30, 39, 48, 57];
+
+    fn area(memory: &Arc<Memory>, range: Span<Iova>, out: bool) -> HeldArea {
+        let area = Area {
+            range,
+            memory: Arc::clone(memory),
+            offset: 0,
+            prot: Prot::RW,
+            out,
+            released: false,
+            cut: [false; 2],
+        };
+        area.into()
+    }
+
+    fn memory() -> Arc<Memory> {
+        let runs = [Span::new(0, 1 << 63)];
+        Memory::new(Arc::new(Synthetic::new(runs)), &Ledger::unlimited())
+    }
+
+    /// Areas of some bytes each, without gaps up to the end of the address space, the last of one byte.
+    #[test]
+    fn areas_are_found_up_to_the_last_byte() {
+        let (memory, mut state) = (memory(), State::default());
+        let starts = [u64::MAX - 8, u64::MAX - 3, u64::MAX];
+        let ends = [u64::MAX - 4, u64::MAX - 1, u64::MAX];
+        let spans: Vec<Extent> = starts
+            .into_iter()
+            .zip(ends)
+            .map(|(first, last)| Extent { first, last })
+            .collect();
+        for span in &spans {
+            let area = area(&memory, span.span(), false);
+            state.areas.insert(area).unwrap();
+        }
+        for first in starts[0] - 2..=u64::MAX {
+            for last in first..=u64::MAX {
+                let range = Extent { first, last };
+                let inside = spans.iter().filter(|span| span.overlaps(range));
+                let inside = inside.copied().reduce(Extent::with);
+                assert_eq!(state.areas_in(range), inside, "{range:?}");
+                let beside = range.and_beside();
+                let touched = spans.iter().filter(|span| span.overlaps(beside));
+                let hull = touched.fold(range, |hull, span| hull.with(*span));
+                assert_eq!(state.hull(range), hull, "{range:?}");
+            }
+        }
+    }
+
+    /// An address near the borders of what tables translate.
+    fn address() -> impl Strategy<Value = u64> {
+        let steps = TABLES.map(|log2| (0u64..3).prop_map(move |n| n << log2));
+        let near = prop::sample::select(vec![0, PAGE, PAGE.wrapping_neg()]);
+        (steps, near).prop_map(|(steps, near)| {
+            let sum = steps
+                .iter()
+                .fold(0, |sum: u64, step| sum.wrapping_add(*step));
+            sum.wrapping_add(near) & !(PAGE - 1)
+        })
+    }
+
+    fn pages() -> impl Strategy<Value = u64> {
+        prop::sample::select(vec![PAGE, 512 * PAGE, 3 << 30])
+    }
+
+    proptest! {
+        /// What is kept around what is emptied: nothing of what stays or of what others have, all that a table
+        /// translates which has nothing else, and not more than 1 GiB beside others.
+        #[test]
+        fn whole_tables_around_what_is_emptied_are_kept_from_others(
+            areas in prop::collection::vec((address(), pages(), any::<bool>()), 0..6),
+            others in prop::collection::vec((address(), pages(), any::<bool>()), 0..3),
+            emptied in address(),
+        ) {
+            let (memory, mut state) = (memory(), State::default());
+            let emptied = Extent { first: emptied, last: emptied | (PAGE - 1) };
+            for (start, len, out) in areas {
+                let Some(span) = Span::<Iova>::checked(start, len) else { continue };
+                if !Extent::of(span).overlaps(emptied) {
+                    // Some overlap each other.
+                    let _ = state.areas.insert(area(&memory, span, out));
+                }
+            }
+            state.areas.insert(area(&memory, emptied.span(), false)).unwrap();
+            let by = state.taken.take(&[emptied]);
+            for (start, len, panicked) in others {
+                let Some(span) = Span::<Offset>::checked(start, len) else { continue };
+                let extent = Extent::of(span);
+                if !state.taken.overlaps(&[extent]) {
+                    let other = state.taken.take(&[extent]);
+                    if panicked {
+                        state.taken.abandon(other);
+                    }
+                }
+            }
+            let (around, all) = state.around(by, emptied);
+            prop_assert!(around.covers(emptied));
+            prop_assert!(!state.taken.overlaps_others(by, around));
+            let stays = |(span, area): &(Span<Iova>, &HeldArea)| {
+                area.is_there() && !state.taken.overlaps_others(by, Extent::of(*span))
+            };
+            let beside = [
+                (emptied.first > 0).then(|| Extent { first: 0, last: emptied.first - 1 }),
+                (emptied.last < u64::MAX).then(|| Extent { first: emptied.last + 1, last: u64::MAX }),
+            ];
+            let staying: Vec<Extent> = beside
+                .into_iter()
+                .flatten()
+                .flat_map(|side| state.areas.0.overlapping(side.first, side.last))
+                .filter(stays)
+                .map(|(span, _)| Extent::of(span))
+                .collect();
+            prop_assert!(staying.iter().all(|extent| !extent.overlaps(around)));
+            let alone = state.taken.is_alone(by);
+            let mut left = false;
+            for log2 in TABLES {
+                let mask = (1u64 << log2) - 1;
+                let block = Extent { first: emptied.first & !mask, last: emptied.first | mask };
+                let free = staying.iter().all(|extent| !extent.overlaps(block));
+                let clear = free && !state.taken.overlaps_others(by, block);
+                prop_assert!(!clear || around.covers(block) || (log2 > 30 && !alone), "{log2}");
+                prop_assert!(alone || log2 != 30 || block.covers(around));
+                left |= free && !around.covers(block);
+            }
+            prop_assert!(!all || !left);
+            prop_assert!(all || left || !alone);
+        }
+    }
+
+    #[test]
+    fn tables_that_are_left_are_taken_when_no_operation_is_under_way() {
+        let (memory, mut state) = (memory(), State::default());
+        let range = |first, pages: u64| Extent {
+            first,
+            last: first + pages * PAGE - 1,
+        };
+        // Both ends, each once.
+        state.leave(range(0, 2048), PAGE);
+        state.leave(range(PAGE, 1), PAGE);
+        state.leave(range(1 << 30, 1), PAGE);
+        let by = state.taken.take(&[range(1 << 40, 1)]);
+        assert_eq!(state.take_left(), None);
+        // Neither where an operation has panicked nor where something is mapped again.
+        state.taken.abandon(by);
+        state.leave(range(1 << 40, 1), PAGE);
+        state.leave(range(1 << 41, 1), PAGE);
+        let again = area(&memory, range(1 << 41, 1).span(), false);
+        state.areas.insert(again).unwrap();
+        let left = core::iter::from_fn(|| state.take_left());
+        let expected = [range(1 << 30, 1), range(2047 * PAGE, 1), range(0, 1)];
+        assert_eq!(Vec::from_iter(left), expected);
+    }
+}

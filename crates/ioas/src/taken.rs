@@ -181,3 +181,44 @@ impl Taken {
         self.entries.iter().map(|entry| entry.owned)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn extent(first: u64, last: u64) -> Extent {
+        Extent { first, last }
+    }
+
+    #[test]
+    fn others_are_kept_from_what_is_widened_up_to_those_on_both_sides() {
+        let mut taken = Taken::default();
+        let [low, here, high] = [extent(0, 9), extent(40, 49), extent(u64::MAX, u64::MAX)];
+        let [_, by, other] = [low, here, high].map(|extent| taken.take(&[extent]));
+        let clear = taken.clip(by, Extent::ALL, here);
+        assert_eq!(clear, extent(10, u64::MAX - 1));
+        assert_eq!(taken.clip(by, extent(20, 60), here), extent(20, 60));
+        assert_eq!(taken.widen(by, here, clear), clear);
+        assert!(taken.overlaps(&[extent(100, 100)]) && taken.overlaps_others(other, clear));
+        assert!(!taken.overlaps_others(by, clear));
+        // What it works on has not grown, and all that is left of it when it panics is that.
+        assert!(taken.has(by, here) && !taken.has(by, extent(39, 49)));
+        taken.abandon(by);
+        assert!(!taken.overlaps(&[extent(100, 100)]) && taken.overlaps(&[here]));
+        assert_eq!(taken.broken(&[Extent::ALL]), Some(here));
+        assert_eq!(taken.broken(&[low, high]), None);
+    }
+
+    #[test]
+    fn an_operation_that_has_panicked_is_not_under_way() {
+        let mut taken = Taken::default();
+        let [first, second] = [0, 1].map(|n| taken.take(&[extent(n, n), extent(n + 10, n + 10)]));
+        assert!(!taken.is_alone(first) && taken.at_work());
+        taken.abandon(second);
+        assert!(taken.is_alone(first) && taken.at_work());
+        taken.give_back(first);
+        assert!(!taken.at_work() && taken.overlaps(&[extent(11, 11)]));
+        taken.clear();
+        assert!(!taken.overlaps(&[Extent::ALL]));
+    }
+}
