@@ -86,9 +86,7 @@ const HOUSE: &[Rule] = &[
     rule(
         PROGRAM,
         Place::Floor(TOP),
-        &[
-            RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS, LIBRARY, VHOST,
-        ],
+        &[RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS, LIBRARY, VHOST],
     ),
     rule(QTEST, Place::Alone, &[]),
     rule(CONFORMANCE, Place::Beside, &[]),
