@@ -129,6 +129,9 @@ fn an_ordinary_user_gets_what_the_limit_leaves_and_the_reason() {
     assert!(stdout.contains("limit 8 MiB"), "{stdout}");
     let options = ["check", "--json", "--size", SMALL, "--backing", "memfd"];
     right(&report(user.command(8 << 20, &options)), 4 << 20, 2);
+    // A part of it could not be unpinned.
+    let refusal = refused(user.command(8 << 20, &["check", "--size", "7M"]));
+    assert!(refusal.contains("needs 7 MiB, and 2 MiB more"), "{refusal}");
     // The default of many distributions for long.
     let found = report(user.command(64 << 10, &["check", "--json"]));
     let size = number(&found, "/memory/size_bytes");

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use hostmem::{Backing, Counter, FrameSource, Limits, Machine, Mapping, Pinner};
+use hostmem::{Backing, Counter, FrameSource, Limits, Machine, Mapping, PinKind, Pinner};
 use ioas::Ledger;
 use ioas::iommufd::RlimitMode;
 use runs::Bytes;
 
+use super::job::PIECE;
 use super::report::{MemoryReport, nodes};
 use super::{CheckError, CheckJob, Step, Watch};
 
 /// Memory without a size.
 const DEFAULT_SIZE: u64 = 256 << 20;
-/// Left of the limit on locked memory unless a size is asked for: the kernel charges rings of io_uring, too, and a piece
-/// of which a part is unpinned for a moment twice.
-const SPARE: u64 = 2 << 20;
+/// Left of the limit on locked memory unless a size is asked for: others of this user lock memory, too.
+const SPARE: u64 = 128 << 10;
 /// Memory of a control group that a check takes besides, and a byte for each so many: tables, buffers, threads.
 const BESIDE: u64 = 8 << 20;
 const BESIDE_EACH: u64 = 16;
@@ -27,7 +27,10 @@ pub(super) struct Account {
     counter: Counter,
     limits: Limits,
     /// Bytes that the limit leaves; `None` without one.
-    pub(super) room: Option<u64>,
+    room: Option<u64>,
+    /// Pins are buffers of io_uring, in pieces: what stays of one is pinned anew, and charged twice for a moment, when a
+    /// part of it is unpinned.
+    pieces: bool,
 }
 
 impl Account {
@@ -37,6 +40,7 @@ impl Account {
             counter: pinner.counter(),
             limits: pinner.limits(),
             room: pinner.room()?,
+            pieces: pinner.kind() == PinKind::IoUring,
         })
     }
 
@@ -49,6 +53,7 @@ impl Account {
             counter,
             limits,
             room,
+            pieces: false,
         })
     }
 
@@ -61,13 +66,22 @@ impl Account {
         Ok(self.limits.left(self.counter)?)
     }
 
-    fn over_limit(&self, size: u64, room: u64) -> CheckError {
+    /// Bytes that `size` bytes in these pages take for a moment besides.
+    fn besides(&self, size: u64, page: u64) -> u64 {
+        match self.pieces {
+            true => size.min(page.max(PIECE)),
+            false => 0,
+        }
+    }
+
+    fn over_limit(&self, size: u64, page: u64, room: u64) -> CheckError {
         let limit = self.limits.memlock.unwrap_or(0);
         let in_use = Limits::in_use(self.counter).map_or(0, |in_use| in_use.known);
         CheckError::Input(format!(
-            "needs {}, {} allowed (RLIMIT_MEMLOCK, counted in {}), {} in use: {} are left beside what \
-             the pins take themselves; {RAISE}",
+            "needs {}, and {} more while a part is unpinned, {} allowed (RLIMIT_MEMLOCK, counted in {}), {} in \
+             use: {} are left beside what the pins take themselves; {RAISE}",
             Bytes(size),
+            Bytes(self.besides(size, page)),
             Bytes(limit),
             self.counter,
             Bytes(in_use),
@@ -202,8 +216,9 @@ fn choose_size(
                 Bytes(machine.total)
             )));
         }
-        return match account.room.filter(|room| size > *room) {
-            Some(room) => Err(account.over_limit(size, room)),
+        let needed = size.saturating_add(account.besides(size, page));
+        return match account.room.filter(|room| needed > *room) {
+            Some(room) => Err(account.over_limit(size, page, room)),
             None => Ok(size),
         };
     }
@@ -215,9 +230,9 @@ fn choose_size(
     };
     // Half is left where the limit is as small as 64 KiB, the default for long.
     if let Some(room) = account.room {
-        let most = room - SPARE.min(room / 2);
+        let most = room - account.besides(room, page).max(SPARE).min(room / 2);
         if most < page {
-            return Err(account.over_limit(page, room));
+            return Err(account.over_limit(page, page, room));
         }
         let limit = Bytes(account.limits.memlock.unwrap_or(0));
         at_most(
@@ -236,4 +251,49 @@ fn choose_size(
     );
     report.size_reason = Some(reason);
     Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{Backend, Software};
+
+    #[test]
+    fn a_limit_leaves_room_for_a_piece_that_is_pinned_anew() {
+        const MIB: u64 = 1 << 20;
+        let machine = Machine::probe().unwrap();
+        let chosen = |pieces, room, size| {
+            let account = Account {
+                counter: Counter::UserLockedVm,
+                limits: Limits::read().unwrap(),
+                room: Some(room),
+                pieces,
+            };
+            let job = CheckJob {
+                size,
+                backing: Some(Backing::Anon4K),
+                backend: Backend::Software(Software::default()),
+                placement: None,
+                times: false,
+            };
+            choose_size(&job, &machine, &account, &mut MemoryReport::default()).ok()
+        };
+        for (pieces, room, size, expected) in [
+            (true, 8 * MIB, Some(6 * MIB), Some(6 * MIB)),
+            (true, 8 * MIB, Some(7 * MIB), None),
+            (true, MIB, Some(MIB / 2), Some(MIB / 2)),
+            (true, MIB, Some(MIB - 4096), None),
+            (false, 8 * MIB, Some(8 * MIB), Some(8 * MIB)),
+            (true, 8 * MIB, None, Some(6 * MIB)),
+            (true, 64 << 10, None, Some(32 << 10)),
+            (false, 8 * MIB, None, Some(8 * MIB - SPARE)),
+            (true, 4096, None, None),
+        ] {
+            assert_eq!(
+                chosen(pieces, room, size),
+                expected,
+                "{pieces} {room} {size:?}"
+            );
+        }
+    }
 }
