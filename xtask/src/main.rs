@@ -24,6 +24,7 @@ mod host;
 mod libvirt;
 mod linux;
 mod listed;
+mod miri;
 mod nostd;
 mod oldest;
 mod origins;
@@ -77,6 +78,9 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Runs the suites of the crates with `unsafe` under a sanitizer of rustc.
     Sanitize(sanitize::Options),
+    /// Runs small suites of the crates with `unsafe` at the bottom in Miri, twice: with Stacked Borrows and with Tree
+    /// Borrows. Needs a nightly toolchain with Miri.
+    Miri(miri::Options),
     /// Measures the figures of the origins, or page tables beside the machine's limit, Linux's code and foreign
     /// crates (`bench --help`).
     #[command(disable_help_flag = true)]
@@ -139,6 +143,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Balloon(passed) => balloon::command(&passed, repository),
         Command::Fuzz(options) => fuzz::run(&options, repository),
         Command::Sanitize(options) => sanitize::run(&options, repository),
+        Command::Miri(options) => miri::run(&options, repository),
         Command::Bench(passed) => bench::run(&passed, repository),
         Command::Oldest => oldest::run(repository),
         Command::Soak(passed) => soak::run("soak", &passed, repository),

@@ -10,10 +10,11 @@ use std::string::ToString;
 use std::sync::Arc;
 use std::vec::Vec;
 
-use iopt::{HeapTables, TableMemory};
+use iopt::{Cell as _, HeapTables, TableMemory};
 
 use crate::driver::{HardwareUnit, InMemory, Kind, Operations};
 use crate::handover::{Frozen, WORDS};
+use crate::ring::CommandQueue;
 use prelude::*;
 
 /// What a test names.
@@ -222,6 +223,7 @@ macro_rules! every_queue {
             a_successor_goes_on_in_the_queue_and_with_the_devices
             a_unit_that_does_not_answer_is_not_frozen
             a_successor_takes_no_old_ticket_for_an_answer
+            no_batch_waits_for_what_fresh_memory_holds
             tearing_down_gives_every_page_back
             memory_beyond_the_units_addresses_is_refused_by_name
         }
@@ -546,6 +548,29 @@ where
         rig.found(&model, G::DEVICE),
         Some((G::DOMAIN.0, rig.root().address))
     );
+    G::received(&model);
+}
+
+/// Behind the last ticket comes the first, and not 0.
+pub(crate) fn no_batch_waits_for_what_fresh_memory_holds<G: QueueRig>(rig: &G)
+where
+    Driven<G>: Operations + Send + Sync,
+{
+    let (driver, model) = rig.attached();
+    {
+        let mut inner = driver.inner.lock();
+        let ring = <G::Kind as InMemory>::ring(&mut inner);
+        ring.ticket = <<G::Kind as InMemory>::Queue as CommandQueue>::TICKET;
+        if let Some(answers) = ring.layout.answers() {
+            driver.memory().entries(answers, 1)[0].set(0);
+        }
+    }
+    rig.break_down(&model, Breakage::Mute);
+    let silent = failed(driver.invalidate_domain(G::DOMAIN));
+    assert_eq!(silent, rig.timed_out());
+    rig.break_down(&model, Breakage::None);
+    driver.invalidate_domain(G::DOMAIN).unwrap();
+    driver.detach(G::DEVICE).unwrap();
     G::received(&model);
 }
 

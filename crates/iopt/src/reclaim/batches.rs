@@ -194,3 +194,63 @@ impl Guard<'_, Unguarded> {
         Self(())
     }
 }
+
+#[cfg(all(test, feature = "alloc"))]
+mod tests {
+    use core::cell::Cell as Plain;
+    use core::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::arena::HeapTables;
+
+    /// Readers that are inside or not, and barriers that are counted.
+    #[derive(Default)]
+    struct Watched {
+        time: Plain<u64>,
+        /// The time at the last barrier.
+        fenced: Plain<u64>,
+        barriers: Plain<u32>,
+        outside: Plain<bool>,
+    }
+
+    impl Reclaim for Watched {
+        type Guard<'a> = ();
+
+        fn enter<M: TableMemory + ?Sized>(&self, _memory: &M) {}
+
+        fn advance(&self) -> u64 {
+            self.time.replace(self.time.get() + 1)
+        }
+
+        fn barrier(&self) -> bool {
+            self.fenced.set(self.time.get());
+            self.barriers.set(self.barriers.get() + 1);
+            true
+        }
+
+        fn have_left(&self, time: u64) -> bool {
+            assert!(self.fenced.get() > time, "no barrier since {time}");
+            self.outside.get()
+        }
+    }
+
+    #[test]
+    fn each_batch_has_a_barrier_of_its_own_and_no_other() {
+        let memory = HeapTables::with_tables(16).unwrap();
+        let readers = Readers::<_, AtomicU64>::new(Watched::default());
+        for batch in 1..4 {
+            let mut chain = Chain::empty();
+            chain.push(&memory, memory.allocate(4096).unwrap());
+            readers.reclaim.outside.set(false);
+            readers.retire(&memory, chain);
+            assert!(!readers.poll(&memory) && !readers.poll(&memory));
+            assert_eq!(memory.in_use(), 1);
+            readers.reclaim.outside.set(true);
+            assert!(readers.poll(&memory));
+            assert_eq!(
+                (memory.in_use(), readers.reclaim.barriers.get()),
+                (0, batch)
+            );
+        }
+    }
+}

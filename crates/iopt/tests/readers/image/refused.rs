@@ -5,7 +5,7 @@ use iopt::image::{Image, ImageError};
 use iopt::walk::{Access, Walker};
 use iopt::{BuildError, Cell, DamageKind, HeapTables, Prot, Table, TableMemory, Takeover};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{PageSizes, Span};
 use std::sync::atomic::AtomicU64;
 
 use super::{G1, PAGE, image, room, take_apart, vtd};
@@ -15,18 +15,17 @@ fn forged(bytes: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes.truncate(bytes.len() - 4);
     change(&mut bytes);
-    // CRC-32C, bit by bit.
-    let mut crc = u32::MAX;
-    for byte in &bytes {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
-            crc = if crc & 1 == 1 {
-                crc >> 1 ^ 0x82f6_3b78
-            } else {
-                crc >> 1
-            };
-        }
-    }
+    // CRC-32C.
+    let rest = |byte: u32| {
+        (0..8).fold(byte, |crc, _| match crc & 1 {
+            1 => crc >> 1 ^ 0x82f6_3b78,
+            _ => crc >> 1,
+        })
+    };
+    let rests: [u32; 256] = std::array::from_fn(|byte| rest(byte as u32));
+    let crc = bytes.iter().fold(u32::MAX, |crc, byte| {
+        crc >> 8 ^ rests[(crc as u8 ^ byte) as usize]
+    });
     bytes.extend_from_slice(&(!crc).to_le_bytes());
     bytes
 }
@@ -169,6 +168,33 @@ fn what_is_not_a_tree_of_this_format_is_refused_by_name() {
             ImageError::Address { .. }
         ));
     }
+}
+
+/// Links are counted some thousand tables at a time.
+#[test]
+fn of_many_tables_the_last_is_linked_once_as_well() {
+    const TABLES: u64 = 4100;
+    let memory = HeapTables::with_tables(1 << 13).unwrap();
+    let format = VtdSs::new(4).unwrap();
+    let mut table = Table::with_page_sizes(format, &memory, PageSizes::from_bits(PAGE)).unwrap();
+    let run = Span::new(G1, TABLES << 21);
+    table.map(0, &[run], Prot::RW).unwrap();
+    let bytes = image(&table);
+    // The table that lies last is that of the last pages, and lies behind the one before.
+    let mut below = Vec::new();
+    table.for_each_table(&mut |address, level| below.extend((level == 0).then_some(address)));
+    let [.., before, last] = below[..] else {
+        panic!("{below:x?}")
+    };
+    let place = bytes
+        .chunks_exact(8)
+        .position(|word| word == (last | 3).to_le_bytes());
+    let forged = forged(&bytes, |bytes| set(bytes, place.unwrap() * 8, before | 3));
+    let refused = Image::parse(&forged).and_then(|image| image.check(&format));
+    assert!(
+        matches!(refused, Err(ImageError::Damage(damage)) if damage.kind == DamageKind::Shared { table: before }),
+        "{refused:?}"
+    );
 }
 
 #[test]
