@@ -13,7 +13,7 @@ use crate::{cargo::Repository, dependencies::is_published, parts::Outcome};
 /// Where a crate lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// On a floor of the house; published, but for the program on [`TOP`].
+    /// On a floor of the house; published.
     Floor(u8),
     /// Beside the house, published, knowing nothing of it.
     Alone,
@@ -21,7 +21,7 @@ enum Place {
     Beside,
 }
 
-/// The program's floor. It is unpublished, as the scenario is that it uses; what uses it names it.
+/// The program's floor. What uses it names it.
 const TOP: u8 = 7;
 
 /// A crate of this repository: package name, place, and the packages that it may use.
@@ -167,10 +167,10 @@ fn faults(members: &[Member]) -> Vec<String> {
             continue;
         };
         match (rule.place, member.published) {
-            (Place::Beside | Place::Floor(TOP), true) => {
+            (Place::Beside, true) => {
                 faults.push(format!("`{name}` lacks `publish = false`"));
             }
-            (Place::Floor(0..TOP) | Place::Alone, false) => {
+            (Place::Floor(_) | Place::Alone, false) => {
                 faults.push(format!("`{name}` is to be published"));
             }
             _ => {}
@@ -230,10 +230,7 @@ mod tests {
 
     /// How many faults a crate with one dependency has.
     fn count(name: &str, edge: Edge) -> usize {
-        let published = !matches!(
-            find(name).map(|rule| rule.place),
-            Some(Place::Beside | Place::Floor(TOP))
-        );
+        let published = !matches!(find(name).map(|rule| rule.place), Some(Place::Beside));
         let edges = vec![edge];
         let name = name.into();
         faults(&[Member {
@@ -251,7 +248,7 @@ mod tests {
                 let to = find(used).unwrap_or_else(|| panic!("{used} is not in the table"));
                 match (rule.place, to.place) {
                     (Place::Floor(a), Place::Floor(b)) => assert!(b < a, "{} {used}", rule.name),
-                    (Place::Floor(TOP) | Place::Beside, Place::Beside) => {}
+                    (Place::Beside, Place::Beside) => {}
                     (Place::Beside, Place::Floor(TOP)) => {}
                     _ => panic!("{} names {used}", rule.name),
                 }

@@ -34,10 +34,6 @@ pub(crate) enum Command {
     /// Map real memory for devices, run every operation during DMA, and check every byte.
     #[command(long_about = check::ABOUT, after_long_help = check::EXAMPLES)]
     Check(CheckArgs),
-    /// Raise a pool of huge pages, and put it back at the end of the input: what commands start
-    /// by themselves.
-    #[command(name = crate::pool::KEEPER, hide = true)]
-    PoolKeeper,
     /// List PCI devices: group, driver, node, unit, and whether and how each could be used.
     #[command(
         long_about = "Lists the machine's PCI devices with group, IOMMU unit, memory node and driver, \

@@ -52,9 +52,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
-use hostmem::keep_pools_by;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
@@ -86,13 +84,8 @@ pub fn run() -> ExitCode {
         Err(error) => explain(&error),
         Ok(args) => {
             listen(args.verbose);
-            // Without it pools are raised all the same, but stay raised when this process is killed.
-            this_program(pool::KEEPER)
-                .into_iter()
-                .for_each(keep_pools_by);
             match args.command {
                 Command::Check(check_args) => check::run(&check_args, args.verbose),
-                Command::PoolKeeper => pool::keep_here(),
                 Command::Devices(devices_args) => devices::run(&devices_args),
                 Command::Balloon(balloon_args) => balloon::run(&balloon_args, args.verbose),
                 Command::Tables(command) => tables::run(&command),
@@ -103,12 +96,6 @@ pub fn run() -> ExitCode {
         }
     };
     ExitCode::from(status)
-}
-
-/// This program, to be started with a hidden command.
-fn this_program(command: &str) -> anyhow::Result<Vec<OsString>> {
-    let program = env::current_exe().context("cannot find this program")?;
-    Ok(vec![program.into(), command.into()])
 }
 
 /// Prints to stdout; a reader that has left wants no more, which is fine.

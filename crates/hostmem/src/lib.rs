@@ -36,7 +36,6 @@ mod frames;
 #[cfg(feature = "vm-memory")]
 #[allow(unsafe_code)]
 mod guest_region;
-mod kept_pool;
 mod limits;
 mod live_update;
 mod machine;
@@ -69,7 +68,6 @@ pub use discard::{Call, CountError, Discard, DiscardError, Discarded, Freed, Fre
 pub use frames::{Frames, FramesError};
 #[cfg(feature = "vm-memory")]
 pub use guest_region::GuestRegionError;
-pub use kept_pool::{KeptPool, KeptPoolError, keep_pool, keep_pools_by};
 pub use limits::{Counter, InUse, Limits, LimitsError};
 pub use live_update::{LiveUpdate, LiveUpdateError};
 pub use machine::{HugeSize, Machine, Pool, ThpMode};
@@ -78,7 +76,7 @@ pub use nodes::{Folios, KernelNodes, NodePolicy, PlacementError};
 pub use peer::{PeerEvent, PeerFile, PeerKind};
 pub use pin::{Pin, ReleaseError, Steps};
 pub use pinner::{PinKind, Pinner, PinnerError};
-pub use pool::{PoolError, PoolWrite, RaisedPool};
+pub use pool::{PoolError, RaisedPool};
 pub use populate::PopulateError;
 pub use process::{PageRun, ProcessPages};
 pub use procfs::ProbeError;

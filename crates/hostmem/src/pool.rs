@@ -3,9 +3,8 @@
 //! [`RaisedPool`] adds what is missing and takes away just as many pages when it is dropped. The
 //! pool belongs to the whole machine: reading the number and writing the new one happen under the
 //! file's lock, so that processes that use this crate do not overwrite each other's, and what is
-//! taken away is a difference, so that guards may overlap. A process that is killed outright
-//! leaves the pool raised; a second process that is notified of each write ([`RaisedPool::raise_announced`])
-//! can take over what the first one has added ([`RaisedPool::take_over`]).
+//! taken away is a difference, so that guards may overlap. A process that is killed
+//! leaves the pool raised.
 //!
 //! Source: Linux `Documentation/admin-guide/mm/hugetlbpage.rst`.
 
@@ -26,24 +25,6 @@ use runs::Bytes;
 pub struct RaisedPool {
     size: HugeSize,
     added: u64,
-}
-
-/// A write to a pool's number of pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolWrite {
-    /// Pages in the pool before.
-    pub from: u64,
-    /// Pages that are asked for.
-    pub to: u64,
-}
-
-impl PoolWrite {
-    /// Of the pages between the two numbers, those that the pool holds when it holds `total`.
-    fn held(self, total: u64) -> u64 {
-        total
-            .saturating_sub(self.from.min(self.to))
-            .min(self.from.abs_diff(self.to))
-    }
 }
 
 /// Why a pool was not raised or not put back. Nothing has changed then.
@@ -104,22 +85,8 @@ impl RaisedPool {
     /// When the pool does not exist, cannot be written, or the kernel has not enough contiguous
     /// memory; the pool is then as it was.
     pub fn raise(size: HugeSize, bytes: u64) -> Result<Self, PoolError> {
-        Self::raise_announced(size, bytes, &mut |_| {})
-    }
-
-    /// As [`raise`](Self::raise). `announce` receives each write to the pool before it is done, under the
-    /// pool's lock.
-    ///
-    /// # Errors
-    ///
-    /// As [`raise`](Self::raise).
-    pub fn raise_announced(
-        size: HugeSize,
-        bytes: u64,
-        announce: &mut dyn FnMut(PoolWrite),
-    ) -> Result<Self, PoolError> {
         let needed = bytes.div_ceil(size.bytes());
-        let mut file = PoolFile::lock(size, announce)?;
+        let file = PoolFile::lock(size)?;
         let pool = Pool::read(size).ok_or(PoolError::NoSuchSize { size })?;
         let asked = needed.saturating_sub(pool.unreserved());
         if asked == 0 {
@@ -150,25 +117,6 @@ impl RaisedPool {
         Ok(Self { size, added: got })
     }
 
-    /// What a process has left that ended: the pages that it had added, or, where it ended after it had
-    /// announced a write and before it reported the outcome, what the pool holds of those that it was adding
-    /// or removing.
-    ///
-    /// # Errors
-    ///
-    /// When the pool does not exist or cannot be read.
-    pub fn take_over(
-        size: HugeSize,
-        added: u64,
-        begun: Option<PoolWrite>,
-    ) -> Result<Self, PoolError> {
-        let added = match begun {
-            None => added,
-            Some(write) => write.held(PoolFile::lock(size, &mut |_| {})?.total()?),
-        };
-        Ok(Self { size, added })
-    }
-
     /// Pages that were added.
     pub const fn added(&self) -> u64 {
         self.added
@@ -180,28 +128,16 @@ impl RaisedPool {
     /// # Errors
     ///
     /// When the pool cannot be read or written.
-    pub fn restore(self) -> Result<(), PoolError> {
-        self.restore_announced(&mut |_| {})
+    pub fn restore(mut self) -> Result<(), PoolError> {
+        self.put_back()
     }
 
-    /// As [`restore`](Self::restore), announced as by [`raise_announced`](Self::raise_announced).
-    ///
-    /// # Errors
-    ///
-    /// As [`restore`](Self::restore).
-    pub fn restore_announced(
-        mut self,
-        announce: &mut dyn FnMut(PoolWrite),
-    ) -> Result<(), PoolError> {
-        self.put_back(announce)
-    }
-
-    fn put_back(&mut self, announce: &mut dyn FnMut(PoolWrite)) -> Result<(), PoolError> {
+    fn put_back(&mut self) -> Result<(), PoolError> {
         let added = std::mem::take(&mut self.added);
         if added == 0 {
             return Ok(());
         }
-        let mut file = PoolFile::lock(self.size, announce)?;
+        let file = PoolFile::lock(self.size)?;
         let now = file.total()?;
         file.write(now, now.saturating_sub(added))
     }
@@ -209,22 +145,21 @@ impl RaisedPool {
 
 impl Drop for RaisedPool {
     fn drop(&mut self) {
-        if let Err(error) = self.put_back(&mut |_| {}) {
+        if let Err(error) = self.put_back() {
             tracing::error!(%error, size = %self.size, "a pool of huge pages stays raised");
         }
     }
 }
 
 /// `nr_hugepages` of a pool, locked against others that use this crate.
-struct PoolFile<'a> {
+struct PoolFile {
     size: HugeSize,
     path: PathBuf,
     _locked: File,
-    announce: &'a mut dyn FnMut(PoolWrite),
 }
 
-impl<'a> PoolFile<'a> {
-    fn lock(size: HugeSize, announce: &'a mut dyn FnMut(PoolWrite)) -> Result<Self, PoolError> {
+impl PoolFile {
+    fn lock(size: HugeSize) -> Result<Self, PoolError> {
         let path = size.directory().join("nr_hugepages");
         if !path.exists() {
             return Err(PoolError::NoSuchSize { size });
@@ -238,7 +173,6 @@ impl<'a> PoolFile<'a> {
                 size,
                 path,
                 _locked: locked,
-                announce,
             }),
             Err(source) => Err(ProbeError::Read { path, source }.into()),
         }
@@ -248,8 +182,7 @@ impl<'a> PoolFile<'a> {
         Ok(procfs::read_number(&self.path)?)
     }
 
-    fn write(&mut self, from: u64, to: u64) -> Result<(), PoolError> {
-        (self.announce)(PoolWrite { from, to });
+    fn write(&self, from: u64, to: u64) -> Result<(), PoolError> {
         std::fs::write(&self.path, to.to_string()).map_err(|source| PoolError::Write {
             size: self.size,
             from,
@@ -257,22 +190,5 @@ impl<'a> PoolFile<'a> {
             path: self.path.clone(),
             source,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_write_that_was_cut_short_has_left_is_known_from_the_total() {
-        let (raise, lower) = (
-            PoolWrite { from: 10, to: 14 },
-            PoolWrite { from: 14, to: 10 },
-        );
-        for (total, left) in [(9, 0), (10, 0), (11, 1), (14, 4), (20, 4)] {
-            assert_eq!(raise.held(total), left, "{total}");
-            assert_eq!(lower.held(total), left, "{total}");
-        }
     }
 }

@@ -4,8 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use hostmem::{
-    Backing, FrameSource, FramesError, HugeSize, Mapping, MappingError, Pool, PoolError, PoolWrite,
-    RaisedPool,
+    Backing, FrameSource, FramesError, HugeSize, Mapping, MappingError, Pool, PoolError, RaisedPool,
 };
 use runs::Span;
 
@@ -162,46 +161,5 @@ fn a_pool_that_cannot_be_raised_stays_as_it_was() {
             assert_eq!(Pool::read(HugeSize::TwoMiB), Some(before));
         }
         Err(error) => eprintln!("not run: {error}"),
-    }
-}
-
-#[test]
-fn what_a_killed_process_has_added_to_a_pool_is_taken_over_by_its_number_or_by_its_write() {
-    let _turn = turn();
-    let size = HugeSize::TwoMiB;
-    let Some(before) = Pool::read(size) else {
-        return eprintln!("not run: no pool of 2M pages");
-    };
-    // Of the pages that the write was adding or removing, it had reached this many.
-    for reached in [None, Some(0), Some(2), Some(5)] {
-        let mut writes = Vec::new();
-        let bytes = (before.unreserved() + 5) * size.bytes();
-        let raised = RaisedPool::raise_announced(size, bytes, &mut |write| writes.push(write));
-        let raised = match raised {
-            Ok(raised) => raised,
-            Err(error) => return eprintln!("not run: {error}"),
-        };
-        let [write] = *writes else {
-            panic!("{writes:?}");
-        };
-        let (from, to) = (before.total, before.total + 5);
-        assert_eq!(write, PoolWrite { from, to });
-        let added = raised.added();
-        // As a killed process does.
-        std::mem::forget(raised);
-        let left = match reached {
-            None => RaisedPool::take_over(size, added, None).unwrap(),
-            Some(reached) => {
-                let also = RaisedPool::take_over(size, 5 - reached, None).unwrap();
-                also.restore().unwrap();
-                RaisedPool::take_over(size, added, Some(write)).unwrap()
-            }
-        };
-        assert_eq!(left.added(), reached.unwrap_or(5));
-        let mut writes = Vec::new();
-        left.restore_announced(&mut |write| writes.push(write))
-            .unwrap();
-        assert_eq!(writes.len(), usize::from(reached != Some(0)));
-        assert_eq!(Pool::read(size), Some(before));
     }
 }
