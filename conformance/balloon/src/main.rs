@@ -35,7 +35,7 @@ struct Options {
     /// Only checks whose name contains this.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Time Linux's driver and ours, instead of checks. The guests' memory is a file in TMPDIR.
+    /// Time Linux's driver and ours, instead of checks. The guests' memory is a file in TMPDIR, which must be a tmpfs.
     #[arg(long)]
     bench: bool,
     /// MiB of the guests of the bench.

@@ -7,7 +7,12 @@
 //! with `VHOST_USER_SET_BACKEND_REQ_FD` is kept in a [`Channel`], too. The cost is two more threads and a
 //! copy of every message of the protocol; pages and their queues do not pass here.
 //!
-//! Two things are changed on the way, for User-Mode Linux. It describes its memory in a table of two places,
+//! **Files are not trusted** ([`PeerFile`]). Only those go on that block in no call: memory, and events as kicks, calls and
+//! errors. A pipe as a call, as User-Mode Linux has it, is written to by a thread of its own ([`Pipe`]). The
+//! channel's socket stays here, and the back end gets another one; messages are put into it only where there is room. A front end
+//! that brings any other file is left.
+//!
+//! Two more things are changed on the way, for User-Mode Linux. It describes its memory in a table of two places,
 //! however many it uses, and `vhost` takes no byte more than are used: the rest is cut off. And it stops no queue when
 //! its driver resets the device, but sets the next driver's features, without those of vhost-user, which have no
 //! other way to be stopped: `vhost-user-backend` would go on with the eventfds of the last one. So the queues that
@@ -17,19 +22,22 @@
 //! "Communication". A header is three 32-bit words in the machine's byte order: request, flags (bits
 //! 0-1 the version, which is 1), and the bytes of payload behind it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
+use hostmem::{PeerFile, PeerKind};
+use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketType, recvmsg, sendmsg,
 };
+
+use super::pipe::Pipe;
 
 /// Bytes of a header.
 pub(super) const HEADER: usize = 12;
@@ -37,6 +45,9 @@ pub(super) const HEADER: usize = 12;
 const MOST_PAYLOAD: usize = 4096;
 /// File descriptors of one message: one for each region of memory.
 const MOST_FDS: usize = 32;
+/// The most that come with one part of a message. All are received: those that are not, the kernel closes, which may block.
+/// Source: Linux, `include/net/scm.h`, `SCM_MAX_FD`.
+const MOST_RECEIVED: usize = 253;
 /// `VHOST_USER_SET_MEM_TABLE`, of the front end: the number of regions, 32 bits of padding, and 32 bytes
 /// for each region ("Memory regions description").
 const SET_MEM_TABLE: u32 = 5;
@@ -48,8 +59,10 @@ const SET_FEATURES: u32 = 2;
 const PROTOCOL_FEATURES: u32 = 1 << 30;
 /// `VHOST_USER_GET_VRING_BASE`, of the front end, which stops a queue. Its payload and its answer are number and index.
 const GET_VRING_BASE: u32 = 11;
-/// `VHOST_USER_SET_VRING_KICK`, of the front end.
+/// `VHOST_USER_SET_VRING_KICK`, `_CALL` and `_ERR`, of the front end. The payload begins with the queue's number.
 const SET_VRING_KICK: u32 = 12;
+const SET_VRING_CALL: u32 = 13;
+const SET_VRING_ERR: u32 = 14;
 /// `VHOST_USER_SET_BACKEND_REQ_FD`, of the front end.
 const SET_BACKEND_REQ_FD: u32 = 21;
 /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`, of the back end.
@@ -59,23 +72,18 @@ const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 0b11;
 /// The flag of an answer.
 const REPLY: u32 = 1 << 2;
-/// How long the front end may leave the channel full.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The channel from the back end to the front end, once there is one.
 #[derive(Debug, Default)]
 pub(super) struct Channel {
-    stream: Mutex<Option<UnixStream>>,
+    socket: Mutex<Option<PeerFile>>,
     /// Queues that were stopped here, and not by the front end, to which there is no answer yet.
     stopped: AtomicU32,
 }
 
 impl Channel {
-    fn keep(&self, socket: OwnedFd) -> io::Result<()> {
-        let stream = UnixStream::from(socket);
-        stream.set_write_timeout(Some(PATIENCE))?;
-        *self.stream.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
-        Ok(())
+    fn keep(&self, socket: PeerFile) {
+        *self.socket.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket);
     }
 
     /// Tells the front end that the configuration space changed. False when there is no channel:
@@ -83,13 +91,16 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// When the front end does not take the message.
+    /// When the front end has left the channel full, or has closed it.
     pub(super) fn config_changed(&self) -> io::Result<bool> {
-        let mut channel = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(stream) = channel.as_mut() else {
+        let channel = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(socket) = channel.as_ref() else {
             return Ok(false);
         };
-        stream.write_all(&words([CONFIG_CHANGE, VERSION, 0]))?;
+        // A flag of the message, and not of the socket, which the front end has, too, keeps this from waiting for room. A
+        // message of this length goes as a whole or not at all.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        rustix::net::send(socket, &words([CONFIG_CHANGE, VERSION, 0]), flags)?;
         Ok(true)
     }
 }
@@ -99,16 +110,39 @@ pub(super) fn is_request(header: &[u8]) -> bool {
     word(header, 1) & (VERSION_MASK | REPLY) == VERSION && word(header, 2) as usize <= MOST_PAYLOAD
 }
 
+/// Refuses files that a message may not bring.
+fn admit(request: u32, files: &[PeerFile]) -> io::Result<()> {
+    let may = |file: &PeerFile| match (request, file.kind()) {
+        (SET_MEM_TABLE, PeerKind::Memory)
+        | (SET_VRING_KICK | SET_VRING_CALL | SET_VRING_ERR, PeerKind::Event)
+        | (SET_VRING_CALL, PeerKind::Pipe) => true,
+        (SET_BACKEND_REQ_FD, PeerKind::Other) => is_local_stream(file),
+        _ => false,
+    };
+    if (files.len() <= 1 || request == SET_MEM_TABLE) && files.iter().all(may) {
+        return Ok(());
+    }
+    let kinds: Vec<_> = files.iter().map(PeerFile::kind).collect();
+    let why = format!("message {request} of the front end may not bring these files: {kinds:?}");
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
+fn is_local_stream(file: &PeerFile) -> bool {
+    socket_domain(file) == Ok(AddressFamily::UNIX) && socket_type(file) == Ok(SocketType::STREAM)
+}
+
 /// Hands messages of `front` on to `back` until one of them has gone.
 ///
 /// # Errors
 ///
-/// When a message is longer than any of the protocol, or a socket fails.
+/// When a message is longer than any of the protocol, or brings a file that it may not bring, or a socket fails.
 pub(super) fn requests(front: &UnixStream, back: &UnixStream, channel: &Channel) -> io::Result<()> {
     let mut bytes = [0; HEADER + MOST_PAYLOAD];
     let mut fds = Vec::new();
     // The queues that have an eventfd.
     let mut started = BTreeSet::new();
+    // Calls that are pipes, by queue.
+    let mut pipes = BTreeMap::new();
     loop {
         fds.clear();
         let (header, payload) = bytes.split_at_mut(HEADER);
@@ -123,8 +157,23 @@ pub(super) fn requests(front: &UnixStream, back: &UnixStream, channel: &Channel)
         if !receive(front, payload, &mut fds)? {
             return Ok(());
         }
-        if let (SET_BACKEND_REQ_FD, [socket]) = (request, &*fds) {
-            channel.keep(socket.try_clone()?)?;
+        admit(request, &fds)?;
+        if request == SET_BACKEND_REQ_FD {
+            if let Some(socket) = fds.pop() {
+                channel.keep(socket);
+                let (other, _) = UnixStream::pair()?;
+                fds.push(other.into());
+            }
+        }
+        if request == SET_VRING_CALL {
+            let queue = word(payload, 0) & 0xff;
+            pipes.remove(&queue);
+            let pipe = fds.iter().position(|call| call.kind() == PeerKind::Pipe);
+            if let Some(pipe) = pipe.map(|nth| fds.remove(nth)) {
+                let pipe = Pipe::new(pipe)?;
+                fds.push(pipe.event()?.into());
+                pipes.insert(queue, pipe);
+            }
         }
         if request == SET_FEATURES && word(payload, 0) & PROTOCOL_FEATURES == 0 {
             while let Some(queue) = started.pop_first() {
@@ -134,11 +183,6 @@ pub(super) fn requests(front: &UnixStream, back: &UnixStream, channel: &Channel)
         }
         if request == SET_VRING_KICK {
             started.insert(word(payload, 0) & 0xff);
-            // One that has nothing to read, which another queue has read already, must not stop the thread
-            // that serves all of them.
-            for kick in &fds {
-                rustix::io::ioctl_fionbio(kick, true)?;
-            }
         }
         if request == SET_MEM_TABLE {
             let regions = word(payload, 0) as usize;
@@ -198,10 +242,10 @@ fn word(bytes: &[u8], nth: usize) -> u32 {
 }
 
 /// Fills `bytes`; false when the peer has gone before.
-fn receive(socket: &UnixStream, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<bool> {
+fn receive(socket: &UnixStream, bytes: &mut [u8], fds: &mut Vec<PeerFile>) -> io::Result<bool> {
     let mut filled = 0;
     while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = recvmsg(
             socket,
@@ -211,7 +255,7 @@ fn receive(socket: &UnixStream, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io:
         );
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = message {
-                fds.extend(received);
+                fds.extend(received.map(PeerFile::from));
             }
         }
         match got {
@@ -229,7 +273,7 @@ fn receive(socket: &UnixStream, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io:
 }
 
 /// Sends `bytes`, the file descriptors with the first of them.
-fn send(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {
+fn send(socket: &UnixStream, bytes: &[u8], fds: &[PeerFile]) -> io::Result<()> {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
     let mut sent = 0;
     while let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
@@ -255,11 +299,16 @@ fn send(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::io::Read as _;
     use std::thread;
 
+    use rustix::event::{EventfdFlags, eventfd};
+
     use super::*;
+
+    fn memory() -> PeerFile {
+        tempfile::tempfile_in("/dev/shm").unwrap().into()
+    }
 
     fn message(request: u32, payload: &[u8]) -> Vec<u8> {
         let mut bytes = words([request, VERSION, payload.len() as u32]);
@@ -287,7 +336,7 @@ mod tests {
         let (mut front, back, _, thread) = relay();
         let table: Vec<u8> = (0..200).collect();
         let sent = message(5, &table);
-        let files = [0, 1].map(|_| OwnedFd::from(File::open("/dev/null").unwrap()));
+        let files = [memory(), memory()];
         send(&front, &sent[..7], &files).unwrap();
         front.write_all(&sent[7..30]).unwrap();
         front.write_all(&sent[30..]).unwrap();
@@ -307,7 +356,7 @@ mod tests {
     fn queues_are_stopped_before_features_that_leave_no_other_way() {
         let (mut front, back, channel, _thread) = relay();
         let kick = |queue: u32| {
-            let eventfd = OwnedFd::from(File::open("/dev/null").unwrap());
+            let eventfd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
             (
                 message(SET_VRING_KICK, &[queue.to_ne_bytes(), [0; 4]].concat()),
                 eventfd,
@@ -320,7 +369,7 @@ mod tests {
         };
         for queue in [1, 0, 1] {
             let (sent, eventfd) = kick(queue);
-            send(&front, &sent, &[eventfd]).unwrap();
+            send(&front, &sent, &[eventfd.into()]).unwrap();
             arrive(&sent);
         }
         let features = |bits: u64| message(SET_FEATURES, &bits.to_ne_bytes());
@@ -383,24 +432,11 @@ mod tests {
     }
 
     #[test]
-    fn a_kick_that_was_read_already_stops_no_queue() {
-        let (front, back, _, _thread) = relay();
-        // A pipe, which blocks as an event does that is told so.
-        let (reader, _writer) = std::io::pipe().unwrap();
-        send(&front, &message(SET_VRING_KICK, &[0; 8]), &[reader.into()]).unwrap();
-        let mut fds = Vec::new();
-        assert!(receive(&back, &mut [0; HEADER + 8], &mut fds).unwrap());
-        let error = File::from(fds.remove(0)).read(&mut [0; 8]).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-    }
-
-    #[test]
     fn a_message_in_pieces_does_not_bring_a_file_with_each() {
         let (front, _back, _, thread) = relay();
         let sent = message(5, &[0; 64]);
-        let file = || [OwnedFd::from(File::open("/dev/null").unwrap())];
         for byte in &sent[..=MOST_FDS] {
-            send(&front, &[*byte], &file()).unwrap();
+            send(&front, &[*byte], &[memory()]).unwrap();
         }
         let error = thread.join().unwrap().unwrap_err();
         let expected = "more than 32 file descriptors with one message";

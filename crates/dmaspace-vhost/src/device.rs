@@ -36,7 +36,8 @@ use vm_memory::{
 
 use super::event::Event;
 use super::job::BalloonError;
-use super::link::{Backend, Memory, Vring};
+use super::link::{Backend, Memory};
+use super::vring::Vring;
 
 /// The queues that a balloon can have.
 const QUEUES: usize = 5;

@@ -9,7 +9,8 @@ use virtio_iommu::{Device, Domains, Error, Fault, Region, Served};
 use virtio_queue::{Queue, QueueT as _};
 use vm_memory::{GuestAddressSpace as _, GuestMemoryMmap};
 
-use super::link::{Backend, Memory, Vring};
+use super::link::{Backend, Memory};
+use super::vring::Vring;
 
 /// The device is one of the standard, not a legacy one (`VIRTIO_F_VERSION_1`; VIRTIO 1.3, 6).
 const VERSION_1: u64 = 1 << 32;

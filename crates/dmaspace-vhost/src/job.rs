@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hostmem::PeerEvent;
 use virtio_balloon::device::{Bulk, GuestDiscardError, Settings, SetupError};
 use virtio_balloon::{BulkBit, Features};
 
@@ -80,6 +81,9 @@ pub enum BalloonError {
     /// Nobody can connect any more.
     #[error("cannot accept front ends")]
     Accept(#[source] io::Error),
+    /// Drivers cannot be notified.
+    #[error("cannot raise events (io_setup)")]
+    Events(#[source] io::Error),
     /// The device cannot be made.
     #[error("cannot make the device")]
     Setup(#[from] SetupError),
@@ -114,6 +118,7 @@ impl BalloonJob {
             }),
             ..Settings::default()
         };
+        PeerEvent::supported().map_err(BalloonError::Events)?;
         let balloon = Arc::new(Balloon::new(settings, self.target)?);
         let mut socket = Socket::listen(&self.socket)?;
         operator.tell(&Event::Listening {

@@ -9,7 +9,9 @@
 //! beside it; there the device belongs into the monitor (`virtio_balloon::device`), where it asks
 //! by `virtio_balloon::Dma`.
 //!
-//! A front end's messages are taken for what they are, whatever is in them and whatever files they bring. It can also
+//! A front end's messages are taken for what they are, whatever is in them. The files that they bring are memory (of `tmpfs`
+//! or `hugetlbfs`), events, pipes to be called by, and the socket of its channel; any other ends the link by name. None is
+//! waited for, whatever the front end does with it ([`PeerFile`](hostmem::PeerFile)), so that the next one is served. It can also
 //! make a file shorter whose pages are mapped here, and the next look at them is a signal (`SIGBUS`) that ends a program which
 //! has not asked for anything else. A program that calls
 //! [`ShrinkWatch::install`](hostmem::ShrinkWatch::install), as `dmaspace balloon` does, goes on: the look finds zeros, the link
@@ -30,11 +32,14 @@ mod event;
 mod iommu;
 mod job;
 mod link;
+mod pipe;
 mod socket;
+mod vring;
 mod watched;
 
 pub use event::{BalloonReport, Event, StatsReport};
 pub use iommu::{Iommu, IommuHost};
 pub use job::{BalloonError, BalloonJob, Command, Operator};
-pub use link::{Backend, Link, LinkError, MOST_QUEUE_SIZE, Memory, Vring};
+pub use link::{Backend, Link, LinkError, MOST_QUEUE_SIZE, Memory};
+pub use vring::{Vring, VringGuard};
 pub use watched::MemoryLost;

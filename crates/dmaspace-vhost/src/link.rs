@@ -4,21 +4,25 @@
 //! front end gets a link of its own, so nothing of the protocol's state is left over. Three threads
 //! belong to it: one takes the protocol's requests and another their answers through [`super::channel`],
 //! and `vhost-user-backend` handles the requests in a third. A fourth serves the queues; only this one calls [`Backend::kicked`] and [`Backend::woken`].
+//! None of them waits for a file of the front end, so that [`Link::close`] has not to. A front end that is called by pipes has
+//! a thread for each, which is not waited for.
 //!
 //! The daemon of `vhost-user-backend` accepts its connection itself, from a listening socket. It gets one
 //! in a directory that nobody else may enter, which is gone again once it is connected.
 
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use hostmem::{PeerEvent, PeerFile};
+use rustix::net::shutdown;
 use vhost::vhost_user::Listener;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
-use vhost_user_backend::{VhostUserBackend, VhostUserDaemon, VringMutex};
+use vhost_user_backend::{VhostUserBackend, VhostUserDaemon};
 use vm_memory::{GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryMmap};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{
@@ -26,6 +30,7 @@ use vmm_sys_util::event::{
 };
 
 use super::channel::{self, Channel};
+use super::vring::Vring;
 use super::watched::{MemoryLost, Watched};
 
 /// The longest queue that is served, in descriptors.
@@ -33,9 +38,6 @@ pub const MOST_QUEUE_SIZE: u16 = 1024;
 
 /// The memory of a guest; another one when the front end says so.
 pub type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
-
-/// A queue.
-pub type Vring = VringMutex<Memory>;
 
 /// A device, as far as vhost-user asks. It outlives its front ends.
 pub trait Backend: Send + Sync + 'static {
@@ -101,7 +103,8 @@ pub struct Link<B: Backend> {
     woken: Arc<EventConsumer>,
     channel: Arc<Channel>,
     watched: Arc<Watched>,
-    front: UnixStream,
+    /// Closed last, by another thread: what was not received of it may block.
+    front: PeerFile,
     relays: Vec<JoinHandle<io::Result<()>>>,
 }
 
@@ -112,6 +115,8 @@ impl<B: Backend> Link<B> {
     ///
     /// [`LinkError`]; nothing of it is left then.
     pub fn new(front: UnixStream, backend: Arc<B>) -> Result<Self, LinkError> {
+        let front = PeerFile::from(front);
+        PeerEvent::supported()?;
         let flags = EventFlag::NONBLOCK | EventFlag::CLOEXEC;
         let (woken, wake) = new_event_consumer_and_notifier(flags)?;
         let (woken, ended) = (Arc::new(woken), Arc::new(AtomicBool::new(false)));
@@ -158,7 +163,8 @@ impl<B: Backend> Link<B> {
             .start(&mut Listener::from(listener))
             .map_err(failed)?;
         // The other side of either socket is told when one thread comes to its end.
-        let pair = || Ok::<_, io::Error>((self.front.try_clone()?, inner.try_clone()?));
+        let front = || self.front.as_fd().try_clone_to_owned();
+        let pair = || Ok::<_, io::Error>((UnixStream::from(front()?), inner.try_clone()?));
         let over = |front: &UnixStream, inner: &UnixStream| {
             let _ = front.shutdown(Shutdown::Both);
             let _ = inner.shutdown(Shutdown::Both);
@@ -218,7 +224,7 @@ impl<B: Backend> Link<B> {
 
     fn end(&mut self) -> Option<String> {
         let daemon = self.daemon.take()?;
-        let _ = self.front.shutdown(Shutdown::Both);
+        let _ = shutdown(&self.front, rustix::net::Shutdown::Both);
         let mut wrong = self.lost().map(|lost| lost.to_string());
         for relay in self.relays.drain(..) {
             if let Ok(Err(error)) = relay.join() {

@@ -3,15 +3,18 @@
 //! A front end speaks first (vhost-user protocol, "Communication"), so that a connection is one once the header
 //! of a message is there. Until then it costs a file descriptor, and neither counts nor delays a front end that
 //! speaks: another program that looks whether the socket is in use, a connection that ends at once, one that
-//! sends nothing, one that sends something else.
+//! sends nothing, one that sends something else. What it has sent is not received, and may hold files that block
+//! when they are closed ([`PeerFile`]).
 
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
+use std::net::Shutdown;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use hostmem::PeerFile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -117,12 +120,14 @@ impl Socket {
 
     /// Drops what has ended or sent no message.
     fn screen(&mut self) {
-        let refused = &mut self.refused;
-        self.waiting.retain(|front| {
-            let state = state(front);
-            *refused += u64::from(state == State::Nonsense);
-            matches!(state, State::Silent | State::Speaks)
-        });
+        for front in std::mem::take(&mut self.waiting) {
+            let state = state(&front);
+            self.refused += u64::from(state == State::Nonsense);
+            match state {
+                State::Silent | State::Speaks => self.waiting.push_back(front),
+                State::Nonsense | State::Gone => close(front),
+            }
+        }
     }
 
     /// Has one more connection wait; where that is one too many, the oldest that has sent nothing goes.
@@ -133,7 +138,7 @@ impl Socket {
         }
         if self.waiting.len() > MOST_WAITING {
             if let Some(oldest) = self.oldest_silent() {
-                self.waiting.remove(oldest);
+                self.waiting.remove(oldest).into_iter().for_each(close);
             }
         }
     }
@@ -147,7 +152,14 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
+        self.waiting.drain(..).for_each(close);
     }
+}
+
+/// Ends a connection. What it has sent is closed in its own time.
+fn close(front: UnixStream) {
+    let _ = front.shutdown(Shutdown::Both);
+    drop(PeerFile::from(front));
 }
 
 /// Looks at a connection, and takes nothing of what it has sent.

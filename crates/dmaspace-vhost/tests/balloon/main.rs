@@ -26,6 +26,7 @@ use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
 use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
+mod events;
 mod shrunk;
 
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -120,6 +121,8 @@ impl Running {
 /// A monitor and its guest, from the first message to the last.
 struct Monitor {
     front: Frontend,
+    /// The same connection, for messages that the front end does not send.
+    socket: UnixStream,
     channel: UnixStream,
     memory: GuestMemoryMmap,
     kicks: Vec<EventFd>,
@@ -157,7 +160,9 @@ impl Monitor {
         let place = FileOffset::new(file.try_clone().unwrap(), begin);
         let ranges = [(GuestAddress(BASE), BYTES, Some(place))];
         let memory = GuestMemoryMmap::from_ranges_with_files(ranges).unwrap();
-        let mut front = Frontend::connect(socket, bases.len() as u64).unwrap();
+        let socket = UnixStream::connect(socket).unwrap();
+        let ours = socket.try_clone().unwrap();
+        let mut front = Frontend::from_stream(ours, bases.len() as u64);
         front.set_owner().unwrap();
         let features = front.get_features().unwrap();
         assert_eq!(features & wanted, wanted);
@@ -203,6 +208,7 @@ impl Monitor {
         }
         Self {
             front,
+            socket,
             channel,
             memory,
             kicks,
