@@ -529,8 +529,8 @@ fn identify(file: &OwnedFd) -> Result<(FileKey, u64), MapRefusal> {
     Ok((key, page))
 }
 
-/// What it is instead of a memory file. No file system is asked: nothing is wanted of it, and what is known will do
-/// (`AT_STATX_DONT_SYNC`).
+/// The refusal of a file that is none of memory, with its type. Its file system is not asked, which may block: the kernel's
+/// own knowledge will do (`AT_STATX_DONT_SYNC`, and no field is wanted).
 fn not_memory(file: &PeerFile) -> MapRefusal {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let about = statx(file, "", flags, StatxFlags::empty());

@@ -205,7 +205,7 @@ impl Channel<'_> {
             .wait(Some(&self.client))
             .map_err(ServeError::Socket)?
         {
-            // What is wrong with the door is no fault of this client.
+            // An error of the listening socket is no fault of this client.
             if let Ok(Some(refused)) = self.door.accept() {
                 close(refused);
                 self.refused += 1;

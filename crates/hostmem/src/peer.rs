@@ -6,12 +6,12 @@
 //!   at any time, fills the counter of an eventfd, and `write` blocks for good; or it reads an event between `poll` and
 //!   `read`. A [`PeerEvent`] is raised by a call that never waits, whatever the flags are ([`kernel`]).
 //! - **A look can block.** `fstat` and `fstatfs` of a file of FUSE wait for its server. The kinds here
-//!   ([`PeerFile::kind`]) are told apart by what the kernel knows by itself.
+//!   ([`PeerFile::kind`]) are distinguished by the kernel's own knowledge.
 //! - **A close can block:** of a file of FUSE until its server answers (`FUSE_FLUSH`), of a network socket with `SO_LINGER`
 //!   until its peer has taken everything. So can the close of a local socket with such files in messages that were not received.
 //!   A [`PeerFile`] that is no event and no memory file is therefore closed by another thread.
 //!
-//! Of these threads there are at most 64 at a time. Files beyond wait for one, and cost a descriptor each: as many as the
+//! There are at most 64 of these threads at a time. Files beyond wait for one, and cost a descriptor each: as many as the
 //! other process has files that it lets block.
 
 use std::collections::VecDeque;
@@ -29,10 +29,10 @@ mod kernel;
 
 /// The most threads that close files.
 const MOST_CLOSING: usize = 64;
-/// What such a thread needs of a stack, bytes.
+/// Stack of such a thread, bytes.
 const STACK: usize = 64 << 10;
 
-/// What a file of another process is.
+/// Kinds of files of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerKind {
@@ -65,7 +65,7 @@ impl AsFd for PeerFile {
 }
 
 impl PeerFile {
-    /// What it is. This asks nothing of the file, so it cannot block; it needs `/proc`, without which events and pipes are
+    /// Its kind. This asks nothing of the file, so it cannot block; it needs `/proc`, without which events and pipes are
     /// [`Other`](PeerKind::Other).
     ///
     /// Source: proc(5), `/proc/PID/fd`: what has no path has a type and a name, which no path is like. fcntl(2), `F_GET_SEALS`:
@@ -133,7 +133,7 @@ impl PeerEvent {
     ///
     /// # Errors
     ///
-    /// Those of [`supported`](Self::supported).
+    /// As [`supported`](Self::supported).
     pub fn raise(&self) -> io::Result<()> {
         kernel::raise(self.0.as_fd())
     }
@@ -147,7 +147,7 @@ impl PeerEvent {
         kernel::take(self.0.as_fd())
     }
 
-    /// Whether this process can raise events.
+    /// Looks if this process can raise events.
     ///
     /// # Errors
     ///

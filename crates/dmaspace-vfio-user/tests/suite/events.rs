@@ -47,7 +47,7 @@ fn an_event_that_is_full_and_made_to_block_delays_no_device_and_no_other_client(
         ioctl_fionbio(&event, false).unwrap();
     }
     rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-    // By the device, while a request is served and in a thread of its own, and by the client.
+    // The device raises it while a request is served, and in a thread of its own; so does the client.
     assert!(client.dma(STORE, 0, 8));
     for index in [INTX, MSIX] {
         assert!(bench.irqs.trigger(index, 0));

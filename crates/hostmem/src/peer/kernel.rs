@@ -47,7 +47,7 @@ struct Request {
 /// `struct io_event`.
 type Completion = [u64; 4];
 
-/// What a process submits to: `aio_context_t`.
+/// The queue to which the process submits: `aio_context_t`.
 struct Context {
     id: libc::c_ulong,
     empty: File,
