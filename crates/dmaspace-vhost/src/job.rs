@@ -78,7 +78,7 @@ pub enum BalloonError {
         /// Why.
         source: io::Error,
     },
-    /// Nobody can connect any more.
+    /// Nobody can connect any more. It is no want of descriptors or memory, which is waited out.
     #[error("cannot accept front ends")]
     Accept(#[source] io::Error),
     /// Drivers cannot be notified.
@@ -166,6 +166,10 @@ impl Running {
         operator: &mut dyn Operator,
     ) -> Result<(), BalloonError> {
         socket.look().map_err(BalloonError::Accept)?;
+        if let Some(error) = socket.shortage() {
+            let cause = format!("front ends cannot be accepted: {error}");
+            operator.tell(&Event::Refused { cause });
+        }
         let refused = socket.refused();
         if refused > 0 {
             let cause = format!("connections that began with no message of vhost-user: {refused}");

@@ -35,6 +35,10 @@ pub(super) struct Socket {
     waiting: VecDeque<UnixStream>,
     /// Connections that began with something else than a message, and were not reported yet.
     refused: u64,
+    /// The last connection could not be accepted, for want of descriptors or memory.
+    stuck: bool,
+    /// Why, and it was not reported yet.
+    shortage: Option<io::Error>,
 }
 
 /// What a connection has sent.
@@ -80,10 +84,13 @@ impl Socket {
             path: path.to_owned(),
             waiting: VecDeque::new(),
             refused: 0,
+            stuck: false,
+            shortage: None,
         })
     }
 
-    /// Accepts what has connected, and drops connections that are none of a front end.
+    /// Accepts what has connected, and drops connections that are none of a front end. Those for which there is no
+    /// descriptor or memory are left for the next call.
     ///
     /// # Errors
     ///
@@ -93,8 +100,17 @@ impl Socket {
             if self.waiting.len() >= MOST_WAITING && self.oldest_silent().is_none() {
                 break;
             }
-            match self.listener.accept() {
+            let accepted = self.listener.accept();
+            let shortage = accepted.as_ref().err().is_some_and(is_shortage);
+            let was_stuck = std::mem::replace(&mut self.stuck, shortage);
+            match accepted {
                 Ok((front, _)) => self.wait(front),
+                Err(error) if shortage => {
+                    if !was_stuck {
+                        self.shortage = Some(error);
+                    }
+                    break;
+                }
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => break,
                     io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
@@ -104,6 +120,11 @@ impl Socket {
         }
         self.screen();
         Ok(())
+    }
+
+    /// Why connections cannot be accepted for now, once.
+    pub(super) fn shortage(&mut self) -> Option<io::Error> {
+        self.shortage.take()
     }
 
     /// The front end that has waited longest, and has sent a message.
@@ -154,6 +175,13 @@ impl Drop for Socket {
         let _ = fs::remove_file(&self.path);
         self.waiting.drain(..).for_each(close);
     }
+}
+
+/// True for what passes: a want of descriptors, of the process or the system, or of memory.
+fn is_shortage(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    errno.is_some_and(|errno| shortages.contains(&errno))
 }
 
 /// Ends a connection. What it has sent is closed in its own time.
