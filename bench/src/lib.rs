@@ -8,7 +8,7 @@
 //!   come out, and how far they move with what is assumed;
 //! * [`rings`]: memory for a balloon's rings where guest and host are one process.
 //!
-//! What comes out of a simulation is called that.
+//! Results of a simulation are called that.
 
 #![deny(unsafe_code)]
 

@@ -175,7 +175,7 @@ mod tests {
     fn a_digest_is_fnv_1a() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        // Of the authors' table of test vectors.
+        // From the authors' table of test vectors.
         for (text, expected) in [
             ("", 0xcbf2_9ce4_8422_2325),
             ("foobar", 0x8594_4171_f739_67e8),

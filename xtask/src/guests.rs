@@ -12,7 +12,7 @@ use crate::{
     programs::{Passed, Programs, TARGET},
 };
 
-/// What fetches the emulator.
+/// The package with the keys by which the emulator is fetched.
 pub(crate) const NEEDS: &[Need] = &[Need::Package("debian-archive-keyring")];
 
 /// What measures in a guest.

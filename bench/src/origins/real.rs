@@ -26,7 +26,7 @@ impl From<BenchError> for Failed {
 }
 
 impl Failed {
-    /// What the machine says, as a sentence.
+    /// The machine's reason, as a sentence.
     pub(super) fn because(error: &dyn Error) -> Self {
         Self::NotRun(sentence(error))
     }

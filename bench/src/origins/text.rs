@@ -58,7 +58,7 @@ fn title(group: Group, line: &Line<'_>) -> String {
     words.join(", ")
 }
 
-/// What a group is called.
+/// The heading of a group.
 const fn heading(group: Group) -> &'static str {
     match group {
         Group::Pin => "pin: real memory pinned, charged and mapped (origin 1)",
@@ -69,7 +69,7 @@ const fn heading(group: Group) -> &'static str {
     }
 }
 
-/// What stands above the columns: what was published, then what was taken here.
+/// Heads of the columns: the published figure, then those measured here.
 const fn columns(group: Group) -> [&'static str; 3] {
     match group {
         Group::Numa => ["origin", "one table", "a table per node"],
@@ -121,7 +121,7 @@ fn cells(group: Group, line: &Line<'_>) -> [String; 11] {
         |figure: Option<&Figure>| figure.map_or_else(String::new, |figure| shown(key.unit, figure));
     let size = match group {
         Group::Map => Bytes(key.size_bytes).to_string(),
-        // Of the others the title or the name tells it.
+        // The title or the name has it for the others.
         _ => String::new(),
     };
     // The origin gives averages there.

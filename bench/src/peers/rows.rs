@@ -28,7 +28,7 @@ const BLOCKS: u64 = 4096;
 /// Entries of 1 GiB in pages of 4 KiB.
 const PAGES: u64 = 1 << 18;
 
-/// What is aimed at: to take at most so many times as long.
+/// The aim: at most so many times as long.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Aim {
     /// As the limit: the loop of relaxed stores.
@@ -99,7 +99,7 @@ pub struct Row {
     pub title: &'static str,
     /// Nanoseconds of the unit in which it is shown: 1 or 1,000.
     pub unit: f64,
-    /// What is aimed at, exclusive and shared.
+    /// The aims, exclusive and shared.
     pub aims: [Aim; 2],
     op: Op,
 }
@@ -159,7 +159,7 @@ impl Row {
         })
     }
 
-    /// What is aimed at for one of our forms.
+    /// The aim for one of our forms.
     pub fn aim(&self, who: Who) -> Aim {
         let [exclusive, shared] = self.aims;
         if who == Who::Shared {

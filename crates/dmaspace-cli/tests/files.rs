@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use common::{PROGRAM, dmaspace, refused, run, text};
 
-/// What a kernel shows of VT-d's tables.
+/// A kernel's text of VT-d's tables.
 const KERNEL: &str = "\
 Device 0000:00:05.0 @0x1000000
 IOVA_PFN           PML5E               PML4E               PDPE                PDE                 PTE

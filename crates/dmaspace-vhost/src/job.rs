@@ -78,7 +78,7 @@ pub enum BalloonError {
         /// Why.
         source: io::Error,
     },
-    /// Nobody can connect any more. It is no want of descriptors or memory, which is waited out.
+    /// Connections fail for good, and not for want of descriptors or memory, which is waited out.
     #[error("cannot accept front ends")]
     Accept(#[source] io::Error),
     /// Drivers cannot be notified.

@@ -5,7 +5,7 @@
 //! writer holds while its own memory is brought in. So a thread writes, which may stay behind, blocked, when the front end
 //! has gone. What is to be written comes by an event of this side.
 //!
-//! Of these threads there are at most 64 in the process. A front end that brings one more pipe is left; events are not bounded.
+//! At most 64 of these threads are in the process. A front end that brings one more pipe is left; events are not bounded.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -19,7 +19,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 /// The most threads.
 const MOST: usize = 64;
 
-/// Of such threads.
+/// Threads at work.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
 /// A pipe with its thread, which ends with this unless it is blocked.
@@ -71,7 +71,7 @@ impl Pipe {
         Ok(Self { shared })
     }
 
-    /// What the back end raises.
+    /// The event that the back end raises.
     pub(super) fn event(&self) -> io::Result<OwnedFd> {
         self.shared.event.try_clone()
     }
@@ -97,7 +97,7 @@ impl Shared {
                 return;
             }
             if raised {
-                // One that is full has something to be read, and a reader that has gone is told nothing.
+                // A full one has something to be read already, and a reader that has gone needs nothing.
                 let _ = rustix::io::write(pipe, &1_u64.to_ne_bytes());
             }
         }

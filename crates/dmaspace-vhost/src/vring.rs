@@ -24,7 +24,7 @@ pub struct Vring {
     events: Arc<Mutex<Events>>,
 }
 
-/// What the front end has given last; nothing where it is no event.
+/// The event that the front end has given last; `None` where it was no event.
 #[derive(Default)]
 struct Events {
     kick: Option<PeerEvent>,
@@ -125,7 +125,7 @@ impl VringT<Memory> for Vring {
         lock(&self.events).call = file.and_then(event);
     }
 
-    /// It is of no use: no error of a queue is told.
+    /// Unused: errors of a queue are not reported.
     fn set_err(&self, file: Option<File>) {
         drop(file.map(PeerFile::from));
     }

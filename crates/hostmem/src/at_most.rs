@@ -22,7 +22,7 @@ pub struct TooLong {
 ///
 /// # Errors
 ///
-/// Those of the file; [`TooLong`] as [`ErrorKind::FileTooLarge`], after `most + 1` bytes.
+/// Errors of the file; [`TooLong`] as [`ErrorKind::FileTooLarge`], after `most + 1` bytes.
 pub fn read_at_most(path: impl AsRef<Path>, most: u64) -> io::Result<Vec<u8>> {
     rest_at_most(File::open(path)?, most)
 }
@@ -38,7 +38,7 @@ pub fn text_at_most(path: impl AsRef<Path>, most: u64) -> io::Result<String> {
         .map_err(|error| io::Error::new(ErrorKind::InvalidData, error.utf8_error()))
 }
 
-/// What is left of `from`, at most `most` bytes.
+/// The rest of `from`, at most `most` bytes.
 ///
 /// # Errors
 ///

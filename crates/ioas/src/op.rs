@@ -391,7 +391,7 @@ mod tests {
     use crate::{Ledger, Memory, Synthetic};
 
     const PAGE: u64 = 4096;
-    /// What tables translate, log2.
+    /// Bytes that tables translate, log2.
     const TABLES: [u32; 5] = [21, 30, 39, 48, 57];
 
     fn area(memory: &Arc<Memory>, range: Span<Iova>, out: bool) -> HeldArea {
@@ -458,7 +458,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is kept around what is emptied: nothing of what stays or of what others have, all that a table
+        /// The range kept around an emptied one: nothing that stays or that others have, all that a table
         /// translates which has nothing else, and not more than 1 GiB beside others.
         #[test]
         fn whole_tables_around_what_is_emptied_are_kept_from_others(

@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(taken.widen(by, here, clear), clear);
         assert!(taken.overlaps(&[extent(100, 100)]) && taken.overlaps_others(other, clear));
         assert!(!taken.overlaps_others(by, clear));
-        // What it works on has not grown, and all that is left of it when it panics is that.
+        // Its own range has not grown, and is all that is left of it when it panics.
         assert!(taken.has(by, here) && !taken.has(by, extent(39, 49)));
         taken.abandon(by);
         assert!(!taken.overlaps(&[extent(100, 100)]) && taken.overlaps(&[here]));

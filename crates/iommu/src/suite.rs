@@ -551,7 +551,7 @@ where
     G::received(&model);
 }
 
-/// Behind the last ticket comes the first, and not 0.
+/// The first ticket follows the last, and not 0.
 pub(crate) fn no_batch_waits_for_what_fresh_memory_holds<G: QueueRig>(rig: &G)
 where
     Driven<G>: Operations + Send + Sync,

@@ -157,7 +157,7 @@ fn a_channel_that_is_full_delays_no_command() {
     monitor.give(REQ_FD, &[], &theirs);
     theirs.set_nonblocking(true).unwrap();
     while theirs.write(&[0; 12]).is_ok() {}
-    // What the back end has set, the front end sets otherwise.
+    // The front end undoes the flag that the back end has set.
     theirs.set_nonblocking(false).unwrap();
     theirs.set_write_timeout(None).unwrap();
     for target in [2 << 20, 3 << 20] {
@@ -360,7 +360,7 @@ fn what_a_front_end_has_sent_and_was_not_received_does_not_delay_its_end() {
     );
     theirs.set_nonblocking(true).unwrap();
     let next = message(SET_PROTOCOL_FEATURES, &[0; 8]);
-    // Until a while has gone in which there was no room.
+    // Ends after a while in which there was no room.
     let mut full = 0;
     while full < 100 {
         match (&theirs).write(&next) {
@@ -374,7 +374,7 @@ fn what_a_front_end_has_sent_and_was_not_received_does_not_delay_its_end() {
             }
         }
     }
-    // Behind a message that ends it is one that is not received.
+    // The message that ends it is followed by one that is not received.
     set_socket_send_buffer_size(&theirs, 1 << 20).unwrap();
     theirs.set_nonblocking(false).unwrap();
     let long: Vec<u8> = [5_u32, 1, 4097]

@@ -153,7 +153,7 @@ fn call(table: &AnyTable, (kind, at, len, other): Call) {
         .unwrap_or(page);
     match kind {
         0..=3 => {
-            // What is long lies alike on both sides, so that large leaves are possible.
+            // Long ranges lie alike on both sides, so that large leaves are possible.
             let alike = if len >> 26 == 0 {
                 page - 1
             } else {
@@ -245,7 +245,7 @@ fn call(table: &AnyTable, (kind, at, len, other): Call) {
 }
 
 proptest! {
-    /// Whatever is asked for there, the answer is an error or it is done, and nothing is lost.
+    /// Each request there is done or refused, and nothing is lost.
     #[test]
     fn no_end_of_addresses_is_in_the_way(nth in 0..13usize, calls in calls()) {
         let table = table(nth);
