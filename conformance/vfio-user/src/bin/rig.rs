@@ -19,7 +19,7 @@ use device_rig::guest_side::{
     FILE_BYTES, FILES, FIO, INSIDE, MACHINES, Machine, OPERATIONS, OUTSIDE, QUEUES, TESTS, THREADS,
     fill,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Boots Linux in QEMU with a disk and a DMA engine in processes of their own.
 #[derive(Parser)]
@@ -45,9 +45,6 @@ struct Options {
 const NOT_THERE: u8 = 3;
 /// How long a guest may be silent.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How often a machine is started at most: QEMU (11.1.3) ends by an assertion of its own (`error_setv`) now and then when a
-/// device is plugged in again.
-const STARTS: u32 = 3;
 /// Bytes of the disk.
 const DISK: u64 = 32 << 20;
 const MEMORY: &str = "512M";
@@ -98,15 +95,7 @@ fn run(options: &Options, kernel: &Path) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     // One after the other: QEMU's processors share their threads' time with the devices.
     for machine in machines {
-        let mut ended = boot.run(machine);
-        for _ in 1..STARTS {
-            let Some(line) = boot.assertion(machine).filter(|_| ended.is_err()) else {
-                break;
-            };
-            println!("{}: QEMU ended ({line}), started again", machine.name);
-            ended = boot.run(machine);
-        }
-        if let Err(error) = ended {
+        if let Err(error) = boot.run(machine) {
             println!("{}: FAILED {error:#}", machine.name);
             failed.push(machine.name);
         }
@@ -205,17 +194,34 @@ impl Left {
     }
 }
 
+/// What a device has said.
+#[derive(Default)]
+struct Said {
+    clients: Vec<Left>,
+    faults: Vec<String>,
+}
+
+impl Said {
+    /// Waits until its next client has gone, of which nothing is left then; the device listens for another.
+    fn client(&mut self, device: &Process) -> anyhow::Result<()> {
+        let left = loop {
+            let line = device.line()?;
+            match line.strip_prefix("fault ") {
+                Some(fault) => self.faults.push(fault.to_owned()),
+                None => break Left::of(&line).with_context(|| format!("a device says: {line}"))?,
+            }
+        };
+        let kept = device.line()?;
+        ensure!(kept.starts_with("kept: 0 maps, 0 files"), "{kept}");
+        ensure!(left.refused == 0, "requests were refused");
+        self.clients.push(left);
+        Ok(())
+    }
+}
+
 impl Boot<'_> {
     fn path(&self, machine: &Machine, kind: &str) -> PathBuf {
         self.directory.join(format!("{}.{kind}", machine.name))
-    }
-
-    /// The assertion of its own by which QEMU has ended.
-    fn assertion(&self, machine: &Machine) -> Option<String> {
-        let said = fs::read_to_string(self.path(machine, "qemu.log")).ok()?;
-        let mut lines = said.lines();
-        let line = lines.find(|line| line.contains(": Assertion `"))?;
-        Some(line.to_owned())
     }
 
     fn run(&self, machine: &Machine) -> anyhow::Result<()> {
@@ -239,8 +245,15 @@ impl Boot<'_> {
         for device in [&disk_device, &engine] {
             ensure!(device.line()? == "ready", "a device is not ready");
         }
-        self.guest(machine, &sockets)?;
-        self.check_devices(machine, &disk_device, &engine)?;
+        let (mut disk_said, mut engine_said) = (Said::default(), Said::default());
+        let (moves, moving) = match machine.line {
+            true => (&mut disk_said, &disk_device),
+            false => (&mut engine_said, &engine),
+        };
+        self.guest(machine, &sockets, || moves.client(moving))?;
+        disk_said.client(&disk_device)?;
+        engine_said.client(&engine)?;
+        self.check_devices(machine, &disk_said, &engine_said)?;
         self.check_disk(machine, &disk)?;
         fs::remove_file(&disk)?;
         Ok(())
@@ -256,8 +269,13 @@ impl Boot<'_> {
         })
     }
 
-    /// From power on to power off.
-    fn guest(&self, machine: &Machine, sockets: &[PathBuf; 2]) -> anyhow::Result<()> {
+    /// From power on to power off. `gone` returns when the device that comes and goes has lost its client.
+    fn guest(
+        &self,
+        machine: &Machine,
+        sockets: &[PathBuf; 2],
+        mut gone: impl FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         let [log, qemu_log, monitor] =
             ["log", "qemu.log", "qmp"].map(|kind| self.path(machine, kind));
         // What comes and goes is behind a port.
@@ -318,20 +336,10 @@ impl Boot<'_> {
                 }
                 Some(("ask", "plug")) => {
                     let device = Self::device(moves.1, moves.0, "root5");
-                    // QEMU removes a device some time after the guest has let it go, and closes its socket some time after that.
-                    // One that is added before finds the socket taken, and ends QEMU by an assertion.
-                    let peripherals = json!({"path": "/machine/peripheral"});
-                    let there = |said: &Value| said["name"] == moves.0;
-                    qmp.until("qom-list", &peripherals, |said| {
-                        said.as_array().is_some_and(|all| !all.iter().any(there))
-                    })?;
-                    thread::sleep(Duration::from_millis(500));
-                    let begun = Instant::now();
-                    while let Err(error) = qmp.command("device_add", device.clone()) {
-                        let ended = guest.child.try_wait()?.is_some();
-                        ensure!(!ended && begun.elapsed() < PATIENCE, "{error:#}");
-                        thread::sleep(Duration::from_millis(50));
-                    }
+                    // QEMU closes the socket last of all that it removes of a device. One that is added before is refused by the
+                    // server, which has a client, and ends QEMU (11.1.3) by an assertion (`error_setv`).
+                    gone()?;
+                    qmp.command("device_add", device)?;
                     guest.answer()?;
                 }
                 _ if line == "end" => break,
@@ -352,20 +360,17 @@ impl Boot<'_> {
     }
 
     /// What the devices say when QEMU has ended: both of the disk's clients, and the engine's.
-    fn check_devices(
-        &self,
-        machine: &Machine,
-        disk: &Process,
-        engine: &Process,
-    ) -> anyhow::Result<()> {
-        // One client before the replug, and one after it.
-        let times = |moves: bool| if moves { 2 } else { 1 };
-        let (disks, faults) = said_of(disk, times(machine.line))?;
-        let [left, ..] = *disks else {
-            bail!("{disks:?}");
+    fn check_devices(&self, machine: &Machine, disk: &Said, engine: &Said) -> anyhow::Result<()> {
+        let disks = &disk.clients;
+        let Some(left) = disks.first() else {
+            bail!("the disk had no client");
         };
         println!("{}: disk {left:?}", machine.name);
-        ensure!(faults.is_empty(), "faults of the disk: {faults:?}");
+        ensure!(
+            disk.faults.is_empty(),
+            "faults of the disk: {:?}",
+            disk.faults
+        );
         ensure!(left.gathered > 0, "no request was gathered");
         if machine.iommu {
             // Each direct read or write is mapped by itself.
@@ -378,8 +383,8 @@ impl Boot<'_> {
         } else {
             ensure!(left.maps < 100, "{} maps", left.maps);
         }
-        let (clients, faults) = said_of(engine, times(!machine.line))?;
-        let all = || disks.iter().chain(&clients);
+        let faults = &engine.faults;
+        let all = || disks.iter().chain(&engine.clients);
         let arrived = |count: fn(&Left) -> u64| all().map(count).sum::<u64>();
         let trace = fs::read_to_string(self.path(machine, "trace"))?;
         let sent = |name: &str| trace.lines().filter(|line| line.contains(name)).count() as u64;
@@ -402,7 +407,7 @@ impl Boot<'_> {
             .for_each(|fault| println!("{}: {fault}", machine.name));
         let mut expected = vec![OUTSIDE];
         expected.extend(machine.iommu.then_some(INSIDE));
-        let named = expected.iter().zip(&faults);
+        let named = expected.iter().zip(faults);
         let named = named.filter(|(at, fault)| fault.contains(&format!("read of {at:#x}")));
         ensure!(
             named.count() == expected.len() && faults.len() == expected.len(),
@@ -450,24 +455,6 @@ fn busiest(trace: &str, word: &str) -> usize {
         *counts.entry(second).or_insert(0) += 1;
     }
     counts.into_values().max().unwrap_or(0)
-}
-
-/// What a device says of its first `clients` clients, of which nothing is left, and its faults.
-fn said_of(device: &Process, clients: usize) -> anyhow::Result<(Vec<Left>, Vec<String>)> {
-    let (mut all, mut faults) = (Vec::new(), Vec::new());
-    while all.len() < clients {
-        let line = device.line()?;
-        if let Some(fault) = line.strip_prefix("fault ") {
-            faults.push(fault.to_owned());
-            continue;
-        }
-        let left = Left::of(&line).with_context(|| format!("a device says: {line}"))?;
-        let kept = device.line()?;
-        ensure!(kept.starts_with("kept: 0 maps, 0 files"), "{kept}");
-        ensure!(left.refused == 0, "requests were refused");
-        all.push(left);
-    }
-    Ok((all, faults))
 }
 
 fn succeed(command: &mut Command) -> anyhow::Result<()> {
