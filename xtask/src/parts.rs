@@ -117,13 +117,6 @@ pub(crate) const PARTS: &[Part] = &[
     part("units", Group::Rig, 200, units::NEEDS, units::part),
     part("linux", Group::Rig, 600, linux::NEEDS, linux::part),
     part("balloon", Group::Rig, 150, linux::NEEDS, balloon::part),
-    part(
-        "balloon-qemu",
-        Group::Rig,
-        20,
-        units::BALLOON_NEEDS,
-        units::balloon_part,
-    ),
     part("examples", Group::Rig, 5, units::NEEDS, examples::part),
     part("guests", Group::Rig, 240, guests::NEEDS, guests::part),
     part("vfio-user", Group::Rig, 75, device::NEEDS, device::part),

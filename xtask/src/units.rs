@@ -16,26 +16,12 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Package("qemu-system-x86"),
 ];
 
-/// The emulator with a balloon.
-pub(crate) const BALLOON_NEEDS: &[Need] = &[Need::Package("qemu-system-x86")];
-
 /// The part `units` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     let status = run(&["--compare", DOCUMENT], repository)?;
     ensure!(
         status.success(),
         "checks failed on emulated units: {status}"
-    );
-    Ok(Outcome::Passed)
-}
-
-/// The part `balloon-qemu` of the test command: the balloon's driver on QEMU's device.
-pub(crate) fn balloon_part(repository: &Repository) -> anyhow::Result<Outcome> {
-    let mut command = Programs::build(repository)?.command("balloon", repository);
-    let status = command.status().context("the checks cannot be started")?;
-    ensure!(
-        status.success(),
-        "checks failed on QEMU's balloon: {status}"
     );
     Ok(Outcome::Passed)
 }

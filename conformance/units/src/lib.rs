@@ -7,12 +7,10 @@
 //! the machine's memory.
 //!
 //! The [`checks`] are run by the program `units`, each on a machine of its own; so are those of [`cpu`],
-//! for which QEMU's processors walk tables. Beside them, [`balloon`] is another device of QEMU's, for the
-//! balloon's driver, and the program of that name makes its checks.
+//! for which QEMU's processors walk tables.
 
 #![forbid(unsafe_code)]
 
-pub mod balloon;
 mod board;
 mod case;
 pub mod checks;

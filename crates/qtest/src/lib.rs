@@ -8,7 +8,6 @@
 //! * [`pci`]: configuration space, enumeration, base addresses;
 //! * [`edu`]: QEMU's device for lessons, whose DMA engine is programmed by registers;
 //! * [`nvme`]: the admin queue of an NVMe controller, which finds its work in memory;
-//! * [`virtio`]: features, configuration and queues of a virtio device.
 //!
 //! # The clock
 //!
@@ -29,7 +28,6 @@ mod machine;
 pub mod nvme;
 pub mod pci;
 mod process;
-pub mod virtio;
 mod wire;
 
 pub use error::Error;
