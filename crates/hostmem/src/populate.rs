@@ -395,6 +395,37 @@ mod tests {
     }
 
     #[test]
+    fn the_first_page_that_is_missing_is_that_of_the_lowest_chunk_that_failed() {
+        let chunks = Chunks {
+            size: 4096,
+            next: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        };
+        let mut report = Report {
+            chunks: &chunks,
+            progress: &mut |_| ControlFlow::Continue(()),
+            len: 8 * 4096,
+            done: 0,
+            failed: None,
+            interrupted: false,
+        };
+        let refused = || Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        // As threads tell of them, and not in their order.
+        for (nth, result, goes_on) in [
+            (0, Ok(()), true),
+            (5, refused(), false),
+            (2, refused(), false),
+            (3, refused(), false),
+            (1, Ok(()), false),
+        ] {
+            let part = Span::new(nth * 4096, 4096);
+            assert_eq!(report.take((part, result)), goes_on, "{nth}");
+        }
+        assert_eq!(report.failed.map(|(offset, _)| offset), Some(2 * 4096));
+        assert_eq!(report.done, 2 * 4096);
+    }
+
+    #[test]
     fn touching_brings_in_every_page_and_keeps_the_bytes() {
         let mapping = Mapping::new(Backing::Anon4K, 64 * 4096, None).unwrap();
         mapping.cells()[512].store(7, Ordering::Relaxed);

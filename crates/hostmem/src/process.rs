@@ -199,6 +199,38 @@ mod tests {
         }
     }
 
+    /// A page map in a file.
+    fn page_map(entries: &[u64]) -> ProcessPages {
+        let mut pagemap = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = entries
+            .iter()
+            .flat_map(|entry| entry.to_ne_bytes())
+            .collect();
+        std::io::Write::write_all(&mut pagemap, &bytes).unwrap();
+        ProcessPages { pagemap }
+    }
+
+    #[test]
+    fn a_stretch_that_begins_within_a_huge_page_ends_with_it() {
+        const HUGE: u64 = 4 * PAGE;
+        // Two huge pages, which do not follow each other in memory.
+        let frames = [8, 9, 10, 11, 100, 101, 102, 103];
+        let pages = page_map(&frames.map(|frame| ENTRY_PRESENT | frame));
+        let mut found = Vec::new();
+        let mut entries = vec![0; BATCH as usize * 8];
+        let span = Span::new(PAGE, 6 * PAGE);
+        pages
+            .runs(span, HUGE, &mut entries, &mut |run| found.push(run))
+            .unwrap();
+        let run = |page: u64, pages: u64, frame: u64| PageRun {
+            address: page * PAGE,
+            len: pages * PAGE,
+            pa: Some(frame * PAGE),
+            huge: true,
+        };
+        assert_eq!(found, [run(1, 3, 9), run(4, 3, 100)]);
+    }
+
     #[test]
     fn a_process_that_is_not_there_is_an_error() {
         // Above every limit on process numbers.

@@ -196,6 +196,27 @@ devices
     }
 
     #[test]
+    fn a_device_without_a_node_is_explained_and_one_that_is_ready_is_not() {
+        let with = |state| {
+            let report = DevicesReport {
+                devices: vec![DeviceReport {
+                    reason: "there is no /dev/vfio/7".into(),
+                    ..device("0000:00:03.0", "Ethernet", state)
+                }],
+                ..DevicesReport::default()
+            };
+            write(&report, &Names::default(), Paint::PLAIN)
+        };
+        let text = with(State::NoNode);
+        let explained = "\n0000:00:03.0\n  now         there is no /dev/vfio/7\n";
+        assert!(text.ends_with(explained), "{text}");
+        for state in [State::Ready, State::Bridge, State::NoIommu] {
+            let text = with(state);
+            assert!(!text.contains("/dev/vfio/7"), "{text}");
+        }
+    }
+
+    #[test]
     fn a_group_is_shown_whole_with_what_it_takes() {
         let member = |name: &str, driver: &str, blocks| Member {
             name: name.into(),

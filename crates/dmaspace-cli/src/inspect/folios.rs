@@ -132,6 +132,23 @@ mod tests {
     }
 
     #[test]
+    fn a_page_is_of_the_folio_at_its_place_in_its_block() {
+        let mut folios = Folios::open();
+        folios.file = None;
+        let half = BLOCK as usize / 2;
+        let first = [vec![14; half], vec![12; half]].concat();
+        folios.blocks.insert(BLOCK, Some(first.into()));
+        let second = vec![16; BLOCK as usize];
+        folios.blocks.insert(2 * BLOCK, Some(second.into()));
+        // The second half of a block, and the beginning of the next.
+        let pa = (BLOCK + BLOCK / 2) * PAGE;
+        folios.add(pa, (BLOCK / 2 + 16) * PAGE, None, false);
+        let found = |page_bytes, bytes| FolioReport { page_bytes, bytes };
+        let expected = [found(4096, BLOCK / 2 * PAGE), found(64 << 10, 16 * PAGE)];
+        assert_eq!(folios.take().unwrap(), expected);
+    }
+
+    #[test]
     fn heads_and_tails_are_folios() {
         let (h, t) = (HEAD, TAIL);
         let found = sizes(&[t, t, 0, h, t, t, t, h, t, 0, 0]);

@@ -232,3 +232,28 @@ fn what_takes_privilege_is_said() {
     assert_eq!(missing, ["options", "ATS", "faults"]);
     assert_eq!(report.groups[0].devices[0].ats, None);
 }
+
+#[test]
+fn of_many_faults_the_newest_are_kept_and_all_are_counted() {
+    let machine = Machine::new("quiet");
+    let line = |nth| format!("4,{nth},1,-;DMAR: [DMA Write NO_PASID] fault addr {nth}\n");
+    machine.file("dev/kmsg", (0..25).map(line).collect::<String>());
+    let report = machine.report();
+    assert_eq!(report.fault_count, 25);
+    let kept: Vec<_> = (5..25).map(|nth| line(nth).trim().to_owned()).collect();
+    assert_eq!(report.faults, kept);
+}
+
+#[test]
+fn a_log_without_an_end_is_missing_with_its_limit() {
+    let machine = Machine::new("quiet");
+    fs::remove_file(machine.path("dev/kmsg")).unwrap();
+    machine.link("dev/kmsg", "/dev/zero");
+    let report = machine.report();
+    let [missing] = &report.missing[..] else {
+        panic!("{:?}", report.missing);
+    };
+    assert_eq!(missing.what, "faults");
+    let why = "it has more than 64 MiB, the most that is read";
+    assert!(missing.why.ends_with(why), "{}", missing.why);
+}

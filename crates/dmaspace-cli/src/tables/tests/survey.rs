@@ -165,6 +165,23 @@ fn tables_that_larger_leaves_would_replace_are_counted_and_drawn_in_one_line() {
             "3: [0] 16384 x 4096 to 0x180000000 rw-",
         ]
     );
+    // With other permissions the second table's leaves are another run.
+    let maps = [
+        (GIB, 6 * GIB, 2 * MIB, Prot::RW),
+        (GIB + 2 * MIB, 6 * GIB + 2 * MIB, 2 * MIB, Prot::READ),
+    ];
+    let (image, _) = image_with("vtd-ss", 4096, &maps);
+    let found = survey(&Tables::of_image(parsed(&image)), Limits::default());
+    let lines: Vec<_> = found.tree.iter().map(line).collect();
+    assert_eq!(
+        lines[2..],
+        [
+            "2: [0] 1 tables of level 0",
+            "3: [0] 512 x 4096 to 0x180000000 rw-",
+            "2: [1] 1 tables of level 0",
+            "3: [0] 512 x 4096 to 0x180200000 r--",
+        ]
+    );
     // Misaligned memory can have no larger leaf.
     let maps = [(GIB, 6 * GIB + 4096, 64 * MIB, Prot::RW)];
     let (image, _) = crate::tables::tests::images::image("vtd-ss", &maps);
