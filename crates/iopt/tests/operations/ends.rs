@@ -122,7 +122,7 @@ fn length(table: &AnyTable, start: u64, (kind, log2, pages): (u8, u32, u64)) -> 
         0 => pages * page,
         1 => 0u64.wrapping_sub(start),
         2 => u64::MAX,
-        3 => u64::MAX & !(page - 1),
+        3 => !(page - 1),
         4 => (1 << 63) | pages,
         5 => (1u64 << log2).max(page),
         _ => (1u64 << log2).wrapping_add(pages * page),
