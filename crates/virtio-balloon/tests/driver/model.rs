@@ -176,16 +176,25 @@ fn hinted_pages_are_kept_until_it_is_over() {
     assert_eq!(driver.hint(), Ok(Hinting::Done { bytes }));
     assert_eq!(world.with(|world| world.free.len()), 3072);
     world.agree(&driver);
-    // The command changes on the way; what was hinted is left by nobody.
+    // Something else in the configuration changes on the way.
     world.with(|world| {
         world.reported.clear();
         world.config.free_page_hint_cmd_id = 6;
-        world.stop_hints = Some((2, 7));
+        world.stop_hints = Some((1, 6));
+    });
+    assert_eq!(driver.hint(), Ok(Hinting::Hinted { command: 6, bytes }));
+    world.with(|world| world.config.free_page_hint_cmd_id = Config::HINT_DONE);
+    assert_eq!(driver.hint(), Ok(Hinting::Done { bytes }));
+    // The command changes on the way; hinted pages come back with the rest.
+    world.with(|world| {
+        world.reported.clear();
+        world.config.free_page_hint_cmd_id = 7;
+        world.stop_hints = Some((2, 8));
     });
     assert_eq!(
         driver.hint(),
         Ok(Hinting::Hinted {
-            command: 6,
+            command: 7,
             bytes: 2 << 22
         })
     );
