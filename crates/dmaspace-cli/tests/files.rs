@@ -24,7 +24,7 @@ const NODE: &str = "[[node]]\nid = 0\nmemory_mib = 1024\n";
 fn what_has_no_end_is_refused_with_the_limit() {
     for (arguments, most) in [
         (&["inspect", "--no-times", "--libvirt"][..], "10 MiB"),
-        (&["numa", "plan", "--topology"], "1 MiB"),
+        (&["numa", "--topology"], "1 MiB"),
     ] {
         for endless in ["/dev/zero", "/dev/full"] {
             let sentence = refused(dmaspace(&[arguments, &[endless]].concat()));
@@ -95,7 +95,7 @@ fn a_pipe_is_as_good_as_a_file() {
         ("kernel", &["tables", "dump"]),
         ("kernel", &["tables", "dump", "--device", "0000:00:05.0"]),
         ("domain", &["inspect", "--no-times", "--json", "--libvirt"]),
-        ("nodes", &["numa", "plan", "--topology"]),
+        ("nodes", &["numa", "--topology"]),
     ] {
         let path = at(name);
         let (of_file, stderr, status) = run(dmaspace(&[arguments, &[text(&path)]].concat()));
@@ -127,7 +127,7 @@ fn a_dump_is_no_pipe_and_a_directory_no_file() {
     );
     for arguments in [
         &["inspect", "--no-times", "--libvirt", "/"][..],
-        &["numa", "plan", "--topology", "/"],
+        &["numa", "--topology", "/"],
         &["tables", "dump", "/"],
         &["tables", "dump", "/", "--format", "vtd-ss", "--root", "0"],
     ] {
