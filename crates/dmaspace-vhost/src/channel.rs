@@ -8,7 +8,7 @@
 //! copy of every message of the protocol; pages and their queues do not pass here.
 //!
 //! **Files are not trusted** ([`PeerFile`]). Only those go on that block in no call: memory, and events as kicks, calls and
-//! errors. A pipe as a call, as User-Mode Linux has it, is written to by a thread of its own ([`Pipe`]). The
+//! errors. A call may be a local socket, as User-Mode Linux has it (`os_pipe`): a send that does not wait raises it. The
 //! channel's socket stays here, and the back end gets another one; messages are put into it only where there is room. A front end
 //! that brings any other file is left.
 //!
@@ -22,7 +22,7 @@
 //! "Communication". A header is three 32-bit words in the machine's byte order: request, flags (bits
 //! 0-1 the version, which is 1), and the bytes of payload behind it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::{self, IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -36,8 +36,6 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketType, recvmsg, sendmsg,
 };
-
-use super::pipe::Pipe;
 
 /// Bytes of a header.
 pub(super) const HEADER: usize = 12;
@@ -114,9 +112,8 @@ pub(super) fn is_request(header: &[u8]) -> bool {
 fn admit(request: u32, files: &[PeerFile]) -> io::Result<()> {
     let may = |file: &PeerFile| match (request, file.kind()) {
         (SET_MEM_TABLE, PeerKind::Memory)
-        | (SET_VRING_KICK | SET_VRING_CALL | SET_VRING_ERR, PeerKind::Event)
-        | (SET_VRING_CALL, PeerKind::Pipe) => true,
-        (SET_BACKEND_REQ_FD, PeerKind::Other) => is_local_stream(file),
+        | (SET_VRING_KICK | SET_VRING_CALL | SET_VRING_ERR, PeerKind::Event) => true,
+        (SET_BACKEND_REQ_FD | SET_VRING_CALL, PeerKind::Other) => is_local_stream(file),
         _ => false,
     };
     if (files.len() <= 1 || request == SET_MEM_TABLE) && files.iter().all(may) {
@@ -127,7 +124,7 @@ fn admit(request: u32, files: &[PeerFile]) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidData, why))
 }
 
-fn is_local_stream(file: &PeerFile) -> bool {
+pub(super) fn is_local_stream(file: &PeerFile) -> bool {
     socket_domain(file) == Ok(AddressFamily::UNIX) && socket_type(file) == Ok(SocketType::STREAM)
 }
 
@@ -141,8 +138,6 @@ pub(super) fn requests(front: &UnixStream, back: &UnixStream, channel: &Channel)
     let mut fds = Vec::new();
     // The queues that have an eventfd.
     let mut started = BTreeSet::new();
-    // Calls that are pipes, by queue.
-    let mut pipes = BTreeMap::new();
     loop {
         fds.clear();
         let (header, payload) = bytes.split_at_mut(HEADER);
@@ -163,16 +158,6 @@ pub(super) fn requests(front: &UnixStream, back: &UnixStream, channel: &Channel)
                 channel.keep(socket);
                 let (other, _) = UnixStream::pair()?;
                 fds.push(other.into());
-            }
-        }
-        if request == SET_VRING_CALL {
-            let queue = word(payload, 0) & 0xff;
-            pipes.remove(&queue);
-            let pipe = fds.iter().position(|call| call.kind() == PeerKind::Pipe);
-            if let Some(pipe) = pipe.map(|nth| fds.remove(nth)) {
-                let pipe = Pipe::new(pipe)?;
-                fds.push(pipe.event()?.into());
-                pipes.insert(queue, pipe);
             }
         }
         if request == SET_FEATURES && word(payload, 0) & PROTOCOL_FEATURES == 0 {

@@ -10,7 +10,7 @@
 //! by `virtio_balloon::Dma`.
 //!
 //! A front end's messages are taken for what they are, whatever is in them. The files that they bring are memory (of `tmpfs`
-//! or `hugetlbfs`), events, pipes to be called by, and the socket of its channel; any other ends the link by name. None is
+//! or `hugetlbfs`), events, local sockets to be called by, and the socket of its channel; any other ends the link by name. None is
 //! waited for, whatever the front end does with it ([`PeerFile`](hostmem::PeerFile)), so that the next one is served. It can also
 //! make a file shorter whose pages are mapped here, and the next look at them is a signal (`SIGBUS`) that ends a program which
 //! has not asked for anything else. A program that calls
@@ -32,7 +32,6 @@ mod event;
 mod iommu;
 mod job;
 mod link;
-mod pipe;
 mod socket;
 mod vring;
 mod watched;

@@ -4,8 +4,7 @@
 //! front end gets a link of its own, so nothing of the protocol's state is left over. Three threads
 //! belong to it: one takes the protocol's requests and another their answers through [`super::channel`],
 //! and `vhost-user-backend` handles the requests in a third. A fourth serves the queues; only this one calls [`Backend::kicked`] and [`Backend::woken`].
-//! None of them waits for a file of the front end, so that [`Link::close`] has not to. A front end that is called by pipes has
-//! a thread for each, which is not waited for.
+//! None of them waits for a file of the front end, so that [`Link::close`] has not to.
 //!
 //! The daemon of `vhost-user-backend` accepts its connection itself, from a listening socket. It gets one
 //! in a directory that nobody else may enter, which is gone again once it is connected.

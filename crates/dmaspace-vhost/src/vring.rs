@@ -12,9 +12,12 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hostmem::{PeerEvent, PeerFile};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutGuard, VringT};
 use virtio_queue::Error;
 
+use super::channel::is_local_stream;
 use super::link::Memory;
 
 /// A queue. A look at it ([`get_ref`](VringT::get_ref), [`get_mut`](VringT::get_mut)) holds its lock.
@@ -28,7 +31,37 @@ pub struct Vring {
 #[derive(Default)]
 struct Events {
     kick: Option<PeerEvent>,
-    call: Option<PeerEvent>,
+    call: Option<Call>,
+}
+
+/// The file by which the driver is called.
+enum Call {
+    Event(PeerEvent),
+    /// A local socket, which is sent what an event would be written.
+    Socket(PeerFile),
+}
+
+impl Call {
+    fn of(file: File) -> Option<Self> {
+        match PeerFile::from(file).into_event() {
+            Ok(event) => Some(Self::Event(event)),
+            Err(file) => is_local_stream(&file).then_some(Self::Socket(file)),
+        }
+    }
+
+    fn raise(&self) -> io::Result<()> {
+        let socket = match self {
+            Self::Event(event) => return event.raise(),
+            Self::Socket(socket) => socket,
+        };
+        // The message's flag, and not the socket's, which the front end has, too, keeps this from waiting for room. A socket
+        // that is full has something to be read already, and a reader that has gone needs nothing.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match send(socket, &1_u64.to_ne_bytes(), flags) {
+            Ok(_) | Err(Errno::AGAIN | Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
 }
 
 /// A queue that is looked at.
@@ -42,7 +75,7 @@ fn lock(events: &Mutex<Events>) -> MutexGuard<'_, Events> {
 }
 
 fn signal(events: &Mutex<Events>) -> io::Result<()> {
-    lock(events).call.as_ref().map_or(Ok(()), PeerEvent::raise)
+    lock(events).call.as_ref().map_or(Ok(()), Call::raise)
 }
 
 impl VringGuard<'_> {
@@ -122,7 +155,7 @@ impl VringT<Memory> for Vring {
     }
 
     fn set_call(&self, file: Option<File>) {
-        lock(&self.events).call = file.and_then(event);
+        lock(&self.events).call = file.and_then(Call::of);
     }
 
     /// Unused: errors of a queue are not reported.

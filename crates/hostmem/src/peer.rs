@@ -40,8 +40,6 @@ pub enum PeerKind {
     Event,
     /// A file of `tmpfs` or `hugetlbfs`, as `memfd_create` makes them.
     Memory,
-    /// A pipe without a name.
-    Pipe,
     /// Anything else.
     Other,
 }
@@ -65,7 +63,7 @@ impl AsFd for PeerFile {
 }
 
 impl PeerFile {
-    /// Its kind. This asks nothing of the file, so it cannot block; it needs `/proc`, without which events and pipes are
+    /// Its kind. This asks nothing of the file, so it cannot block; it needs `/proc`, without which events are
     /// [`Other`](PeerKind::Other).
     ///
     /// Source: proc(5), `/proc/PID/fd`: what has no path has a type and a name, which no path is like. fcntl(2), `F_GET_SEALS`:
@@ -75,7 +73,6 @@ impl PeerFile {
         let name = fs::read_link(link).unwrap_or_default();
         match name.as_os_str().as_bytes() {
             b"anon_inode:[eventfd]" => PeerKind::Event,
-            name if name.starts_with(b"pipe:[") => PeerKind::Pipe,
             _ if sys::cannot_shrink(self.as_fd()).is_ok() => PeerKind::Memory,
             _ => PeerKind::Other,
         }
@@ -281,8 +278,8 @@ mod tests {
                 sys::memory_file(4096, None).unwrap().into(),
                 PeerKind::Memory,
             ),
-            (reader.into(), PeerKind::Pipe),
-            (writer.into(), PeerKind::Pipe),
+            (reader.into(), PeerKind::Other),
+            (writer.into(), PeerKind::Other),
             (open("/dev/null"), PeerKind::Other),
             (open("/dev/shm"), PeerKind::Other),
             (open("/proc/self/maps"), PeerKind::Other),
