@@ -14,7 +14,6 @@
 
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "host")]
 pub mod console;
 #[cfg(feature = "host")]
 pub mod dma;
