@@ -194,7 +194,7 @@ impl Left {
     }
 }
 
-/// What a device has said.
+/// Lines of a device.
 #[derive(Default)]
 struct Said {
     clients: Vec<Left>,
