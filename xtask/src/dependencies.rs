@@ -1,5 +1,5 @@
-//! Foreign crates: under which licences they are, which compiler they ask for, and how few the lowest two
-//! crates of the house need.
+//! What crates depend on: published ones on published ones only, also for their tests; foreign crates' licences and
+//! the compiler that they ask for; how few the lowest two crates of the house need.
 
 use std::collections::BTreeSet;
 
@@ -28,9 +28,6 @@ const SMALL: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// It is built by its users, too, though no registry has it.
-const PROGRAM: &str = "dmaspace-cli";
-
 /// The part `dependencies` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     // With all features, and what each crate has become of them.
@@ -51,6 +48,7 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
         }
     }
     for package in metadata.workspace_packages() {
+        faults.extend(house_faults(package, &metadata));
         faults.extend(size_fault(package));
         faults.extend(description_fault(package, repository));
     }
@@ -71,7 +69,7 @@ fn shipped(metadata: &Metadata) -> anyhow::Result<BTreeSet<PackageId>> {
     let resolve = metadata.resolve.as_ref().context("nothing is resolved")?;
     let members = metadata.workspace_packages().into_iter();
     let mut open: Vec<&PackageId> = members
-        .filter(|package| is_published(package) || package.name == PROGRAM)
+        .filter(|package| is_published(package))
         .map(|package| &package.id)
         .collect();
     let mut found: BTreeSet<PackageId> = open.iter().copied().cloned().collect();
@@ -88,8 +86,29 @@ fn shipped(metadata: &Metadata) -> anyhow::Result<BTreeSet<PackageId>> {
     Ok(found)
 }
 
-pub(crate) fn is_published(package: &Package) -> bool {
+fn is_published(package: &Package) -> bool {
     package.publish.as_ref().is_none_or(|to| !to.is_empty())
+}
+
+/// Dependencies of a published crate on what serves to prove or measure it, and on namesakes of our crates.
+fn house_faults(package: &Package, metadata: &Metadata) -> Vec<String> {
+    if !is_published(package) {
+        return Vec::new();
+    }
+    let ours = metadata.workspace_packages();
+    let find = |name: &str| ours.iter().find(|package| package.name == name);
+    let uses = package.dependencies.iter();
+    uses.filter_map(|used| {
+        let name = &used.name;
+        match (find(name), &used.path) {
+            (Some(ours), Some(_)) if is_published(ours) => None,
+            (Some(_), None) => Some(format!("{name} of a registry, a namesake of ours")),
+            (None, None) => None,
+            _ => Some(format!("{name}, which is not published")),
+        }
+    })
+    .map(|fault| format!("{} uses {fault}", package.name))
+    .collect()
 }
 
 fn licence_fault(package: &Package) -> Option<String> {
@@ -143,10 +162,6 @@ fn description_fault(package: &Package, repository: &Repository) -> Option<Strin
             "readme",
             package.readme.as_deref() != Some("README.md".into()),
         ),
-        (
-            "README.md: features",
-            leaves_features_out(package, directory),
-        ),
         ("rust-version", package.rust_version.is_none()),
         ("keywords", !(1..=5).contains(&package.keywords.len())),
         ("categories", !(1..=5).contains(&package.categories.len())),
@@ -168,13 +183,6 @@ fn description_fault(package: &Package, repository: &Repository) -> Option<Strin
         .collect();
     let name = &package.name;
     (!missing.is_empty()).then(|| format!("{name} has no right {}", missing.join(", ")))
-}
-
-/// True when its README leaves a feature out.
-fn leaves_features_out(package: &Package, directory: &cargo_metadata::camino::Utf8Path) -> bool {
-    let text = std::fs::read_to_string(directory.join("README.md")).unwrap_or_default();
-    let mut features = package.features.keys().filter(|name| *name != "default");
-    features.any(|name| !text.contains(&format!("`{name}`")))
 }
 
 fn differs(

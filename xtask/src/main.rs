@@ -16,18 +16,13 @@ mod dependencies;
 mod device;
 mod examples;
 mod fuzz;
-mod graph;
 mod guests;
-#[cfg(test)]
-mod guides;
 mod host;
 mod libvirt;
 mod linux;
-mod listed;
 mod miri;
 mod nostd;
 mod oldest;
-mod origins;
 mod parts;
 mod programs;
 mod properties;
@@ -35,7 +30,6 @@ mod runner;
 mod sanitize;
 mod soak;
 mod units;
-mod unsafety;
 
 use programs::Passed;
 

@@ -9,9 +9,9 @@ use std::{process::Command, time::Duration};
 use crate::{
     balloon,
     cargo::{self, Repository},
-    conformance, dependencies, device, examples, fuzz, graph, guests,
+    conformance, dependencies, device, examples, fuzz, guests,
     host::Need,
-    libvirt, linux, nostd, origins, properties, runner, sanitize, units, unsafety,
+    libvirt, linux, nostd, properties, runner, sanitize, units,
 };
 
 /// When a part runs, and what its budget counts towards.
@@ -85,27 +85,23 @@ const fn part(
 const FMT: Need = Need::Subcommand("fmt", "rustup component add rustfmt");
 const CLIPPY: Need = Need::Subcommand("clippy", "rustup component add clippy");
 
+/// For the tests of system calls that fail, and for libvirt's schema.
+const RIG_TESTS: &[Need] = &[
+    Need::Package("strace"),
+    Need::Package("libxml2-utils"),
+    Need::Package("libvirt0"),
+];
+
 /// All parts. Those that take no time come first: they find most for what they cost.
 pub(crate) const PARTS: &[Part] = &[
     part("fmt", Group::Basic, 5, &[FMT], fmt),
-    part("crate-graph", Group::Basic, 3, &[], graph::part),
     part("dependencies", Group::Basic, 5, &[], dependencies::part),
-    part("unsafe", Group::Basic, 2, &[], unsafety::part),
     part("clippy", Group::Basic, 110, &[CLIPPY], clippy),
     part("docs", Group::Basic, 50, &[], docs),
     part("no-std", Group::Basic, 25, &[], nostd::part),
     part("tests", Group::Basic, 350, &[], tests),
     part("doctests", Group::Basic, 40, &[], doctests),
-    // Asks what the parts docs and tests have built.
-    part("origins", Group::Basic, 10, &[], origins::part),
-    part("rig-tests", Group::Rig, 100, &[], rig_tests),
-    part(
-        "system-calls",
-        Group::Rig,
-        10,
-        &[Need::Package("strace")],
-        system_calls,
-    ),
+    part("rig-tests", Group::Rig, 120, RIG_TESTS, rig_tests),
     part(
         "compare",
         Group::Rig,
@@ -113,11 +109,9 @@ pub(crate) const PARTS: &[Part] = &[
         conformance::NEEDS,
         conformance::part,
     ),
-    part("libvirt", Group::Rig, 5, libvirt::NEEDS, libvirt::part),
-    part("units", Group::Rig, 200, units::NEEDS, units::part),
+    part("units", Group::Rig, 200, units::NEEDS, units_and_examples),
     part("linux", Group::Rig, 600, linux::NEEDS, linux::part),
     part("balloon", Group::Rig, 150, linux::NEEDS, balloon::part),
-    part("examples", Group::Rig, 5, units::NEEDS, examples::part),
     part("guests", Group::Rig, 240, guests::NEEDS, guests::part),
     part("vfio-user", Group::Rig, 75, device::NEEDS, device::part),
     part(
@@ -182,15 +176,10 @@ fn runner_of_tests(repository: &Repository) -> Command {
     }
 }
 
-/// What is selected of the workspace for each of the two runs of the part `tests`.
-pub(crate) fn tested() -> [Vec<&'static str>; 2] {
+fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
     let rigs = RIGS.map(|package| ["--exclude", package]);
     let most = [&["--workspace", "--all-features"], rigs.as_flattened()].concat();
-    [most, vec!["--package", BENCH]]
-}
-
-fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
-    for selection in tested() {
+    for selection in [most, vec!["--package", BENCH]] {
         let mut command = runner_of_tests(repository);
         command.args(selection);
         properties::settle(&mut command, runner::in_ci());
@@ -215,15 +204,18 @@ fn rig_tests(repository: &Repository) -> anyhow::Result<Outcome> {
     };
     properties::settle(&mut command, runner::in_ci());
     cargo::run(&mut command)?;
-    Ok(Outcome::Passed)
-}
-
-/// What the suites leave out, loudly, where there is no strace.
-fn system_calls(repository: &Repository) -> anyhow::Result<Outcome> {
+    // Left out loudly by the part `tests` where there is no strace.
     let mut command = suites(repository);
     command.args(["--test", "faults", "some_of_all_system_calls"]);
     properties::settle(&mut command, runner::in_ci());
     cargo::run(&mut command)?;
+    libvirt::judge(repository)?;
+    Ok(Outcome::Passed)
+}
+
+fn units_and_examples(repository: &Repository) -> anyhow::Result<Outcome> {
+    units::check(repository)?;
+    examples::run(repository)?;
     Ok(Outcome::Passed)
 }
 
@@ -235,7 +227,7 @@ fn doctests(repository: &Repository) -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-pub(crate) fn docs(repository: &Repository) -> anyhow::Result<Outcome> {
+fn docs(repository: &Repository) -> anyhow::Result<Outcome> {
     let mut command = repository.cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
     cargo::run(command.env("RUSTDOCFLAGS", "-D warnings"))?;
     Ok(Outcome::Passed)

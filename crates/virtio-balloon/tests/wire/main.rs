@@ -15,4 +15,4 @@ mod fuzz_bodies;
 mod bitmaps;
 mod formats;
 mod hostile;
-mod spec;
+mod sizes;
