@@ -105,23 +105,3 @@ fn targets(directory: &Path) -> anyhow::Result<Vec<String>> {
     names.sort();
     Ok(names)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_target_has_a_program_and_a_corpus() {
-        let repository = Repository::find().unwrap();
-        let directory = repository.root.join(CRATE);
-        let manifest = fs::read_to_string(directory.join("Cargo.toml")).unwrap();
-        let names = targets(&directory).unwrap();
-        assert!(names.len() >= 16);
-        for name in names {
-            assert!(manifest.contains(&format!("name = \"{name}\"")), "{name}");
-            assert!(directory.join("corpus").join(&name).is_dir(), "{name}");
-        }
-        let corpora = directory.join("corpus").read_dir().unwrap().count();
-        assert_eq!(corpora, targets(&directory).unwrap().len());
-    }
-}

@@ -28,46 +28,18 @@ const FLAGS: &str = "-Zmiri-disable-isolation";
 /// Random inputs of a property, where its test does not say how many.
 const CASES: &str = "4";
 
-/// Tests of one program.
-struct Suite {
-    package: &'static str,
-    /// The directory of the package's `tests`; the library's own tests without one.
-    program: Option<&'static str>,
-    /// Its modules; all without one.
-    modules: &'static [&'static str],
-}
-
-const SUITES: [Suite; 6] = [
-    Suite {
-        package: "dmaspace-runs",
-        program: None,
-        modules: &[],
-    },
-    Suite {
-        package: "dmaspace-iopt",
-        program: None,
-        modules: &[],
-    },
-    Suite {
-        package: "dmaspace-iopt",
-        program: Some("operations"),
-        modules: &["any", "moved", "planned"],
-    },
-    Suite {
-        package: "dmaspace-iopt",
-        program: Some("readers"),
-        modules: &["takeover"],
-    },
-    Suite {
-        package: "dmaspace-iopt",
-        program: Some("reclaim"),
-        modules: &[],
-    },
-    Suite {
-        package: "dmaspace-iopt",
-        program: Some("reclaim_fences"),
-        modules: &[],
-    },
+/// Package, what of it, and which tests of that: all without one.
+const SUITES: [(&str, &[&str], &[&str]); 6] = [
+    ("dmaspace-runs", &["--lib"], &[]),
+    ("dmaspace-iopt", &["--lib"], &[]),
+    (
+        "dmaspace-iopt",
+        &["--test", "operations"],
+        &["any::", "moved::", "planned::"],
+    ),
+    ("dmaspace-iopt", &["--test", "readers"], &["takeover::"]),
+    ("dmaspace-iopt", &["--test", "reclaim"], &[]),
+    ("dmaspace-iopt", &["--test", "reclaim_fences"], &[]),
 ];
 
 /// The options of `cargo xtask miri`.
@@ -87,16 +59,20 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     let mut passed = true;
     for (model, flag) in MODELS {
         println!("\n== {model} ==");
-        for suite in &SUITES {
+        for (package, program, tests) in SUITES {
+            // The `cargo` of rustup, which knows toolchains: that by which this program was started is one
+            // toolchain's own.
             let mut command = Command::new("cargo");
             command
-                .args(suite.words())
+                .args(["+nightly", "miri", "test", "--package", package])
+                .args(program)
+                .args(["--all-features", "--no-fail-fast", "--"])
                 .current_dir(&repository.root)
                 .env("MIRIFLAGS", format!("{FLAGS} {flag}"))
                 .env("PROPTEST_CASES", CASES);
             match &options.filter {
                 Some(filter) => command.arg(filter),
-                None => command.args(suite.modules.iter().map(|module| format!("{module}::"))),
+                None => command.args(tests),
             };
             passed &= cargo::run(&mut command).is_ok();
         }
@@ -104,19 +80,6 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     Ok(passed)
 }
 
-impl Suite {
-    fn words(&self) -> Vec<&str> {
-        let mut words = vec!["+nightly", "miri", "test", "--package", self.package];
-        match self.program {
-            Some(program) => words.extend(["--test", program]),
-            None => words.push("--lib"),
-        }
-        words.extend(["--all-features", "--no-fail-fast", "--"]);
-        words
-    }
-}
-
-/// The `cargo` of rustup, which knows toolchains: that by which this program was started is one toolchain's own.
 fn is_installed() -> bool {
     Command::new("cargo")
         .args(["+nightly", "miri", "--version"])
@@ -125,37 +88,4 @@ fn is_installed() -> bool {
         .stderr(Stdio::null())
         .status()
         .is_ok_and(|status| status.success())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-
-    #[test]
-    fn every_suite_has_its_modules() {
-        let repository = Repository::find().unwrap();
-        for suite in SUITES {
-            let package = suite.package.strip_prefix("dmaspace-").unwrap();
-            let Some(program) = suite.program else {
-                assert_eq!(suite.modules, [""; 0]);
-                continue;
-            };
-            let main = format!("crates/{package}/tests/{program}/main.rs");
-            let text = fs::read_to_string(repository.root.join(&main)).unwrap();
-            for module in suite.modules {
-                assert!(text.contains(&format!("mod {module};")), "{main}: {module}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_suite_is_asked_for_by_program_and_module() {
-        let [.., library, operations, _, _, _] = SUITES;
-        let library = library.words().join(" ");
-        assert!(library.ends_with("dmaspace-iopt --lib --all-features --no-fail-fast --"));
-        let operations = operations.words().join(" ");
-        assert!(operations.contains("--test operations --all-features"));
-    }
 }

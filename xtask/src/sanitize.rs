@@ -54,9 +54,6 @@ const THREADED_TESTS: [&str; 9] = [
     "check",
 ];
 
-/// Tests that cannot pass under AddressSanitizer: they link C without it.
-const NOT_ADDRESS: &str = "not test(/^example::the_c_example/)";
-
 /// Random inputs of a property, where its test does not say how many: an eighth of what is usual.
 const CASES: &str = "32";
 
@@ -145,11 +142,7 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     if options.no_run {
         command.arg("--no-run");
     } else {
-        command.arg("--no-fail-fast");
-        if options.kind == Kind::Address {
-            command.args(["--filterset", NOT_ADDRESS]);
-        }
-        command.args(&options.filter);
+        command.arg("--no-fail-fast").args(&options.filter);
     }
     Ok(cargo::run(&mut command).is_ok())
 }
