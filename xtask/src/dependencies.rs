@@ -1,4 +1,4 @@
-//! What crates depend on: published ones on published ones only, also for their tests; foreign crates' licences and
+//! Dependencies: published crates use published ones only, also for their tests; foreign crates' licences and
 //! the compiler that they ask for; how few the lowest two crates of the house need.
 
 use std::collections::BTreeSet;

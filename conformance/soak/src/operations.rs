@@ -56,7 +56,6 @@ impl<'a> Mutator<'a> {
         (3, Self::flush),
         (3, Self::poll),
         (2, Self::place),
-        (3, Self::move_tables),
     ];
 
     /// Makes one operation.
@@ -407,23 +406,6 @@ impl<'a> Mutator<'a> {
         let placement = all[self.random.u64(..3) as usize];
         let placed = self.world.space.set_placement(placement);
         self.note("place", &format!("{placement:?}"), said(placed));
-    }
-
-    fn move_tables(&mut self) {
-        let devices = self.book.devices.write();
-        let places = self.world.space.places().into_iter();
-        let domains: Vec<u32> = places.filter_map(|place| place.number).collect();
-        let nth = self.random.u64(..domains.len().max(1) as u64) as usize;
-        let Some(domain) = domains.get(nth).map(|id| DomainId(*id)) else {
-            return;
-        };
-        let node = NodeId(self.random.u64(..2) as u32);
-        self.arm();
-        let moved = |world: &World| world.space.move_tables(domain, Some(node));
-        let result = self.world.blurring(moved);
-        drop(devices);
-        let what = format!("of domain {}", domain.0);
-        self.note("move tables", &what, said(result));
     }
 
     /// All goes: devices, then areas.

@@ -106,7 +106,7 @@ pub use object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReade
 pub use observer::{Observer, Step};
 pub use own::{
     BuildDomain, Builder, BuilderError, DecodeError, DomainIds, HandOverError, HandedArea,
-    HandedDomain, Handover, Leaving, MoveError, TakeOverError, TakenDomain,
+    HandedDomain, Handover, Leaving, TakeOverError, TakenDomain,
 };
 pub use placement::{NoPlacement, Place, Placement};
 pub use released::ReleaseError;

@@ -149,12 +149,6 @@ impl Gather {
         }
     }
 
-    /// Notes that units are to walk from `root` from now on: that of another table, which says the same.
-    /// The table that they walk until then must stay as it is, or say the same, until the flush.
-    pub fn walk_from(&mut self, root: Root) {
-        self.set_root(root, 0);
-    }
-
     #[cfg(feature = "alloc")]
     /// Takes in what another gather of the same table holds. `append` puts its tables into the chain.
     pub(crate) fn join(&mut self, other: Self, append: impl FnOnce(&mut Chain, Chain)) {

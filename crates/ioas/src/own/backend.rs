@@ -296,8 +296,8 @@ impl Backend for Own {
     ) -> Result<Harvested, HarvestError> {
         let span = pending.span();
         for domain in &self.domains {
-            // A unit may still note in the table before, or in leaves of another size, what its devices do.
-            domain.settle_tables().map_err(HarvestError::Flush)?;
+            // A unit may still note in leaves of another size what its devices do.
+            domain.settle().map_err(HarvestError::Flush)?;
         }
         let mut found = Harvested::default();
         let of_domains = self.domains.iter().map(|domain| &domain.written);

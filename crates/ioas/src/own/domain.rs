@@ -17,7 +17,6 @@ use iommu::{DeviceId, DomainId, FlushError, NodeId, Unit};
 use iopt::{AnyTable, FormatId, Gather, Interruption, Invalidation, Prot, ResizeError, WithDirty};
 use runs::{Iova, Joiner, PageSizes, Run, Span};
 
-use super::relocate::Leaving;
 use super::spare::Spare;
 use super::written::Written;
 use crate::error::DetachError;
@@ -39,8 +38,6 @@ pub(crate) struct Domain {
     pub(crate) tables_on: Option<NodeId>,
     /// The table keeps what devices have written to.
     pub(crate) tracked: bool,
-    /// The table that units walked before, until all of them walk the new one.
-    pub(super) leaving: Mutex<Option<Leaving>>,
     pub(super) written: Mutex<Written>,
     /// How often leaves have got a new size that a unit may not have taken notice of: until it has, they
     /// must not be changed again, since it may still note in the old ones what a device does.
@@ -87,7 +84,6 @@ impl Domain {
             coherent,
             tables_on: None,
             tracked: false,
-            leaving: Mutex::default(),
             written: Mutex::default(),
             unsettled: AtomicU64::new(0),
             spare: Mutex::new(Spare::new()),
@@ -158,10 +154,6 @@ impl Domain {
         drop(batch);
         self.unsettled.fetch_sub(unsettled, Ordering::SeqCst);
         self.fill_up();
-        // All units walk the new table.
-        if let Some(leaving) = self.leaving.lock().take() {
-            leaving.end(&mut self.written.lock());
-        }
         Ok(())
     }
 
@@ -226,9 +218,6 @@ impl Domain {
         owned: Span<Iova>,
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), iopt::TableUnmapError> {
-        if let Some(leaving) = &mut *self.leaving.lock() {
-            leaving.empty(range, owned, note)?;
-        }
         self.written.lock().take(range, note);
         let mut gather = Gather::new();
         let emptied = empty_table(&self.table, &mut gather, range, owned, self.tracked, note);
@@ -272,9 +261,6 @@ impl Domain {
     /// Begins to track what devices write to, as far as table and units can.
     pub(crate) fn track(&mut self) {
         self.tracked = self.table.track_dirty(true).is_ok();
-        if let Some(leaving) = self.leaving.get_mut() {
-            leaving.track(true);
-        }
     }
 
     /// Ends it.
@@ -282,9 +268,6 @@ impl Domain {
         // Refused only where it was never on.
         let _ = self.table.track_dirty(false);
         self.tracked = false;
-        if let Some(leaving) = self.leaving.get_mut() {
-            leaving.track(false);
-        }
         self.written.get_mut().clear();
     }
 
@@ -325,8 +308,7 @@ impl Domain {
         &self,
         job: impl FnOnce(&AnyTable, &mut Gather, Flush<'_>) -> Result<(), ResizeError<FlushError>>,
     ) -> Result<(), ResizeError<FlushError>> {
-        // One table has leaves of other sizes, not two.
-        self.settle_tables().map_err(ResizeError::Flush)?;
+        self.settle().map_err(ResizeError::Flush)?;
         let mut gather = Gather::new();
         let mut flush = |what: &Invalidation| self.invalidate(what);
         let done = job(&self.table, &mut gather, &mut flush);
@@ -343,15 +325,6 @@ impl Domain {
             self.flush()
         } else {
             Ok(())
-        }
-    }
-
-    /// The same, and ends a move of the tables of which a unit has not taken notice.
-    pub(crate) fn settle_tables(&self) -> Result<(), FlushError> {
-        if self.leaving.lock().is_some() {
-            self.flush()
-        } else {
-            self.settle()
         }
     }
 
@@ -424,9 +397,6 @@ impl Domain {
     /// one. All tables are given back. Returns what devices have written to, if that is tracked.
     pub(crate) fn end(self) -> Written {
         let mut written = self.written.into_inner();
-        if let Some(leaving) = self.leaving.into_inner() {
-            leaving.end(&mut written);
-        }
         let table = self.table;
         self.spare.into_inner().end(table.memory());
         let Gathers { fresh, left, .. } = self.gathers.into_inner();

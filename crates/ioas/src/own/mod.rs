@@ -28,7 +28,6 @@ mod domain;
 mod encoding;
 mod fill;
 mod handover;
-mod relocate;
 mod space;
 mod spare;
 mod take_over;
@@ -49,7 +48,6 @@ use runs::{Iova, Pa, Span};
 pub use build::{BuildDomain, Builder, BuilderError, DomainIds};
 pub use encoding::DecodeError;
 pub use handover::{HandOverError, HandedArea, HandedDomain, Handover, Leaving};
-pub use relocate::MoveError;
 pub use take_over::{TakeOverError, TakenDomain};
 
 pub(crate) use domain::{Devices, Domain, Member, detach};

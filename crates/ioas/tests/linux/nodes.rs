@@ -251,15 +251,12 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
         assert!(arena.contains(table.root().address));
         assert_eq!(arena.in_use(), table.tables());
     });
-    let reads = |ports: &mut Vec<_>| {
-        for port in ports.iter_mut() {
-            let port: &mut iommu::Port<Arc<NodeTables>, _> = port;
-            let mut word = [0];
-            port.read(AT + 80 * PAGE, &mut word).unwrap();
-            assert_eq!(word[0], 80 * PAGE / 8);
-        }
-    };
-    reads(&mut ports);
+    for port in &mut ports {
+        let port: &mut iommu::Port<Arc<NodeTables>, _> = port;
+        let mut word = [0];
+        port.read(AT + 80 * PAGE, &mut word).unwrap();
+        assert_eq!(word[0], 80 * PAGE / 8);
+    }
     assert_eq!(
         tables
             .misplaced()
@@ -268,11 +265,6 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
             .collect::<Vec<_>>(),
         [NodeId(5)]
     );
-    // Moved, they lie in the other arena, and the first is empty.
-    let first = space.places()[0].domain().unwrap();
-    space.move_tables(first, node(1)).unwrap();
-    reads(&mut ports);
-    assert_eq!(arenas[0].in_use(), 0);
     space.close().unwrap();
     assert_eq!((tables.in_use(), ledger.in_use()), (0, 0));
 }

@@ -26,7 +26,6 @@ mod lazy;
 mod listeners;
 mod merging;
 mod model;
-mod moving;
 mod order;
 mod pins;
 mod placement;

@@ -122,15 +122,6 @@ fn the_node_is_derived_in_one_place() {
     assert_eq!(bench.places(), [(Some(0), Some(0), 2)]);
     bench.space.detach(a.device).unwrap();
     assert_eq!(bench.places(), [(Some(1), Some(0), 1)]);
-    // The table follows when it is asked to.
-    let place = bench.domain_of(&b);
-    let wanted = bench.space.placement().tables(place.node);
-    bench
-        .space
-        .move_tables(place.domain().unwrap(), wanted)
-        .unwrap();
-    assert_eq!(bench.places(), [(Some(1), Some(1), 1)]);
-    assert_eq!(bench.nodes.in_use()[0], 0);
     assert_eq!(b.read(AT), Some(FRAME));
     bench.end();
 }

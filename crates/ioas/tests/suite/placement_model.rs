@@ -17,7 +17,6 @@ enum Op {
     Detach(usize),
     Write(usize, u64),
     Harvest,
-    Move(usize, u32),
 }
 
 const PAGES: u64 = 2048;
@@ -32,7 +31,6 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..6usize).prop_map(Op::Detach),
         4 => (0..6usize, pages()).prop_map(|(n, page)| Op::Write(n, page)),
         2 => Just(Op::Harvest),
-        1 => (0..6usize, 0..3u32).prop_map(|(n, to)| Op::Move(n, to)),
     ]
 }
 
@@ -95,14 +93,6 @@ proptest! {
                     Op::Detach(n) => format!("{}", space.detach(machines[n].device).is_ok()),
                     Op::Write(n, page) => format!("{}", machines[n].write(AT + page * PAGE)),
                     Op::Harvest => format!("{:?}", harvest(space)),
-                    Op::Move(n, to) => {
-                        let device = machines[n].device;
-                        let place = space.places().into_iter().find(|place| place.endpoints.contains(&device.into()));
-                        if let Some(place) = place {
-                            space.move_tables(place.domain().unwrap(), node(to)).unwrap();
-                        }
-                        String::new()
-                    }
                 });
             }
             prop_assert_eq!(&said[0], &said[1], "{:?}", op);
