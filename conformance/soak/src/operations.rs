@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use ioas::{AttachError, Flushing, MapError, Placement, UnmapError};
-use iommu::{DomainId, NodeId};
+use iommu::NodeId;
 use iopt::Prot;
 use runs::{GuestAddr, Iova, Span};
 use scenario::{Fault, INTACT, PAGE, World, sentence};
@@ -39,7 +39,7 @@ fn said<T, E: std::error::Error>(result: Result<T, E>) -> Said {
 }
 
 impl<'a> Mutator<'a> {
-    const OPERATIONS: [Operation<'a>; 17] = [
+    const OPERATIONS: [Operation<'a>; 16] = [
         (30, Self::map),
         (10, Self::unmap),
         (12, Self::unmap_cutting),
