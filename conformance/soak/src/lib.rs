@@ -1,16 +1,16 @@
 //! A soak: everything that an address space can do, in a random order, for a long time.
 //!
 //! One address space over three memories of the host, units of four formats on two nodes, threads that change it
-//! at once (mutators), devices that do DMA all the time, a balloon, dirty tracking, lazy flushing, tables that move,
-//! steps that fail on demand, and now and then a second process that takes the address space over and hands it back.
+//! at once (mutators), devices that do DMA all the time, a balloon, dirty tracking, lazy flushing, and
+//! steps that fail on demand.
 //! Beside it stands a shadow model, page by page; devices compare every byte with it. At quiet points all tables are
 //! compared with the model by the independent walker, and what is pinned, charged and in use is counted; again and
 //! again everything is given back, and all of that has to be at zero.
 
 mod mutator;
 mod operations;
+mod scenario;
 
-use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use hostmem::{Backing, Mapping, Pinner};
 use ioas::{Cause, Ledger};
 use iommu::NodeId;
 use iopt::FormatId;
-use mutator::{Book, Mutator, everywhere};
+use mutator::{Book, Mutator};
 use runs::Span;
-use scenario::{Kind, Layout, Manner, PAGE, Setup, Source, TableNode, Totals, World};
+use scenario::{Kind, Layout, PAGE, Setup, Source, World, sentence};
 
-pub use scenario::succeed;
+pub use scenario::{Counted, Totals};
 
 /// Memories, bytes of each, and where a balloon's guest has the next.
 pub(crate) const MEMORIES: u64 = 3;
@@ -43,8 +43,6 @@ pub(crate) const DEVICES: u64 = 7;
 const TABLES: u64 = 8 << 20;
 /// A pin is made in steps of so many bytes.
 const PIECE: u64 = 4 << 20;
-/// How long devices look at the hole that the second process has cut.
-const LOOK: Duration = Duration::from_millis(5);
 /// So much more anonymous memory at the end than after the first quarter is no leak: what the allocator
 /// keeps and the logs of this program.
 const TOLERANCE: u64 = 4 << 20;
@@ -64,10 +62,6 @@ pub struct Settings {
     pub quiet_every: u64,
     /// Quiet points between two at which everything was given back.
     pub clear_every: u64,
-    /// Operations between two handovers.
-    pub handover_every: u64,
-    /// The program that takes over and hands back ([`succeed`]), and its arguments.
-    pub successor: Vec<OsString>,
 }
 
 /// What was counted at a quiet point.
@@ -108,7 +102,7 @@ pub struct Outcome {
 ///
 /// # Errors
 ///
-/// When there is no memory to begin with, or a second process cannot be had.
+/// When there is no memory to begin with.
 pub fn run(
     settings: &Settings,
     stop: &AtomicBool,
@@ -121,17 +115,16 @@ pub fn run(
         on(&sample);
         outcome.samples.push(sample);
     });
-    let stopped = soak.world.stop();
+    soak.world.stop();
     let scene = &soak.world.scene;
     outcome.wrong = scene.complaints();
-    outcome.wrong.extend(stopped);
     outcome
         .wrong
-        .extend(done.err().map(|cause| scenario::sentence(&*cause)));
+        .extend(done.err().map(|cause| sentence(&*cause)));
     if outcome.wrong.is_empty() {
         outcome.wrong = drift(&outcome.samples);
     }
-    outcome.faulted = scene.counts().faults_in_holes;
+    (_, outcome.faulted) = scene.counts();
     (outcome.counts, outcome.log) = soak.book.read();
     Ok(outcome)
 }
@@ -175,29 +168,18 @@ impl Soak {
             memories.push(Source {
                 guest: number * GUEST,
                 mapping: Arc::new(mapping),
-                layout: Some(Layout::new((number + 1) << 36, MEMORY, chunk)),
+                layout: Layout::new((number + 1) << 36, MEMORY, chunk),
             });
         }
         let setup = Setup {
             range: Span::new(IOVA, PAGES * PAGE),
             memories,
             ledger: Ledger::new("the soak's limit", Some(LIMIT), 0),
-            manner: Manner {
-                only_reads: 3,
-                ..Manner::default()
-            },
-            huge: false,
-        };
-        // One memory for the tables of all nodes: they may move, and every unit walks all of it.
-        let tables = TableNode {
-            node: NodeId(0),
-            at: None,
-            bytes: TABLES,
         };
         let mut seeds = fastrand::Rng::with_seed(settings.seed);
         let randoms = (0..settings.mutators.max(1)).map(|_| seeds.fork());
         Ok(Self {
-            world: World::over_units(setup, pinner, &UNITS, &[tables], DEVICES as usize)?,
+            world: World::over_units(setup, pinner, &UNITS, TABLES, DEVICES as usize)?,
             randoms: randoms.collect(),
             book: Book::default(),
         })
@@ -212,7 +194,6 @@ impl Soak {
         let start = Instant::now();
         let mut points = 0;
         let mut next = settings.quiet_every;
-        let mut next_handover = settings.handover_every;
         loop {
             let over = start.elapsed() >= settings.time || stop.load(Ordering::Relaxed);
             if over || self.book.operations() >= next {
@@ -227,12 +208,7 @@ impl Soak {
             if over || !self.world.scene.complaints().is_empty() {
                 return Ok(());
             }
-            if self.book.operations() >= next_handover {
-                next_handover = self.book.operations() + settings.handover_every;
-                self.hand_over(&settings.successor)?;
-            }
-            let until = next.min(next_handover);
-            self.stretch(until, &|| {
+            self.stretch(next, &|| {
                 start.elapsed() < settings.time && !stop.load(Ordering::Relaxed)
             })?;
         }
@@ -276,38 +252,11 @@ impl Soak {
             totals: self.world.check()?,
             at: start.elapsed(),
             operations: self.book.operations(),
-            accesses: self.world.scene.counts().read_bytes / PAGE,
+            accesses: self.world.scene.counts().0,
             anonymous: anonymous()?,
             files: std::fs::read_dir("/proc/self/fd")?.count() as u64,
             cleared,
         })
-    }
-
-    /// The address space goes to a second process, which cuts a hole and closes it, and comes back.
-    fn hand_over(&mut self, command: &[OsString]) -> Result<(), Cause> {
-        let live = self.world.is_live();
-        let hole = self.mutators().next().filter(|_| live);
-        let hole = hole.and_then(|mut mutator| {
-            let area = mutator.some_area(everywhere(), ioas::Area::is_there)?;
-            Some(mutator.some_part(area))
-        });
-        let Some(hole) = hole else {
-            return Ok(());
-        };
-        let (mut second, _) = self.world.hand_over(command)?;
-        self.world.hole_of(&mut second, Some(hole), &mut |_| {
-            thread::sleep(LOOK);
-            Ok(())
-        })?;
-        let left = self.world.take_back(second)?;
-        let kernel = left.kernel.most();
-        if left.charged > 0 || kernel > 0 {
-            return Err(format!("the second process has left {left:?}").into());
-        }
-        let note =
-            |mutator: Mutator<'_>| mutator.note("hand over", &format!("hole {hole}"), Ok(()));
-        self.mutators().next().map(note);
-        Ok(())
     }
 }
 

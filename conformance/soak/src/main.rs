@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context as _;
 use clap::Parser;
-use soak::{Settings, run, succeed};
+use soak::{Settings, run};
 
 /// Everything that an address space can do, in a random order, beside a shadow model.
 #[derive(Parser)]
@@ -30,21 +29,10 @@ struct Options {
     /// Operations between two quiet points.
     #[arg(long, value_name = "OPERATIONS", default_value_t = 10_000)]
     quiet: u64,
-    /// Operations between two handovers to a second process.
-    #[arg(long, value_name = "OPERATIONS", default_value_t = 25_000)]
-    handover: u64,
-    /// This is the second process.
-    #[arg(long, hide = true)]
-    successor: bool,
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
-    let done = match options.successor {
-        true => succession(),
-        false => soak(&options),
-    };
-    match done {
+    match soak(&Options::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(cause) => {
@@ -54,20 +42,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// The second process. What interrupts both is the first one's to answer.
-fn succession() -> anyhow::Result<bool> {
-    ctrlc::set_handler(|| ())?;
-    succeed(std::io::stdin(), std::io::stdout())?;
-    Ok(true)
-}
-
 fn soak(options: &Options) -> anyhow::Result<bool> {
     let stop = Arc::new(AtomicBool::new(false));
     let wanted = Arc::clone(&stop);
     ctrlc::set_handler(move || wanted.store(true, Ordering::Relaxed))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = options.seed.unwrap_or(now.as_nanos() as u64);
-    let program = std::env::current_exe().context("cannot find this program")?;
     let seconds = options.seconds.unwrap_or(options.minutes * 60);
     let settings = Settings {
         seed,
@@ -76,8 +56,6 @@ fn soak(options: &Options) -> anyhow::Result<bool> {
         mutators: options.mutators,
         quiet_every: options.quiet,
         clear_every: 4,
-        handover_every: options.handover,
-        successor: vec![program.into(), "--successor".into()],
     };
     let (mutators, threads) = (options.mutators, options.threads);
     println!("seed {seed}, {mutators} mutators, {threads} threads of devices, {seconds} s");

@@ -8,21 +8,20 @@
 //! last. An error of those that another operation can bring about is expected only if one was at work there; and a
 //! fault is armed for one thread, so that it excuses no error of another.
 //!
-//! Not made beside others: a device is attached and detached by one mutator, whose it is; tables move while none is
-//! on its way, since a domain that has gone cannot be told from one that was never there; tracking begins, ends and is
+//! Not made beside others: a device is attached and detached by one mutator, whose it is; tracking begins, ends and is
 //! harvested by one at a time, since it has one bitmap to be compared with; and memory is mapped nowhere while it is
-//! released and discarded, which no monitor may do. Handovers, looks at everything, and giving everything back are
+//! released and discarded, which no monitor may do. Looks at everything, and giving everything back are
 //! for quiet points.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError};
 
 use runs::{Iova, Span};
-use scenario::World;
 
 use crate::operations::Said;
+use crate::scenario::World;
 use crate::{IOVA, PAGE, PAGES};
 
 /// One operation of so many is anywhere.
@@ -44,8 +43,6 @@ pub(crate) struct Mutator<'a> {
 #[derive(Default)]
 pub(crate) struct Book {
     operations: AtomicU64,
-    /// For reading while a device comes or goes, for writing while tables move.
-    pub(crate) devices: RwLock<()>,
     said: Mutex<Lines>,
 }
 

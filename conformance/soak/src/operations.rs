@@ -7,10 +7,10 @@ use ioas::{AttachError, Flushing, MapError, Placement, UnmapError};
 use iommu::NodeId;
 use iopt::Prot;
 use runs::{GuestAddr, Iova, Span};
-use scenario::{Fault, INTACT, PAGE, World, sentence};
 use virtio_balloon::Reason;
 
 use crate::mutator::{Mutator, everywhere};
+use crate::scenario::{Fault, INTACT, PAGE, World, sentence};
 use crate::{DEVICES, GUEST, IOVA, MEMORIES, MEMORY, PAGES};
 
 /// What may wait for a lazy flush.
@@ -135,7 +135,7 @@ impl<'a> Mutator<'a> {
         let before = self.world.before(range);
         let free = self.world.is_free(range);
         self.arm();
-        let result = self.world.map(range.start, which, part, prot, &mut ());
+        let result = self.world.map(range.start, which, part, prot);
         let alone = self.world.was_alone(&before);
         let expected = match &result {
             Err(MapError::Overlap { .. }) => !free || !alone,
@@ -246,14 +246,12 @@ impl<'a> Mutator<'a> {
             return;
         };
         let was = self.world.is_attached(number);
-        let devices = self.book.devices.read();
         self.arm();
         let attach = |world: &World| world.attach(number);
         let result = match was {
             true => attach(self.world),
             false => self.world.blurring(attach),
         };
-        drop(devices);
         let expected = match &result {
             Err(AttachError::Unit(_)) => was,
             Err(AttachError::Replay { cause, .. }) => matches!(cause, MapError::OverLimit(_)),
@@ -271,9 +269,7 @@ impl<'a> Mutator<'a> {
 
     fn detach_one(&self, number: usize) {
         if self.world.is_attached(number) {
-            let devices = self.book.devices.read();
             let result = self.world.detach(number);
-            drop(devices);
             self.note("detach", &format!("device {number}"), said(result));
         }
     }

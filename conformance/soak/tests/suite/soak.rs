@@ -16,10 +16,10 @@ fn a_short_soak_finds_nothing_and_leaves_nothing() {
             "--mutators",
             "4",
         ])
-        .args(["--quiet", "150", "--handover", "200"])
+        .args(["--quiet", "150"])
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{output:?}");
-    assert!(text.contains("hand over"), "{text}");
+    assert!(text.contains("unmap cutting"), "{text}");
 }

@@ -15,7 +15,7 @@ use ioas::{Cause, HostMemory, MemoryObject, PinFailed, Pinned, ProcessMemory, Ru
 use iommu::{BadTarget, TargetMemory};
 use runs::{Offset, Pa, Span};
 
-use crate::faults::{Fault, Faults};
+use super::faults::{Fault, Faults};
 
 /// Runs that are read at once.
 const BATCH: usize = 4096;
@@ -23,17 +23,17 @@ const BATCH: usize = 4096;
 /// Physical addresses that stand in for page frames: chunks from `base` on, in another order than in the memory,
 /// so that leaves of all sizes occur on every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub(crate) struct Layout {
     /// The lowest.
-    pub base: u64,
+    pub(crate) base: u64,
     /// Bytes that lie together.
-    pub chunk: u64,
+    pub(crate) chunk: u64,
     chunks: u64,
 }
 
 impl Layout {
     /// Of `len` bytes, in chunks of `chunk` bytes; 0 for one chunk.
-    pub fn new(base: u64, len: u64, chunk: u64) -> Self {
+    pub(crate) fn new(base: u64, len: u64, chunk: u64) -> Self {
         let chunk = if chunk == 0 { len.max(1) } else { chunk };
         let chunks = len / chunk;
         Self {
@@ -45,7 +45,7 @@ impl Layout {
 
     /// Where the byte at `offset` lies. Every second group of four chunks is reversed, so that some are
     /// neighbours still.
-    pub const fn address(&self, offset: u64) -> u64 {
+    pub(crate) const fn address(&self, offset: u64) -> u64 {
         let nth = offset / self.chunk;
         let place = match self.chunks < 4 || nth & 4 == 0 {
             true => nth,
@@ -80,7 +80,7 @@ impl RunReader for Chunks {
 
 /// A reader that can be made to fail.
 struct Rigged<'a> {
-    inner: Box<dyn RunReader + 'a>,
+    inner: Chunks,
     faults: &'a Faults,
 }
 
@@ -96,21 +96,6 @@ impl RunReader for Rigged<'_> {
 /// A pin of a process, by a number of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PinNumber(pub(crate) u64);
-
-/// What is notified of pins, and of where they lie.
-pub(crate) trait Observer: Send + Sync {
-    /// `pin` holds `run`, which is memory number `memory` from `offset` on.
-    fn pinned(
-        &self,
-        pin: PinNumber,
-        memory: usize,
-        offset: u64,
-        run: Span<Pa>,
-    ) -> Result<(), Cause>;
-
-    /// `pin` is about to release `part` of a memory.
-    fn releasing(&self, pin: PinNumber, memory: usize, part: Span<Offset>) -> Result<(), Cause>;
-}
 
 /// A frame that two pages have.
 #[derive(Debug, thiserror::Error)]
@@ -213,12 +198,11 @@ pub(crate) fn without<A>(span: Span<A>, part: &Span<A>) -> impl Iterator<Item = 
     [head, tail].into_iter().filter(|span| span.len > 0)
 }
 
-/// Physical memory: what the first owner has pinned, and what its successor has.
+/// Physical memory: frames that are pinned.
 #[derive(Debug)]
 pub(crate) struct Physical {
     memories: Vec<Arc<Mapping>>,
-    ours: RwLock<Frames>,
-    theirs: RwLock<Frames>,
+    frames: RwLock<Frames>,
     stray: AtomicU64,
 }
 
@@ -226,64 +210,37 @@ impl Physical {
     pub(crate) fn new(memories: Vec<Arc<Mapping>>) -> Self {
         Self {
             memories,
-            ours: RwLock::default(),
-            theirs: RwLock::default(),
+            frames: RwLock::default(),
             stray: AtomicU64::new(0),
         }
     }
 
-    /// Whether there is such a memory, with this part.
-    pub(crate) fn has(&self, memory: usize, part: Span<Offset>) -> bool {
-        let whole = |mapping: &Arc<Mapping>| Span::new(0, mapping.len());
-        let memory = self.memories.get(memory).map(whole);
-        memory.is_some_and(|whole| whole.covers(&part))
+    /// All that is pinned: the memory, the offset in it, and the length.
+    pub(crate) fn pinned(&self) -> Vec<(usize, u64, u64)> {
+        let joined = read(&self.frames).joined().into_iter();
+        joined
+            .map(|(_, len, memory, offset)| (memory, offset, len))
+            .collect()
     }
 
-    /// What the successor has pinned.
-    pub(crate) fn theirs(&self) -> RwLockWriteGuard<'_, Frames> {
-        write(&self.theirs)
-    }
-
-    /// How many runs the successor has pinned.
-    pub(crate) fn runs_of_successor(&self) -> u64 {
-        read(&self.theirs).joined().len() as u64
-    }
-
-    /// Whether the successor has pinned the same frames as this process.
-    pub(crate) fn same(&self) -> bool {
-        read(&self.ours).joined() == read(&self.theirs).joined()
-    }
-
-    /// What this process has pinned, and what an owner after it has: the memory, the offset in it, and where it
-    /// lies.
-    pub(crate) fn pinned(&self) -> [Vec<(usize, u64, Span<Pa>)>; 2] {
-        [&self.ours, &self.theirs].map(|frames| {
-            let joined = read(frames).joined().into_iter();
-            let run = |(start, len, memory, offset)| (memory, offset, Span::new(start, len));
-            joined.map(run).collect()
-        })
-    }
-
-    /// How often a device has reached what no owner has pinned.
+    /// How often a device has reached what is not pinned.
     pub(crate) fn stray(&self) -> u64 {
         self.stray.load(Ordering::Relaxed)
     }
 
     /// Lends what is there from `address` on, as far as it lies together and `most` bytes.
-    fn lend(
-        &self,
-        frames: &RwLock<Frames>,
-        address: u64,
-        most: u64,
-        visit: &mut dyn FnMut(&[AtomicU64]),
-    ) -> Option<u64> {
-        let (start, piece) = read(frames).at(address)?;
+    fn lend(&self, address: u64, most: u64, visit: &mut dyn FnMut(&[AtomicU64])) -> Option<u64> {
+        let (start, piece) = read(&self.frames).at(address)?;
         let inside = address - start;
         let len = (piece.len - inside).min(most);
         let first = ((piece.offset + inside) / 8) as usize;
         let cells = self.memories.get(piece.memory)?.cells();
         visit(cells.get(first..first + (len / 8) as usize)?);
         Some(len)
+    }
+
+    fn releasing(&self, pin: PinNumber, memory: usize, part: Span<Offset>) {
+        write(&self.frames).remove(pin, memory, part);
     }
 }
 
@@ -304,8 +261,7 @@ impl TargetMemory for Physical {
         let mut done = 0;
         while done < span.len {
             let (address, most) = (span.start + done, span.len - done);
-            let lent = self.lend(&self.ours, address, most, visit);
-            let lent = lent.or_else(|| self.lend(&self.theirs, address, most, visit));
+            let lent = self.lend(address, most, visit);
             done += lent.ok_or_else(|| {
                 self.stray.fetch_add(1, Ordering::Relaxed);
                 BadTarget { address }
@@ -315,31 +271,14 @@ impl TargetMemory for Physical {
     }
 }
 
-impl Observer for Physical {
-    fn pinned(
-        &self,
-        pin: PinNumber,
-        memory: usize,
-        offset: u64,
-        run: Span<Pa>,
-    ) -> Result<(), Cause> {
-        write(&self.ours).add(pin, memory, offset, run)
-    }
-
-    fn releasing(&self, pin: PinNumber, memory: usize, part: Span<Offset>) -> Result<(), Cause> {
-        write(&self.ours).remove(pin, memory, part);
-        Ok(())
-    }
-}
-
 /// Memory of the host whose pins are told, and can be made to fail.
 pub(crate) struct Ram {
     pub(crate) inner: HostMemory,
     pub(crate) number: usize,
     /// Addresses in the place of page frames.
-    pub(crate) layout: Option<Layout>,
+    pub(crate) layout: Layout,
     pub(crate) faults: Arc<Faults>,
-    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) physical: Arc<Physical>,
     pub(crate) pins: AtomicU64,
 }
 
@@ -373,9 +312,9 @@ impl MemoryObject for Ram {
             memory: self.number,
             layout: self.layout,
             faults: Arc::clone(&self.faults),
-            observer: Arc::clone(&self.observer),
+            physical: Arc::clone(&self.physical),
         };
-        // Dropping it takes back what the observer was told.
+        // Dropping it takes back what was told.
         pin.tell().map_err(PinFailed::Refused)?;
         Ok(Box::new(pin))
     }
@@ -394,9 +333,9 @@ struct Pin {
     part: Span<Offset>,
     number: PinNumber,
     memory: usize,
-    layout: Option<Layout>,
+    layout: Layout,
     faults: Arc<Faults>,
-    observer: Arc<dyn Observer>,
+    physical: Arc<Physical>,
 }
 
 impl std::fmt::Debug for Pin {
@@ -413,13 +352,13 @@ struct Gone;
 impl Pin {
     fn tell(&self) -> Result<(), Cause> {
         let mut offset = self.part.start;
-        let mut reader = self.frames(self.part)?;
+        let mut reader = self.frames(self.part);
         let mut batch = [Span::default(); BATCH];
         loop {
             let count = reader.next_batch(&mut batch)?;
             for run in batch.iter().take(count) {
                 let (pin, memory) = (self.number, self.memory);
-                self.observer.pinned(pin, memory, offset, *run)?;
+                write(&self.physical.frames).add(pin, memory, offset, *run)?;
                 offset += run.len;
             }
             if count == 0 {
@@ -428,31 +367,29 @@ impl Pin {
         }
     }
 
-    fn frames(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
-        match self.layout {
-            Some(layout) => Ok(Box::new(Chunks { layout, part })),
-            None => self.inner.as_deref().ok_or(Gone)?.runs(part),
-        }
+    fn frames(&self, part: Span<Offset>) -> Chunks {
+        let layout = self.layout;
+        Chunks { layout, part }
     }
 
-    fn releasing(&self, part: Span<Offset>) -> Result<(), Cause> {
-        self.observer.releasing(self.number, self.memory, part)
+    fn releasing(&self, part: Span<Offset>) {
+        self.physical.releasing(self.number, self.memory, part);
     }
 }
 
 impl Pinned for Pin {
     fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
-        let (inner, faults) = (self.frames(part)?, &*self.faults);
+        let (inner, faults) = (self.frames(part), &*self.faults);
         Ok(Box::new(Rigged { inner, faults }))
     }
 
     fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause> {
-        self.releasing(part)?;
+        self.releasing(part);
         self.inner.as_mut().ok_or(Gone)?.release(part)
     }
 
     fn unpin(mut self: Box<Self>) -> Result<u64, Cause> {
-        self.releasing(self.part)?;
+        self.releasing(self.part);
         self.inner.take().ok_or(Gone)?.unpin()
     }
 }
@@ -460,8 +397,7 @@ impl Pinned for Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         if self.inner.is_some() {
-            // An observer that cannot be told any more is gone.
-            let _ = self.releasing(self.part);
+            self.releasing(self.part);
         }
     }
 }

@@ -1,50 +1,21 @@
 //! What is written to memory: every word follows from its offset, so that no two places hold the
 //! same, and a page that is reached by a wrong address is noticed at its first word.
 
-use std::ops::ControlFlow;
-use std::sync::atomic::Ordering;
-
-use hostmem::Mapping;
-
-/// Which of the two patterns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pattern {
-    /// Written by the processor, checked by devices.
-    Processor,
-    /// Written by devices, checked by the processor.
-    Device,
-}
-
-impl Pattern {
-    /// The word at `offset` bytes in the memory object: a mix that takes every offset to another
-    /// word (the finalizer of SplitMix64, which is a bijection).
-    #[inline]
-    pub const fn word(self, offset: u64) -> u64 {
-        let seed = match self {
-            Self::Processor => 0x9e37_79b9_7f4a_7c15,
-            Self::Device => 0xd1b5_4a32_d192_ed03,
-        };
-        let mut z = offset ^ seed;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
-
-/// Writes the processor's pattern into all of the memory. [`ControlFlow::Break`] stops it.
-pub fn fill(memory: &Mapping, progress: &mut dyn FnMut(u64) -> ControlFlow<()>) -> ControlFlow<()> {
-    for (n, chunk) in memory.cells().chunks(1 << 20).enumerate() {
-        let start = (n as u64) << 23;
-        for (offset, cell) in (start..).step_by(8).zip(chunk) {
-            cell.store(Pattern::Processor.word(offset), Ordering::Relaxed);
-        }
-        progress(start)?;
-    }
-    ControlFlow::Continue(())
+/// The word for `offset`: a mix that takes every offset to another word (the finalizer of SplitMix64, which is a
+/// bijection).
+#[inline]
+pub(super) const fn word_of(offset: u64) -> u64 {
+    let mut z = offset ^ 0xd1b5_4a32_d192_ed03;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// How many bytes of the words that were found are not what was expected.
-pub fn differing(found: impl Iterator<Item = u64>, expected: impl Iterator<Item = u64>) -> u64 {
+pub(super) fn differing(
+    found: impl Iterator<Item = u64>,
+    expected: impl Iterator<Item = u64>,
+) -> u64 {
     found
         .zip(expected)
         .filter(|(found, expected)| found != expected)
@@ -55,7 +26,7 @@ pub fn differing(found: impl Iterator<Item = u64>, expected: impl Iterator<Item 
 
 /// The numbers below `len` in a shuffled order, each once, without a list of them: the powers of a
 /// full-period generator, of which those beyond the end are passed over.
-pub fn shuffled(len: u64, seed: u64) -> impl Iterator<Item = u64> {
+pub(super) fn shuffled(len: u64, seed: u64) -> impl Iterator<Item = u64> {
     let mask = len.next_power_of_two() - 1;
     let mut state = seed & mask;
     // Full period modulo a power of two: the increment is odd, the factor 1 modulo 4 (Hull and
@@ -91,13 +62,5 @@ mod tests {
                 assert!(steps < order.len() / 8, "{steps} of {len} are neighbours");
             }
         }
-    }
-
-    #[test]
-    fn words_differ_by_offset_and_pattern() {
-        let words: HashSet<u64> = (0..10_000u64)
-            .flat_map(|i| [Pattern::Processor.word(i * 8), Pattern::Device.word(i * 8)])
-            .collect();
-        assert_eq!(words.len(), 20_000);
     }
 }

@@ -1,26 +1,24 @@
 //! Checks of a whole world while no access is under way: everything is compared with the shadow model and counted.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use hostmem::{Counter, Limits, LimitsError};
-use iopt::Prot;
+use iommu::DomainId;
 use iopt::walk::{Access, Walker};
+use iopt::{Prot, Root};
 use runs::Span;
-use serde::Serialize;
 
-use crate::PAGE;
-use crate::model::Page;
-use crate::world::World;
+use super::PAGE;
+use super::model::Page;
+use super::world::World;
 
 /// What the kernel counts for this process, as `/proc/self/status` has it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Locked memory, `VmLck`.
-    pub locked_bytes: u64,
+    pub(crate) locked_bytes: u64,
     /// Pinned memory, `VmPin`.
-    pub pinned_bytes: u64,
+    pub(crate) pinned_bytes: u64,
 }
 
 impl Counted {
@@ -29,7 +27,7 @@ impl Counted {
     /// # Errors
     ///
     /// When it does not tell.
-    pub fn now() -> Result<Self, LimitsError> {
+    pub(crate) fn now() -> Result<Self, LimitsError> {
         Ok(Self {
             locked_bytes: Limits::in_use(Counter::MmLockedVm)?.known,
             pinned_bytes: Limits::in_use(Counter::PinnedVm)?.known,
@@ -37,7 +35,7 @@ impl Counted {
     }
 
     /// What has come on since `before`.
-    pub const fn since(self, before: Self) -> Self {
+    pub(crate) const fn since(self, before: Self) -> Self {
         Self {
             locked_bytes: self.locked_bytes.saturating_sub(before.locked_bytes),
             pinned_bytes: self.pinned_bytes.saturating_sub(before.pinned_bytes),
@@ -45,7 +43,7 @@ impl Counted {
     }
 
     /// One of them counts, by how memory is pinned.
-    pub const fn most(self) -> u64 {
+    pub(crate) const fn most(self) -> u64 {
         if self.locked_bytes > self.pinned_bytes {
             return self.locked_bytes;
         }
@@ -57,22 +55,22 @@ impl Counted {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Areas.
-    pub areas: u64,
+    pub(crate) areas: u64,
     /// Domains.
-    pub domains: u64,
+    pub(crate) domains: u64,
     /// Bytes that are to be pinned, and are.
-    pub pinned: u64,
+    pub(crate) pinned: u64,
     /// Bytes that are charged, more than before.
-    pub charged: u64,
+    pub(crate) charged: u64,
     /// Table pages in use, those set aside among them.
-    pub tables: u64,
+    pub(crate) tables: u64,
     /// What the kernel counts, more than before.
-    pub kernel: Counted,
+    pub(crate) kernel: Counted,
 }
 
 impl Totals {
     /// True when everything is at zero.
-    pub fn is_nothing(&self) -> bool {
+    pub(crate) fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -83,7 +81,7 @@ impl World {
     /// # Errors
     ///
     /// When the kernel does not tell what it counts.
-    pub fn check(&mut self) -> Result<Totals, LimitsError> {
+    pub(crate) fn check(&mut self) -> Result<Totals, LimitsError> {
         self.faults.disarm();
         if let Err(cause) = self.space.flush() {
             self.scene.complain(format!("flush: {cause}"));
@@ -92,15 +90,10 @@ impl World {
         let mut wrong = Vec::new();
         let scene = Arc::clone(&self.scene);
         let quiet = scene.quiet();
-        let hardware = &mut self.hardware;
-        hardware.roots.clear();
-        let roots = &mut hardware.roots;
-        let count = |id, table: &iopt::AnyTable| {
-            roots.push((id, table.root()));
-            table.tables()
-        };
-        let tables: u64 = self.space.tables(count).iter().sum();
-        let in_use = hardware.in_use();
+        let of = |id, table: &iopt::AnyTable| (id, table.root(), table.tables());
+        let domains = self.space.tables(of);
+        let tables: u64 = domains.iter().map(|(_, _, tables)| tables).sum();
+        let in_use = self.hardware.in_use();
         let released = self
             .model()
             .pages
@@ -112,12 +105,11 @@ impl World {
                 "{in_use} tables are in use, and domains have {tables}"
             ));
         }
-        self.check_tables(&mut wrong);
+        let roots = domains.into_iter().map(|(id, root, _)| (id, root));
+        self.check_tables(roots, &mut wrong);
         self.check_areas(&mut wrong);
         let (pinned, kernel) = (self.check_pins(&mut wrong), self.kernel()?);
-        let (counted, uncounted) = (kernel.most(), self.huge && kernel.most() == 0);
-        // Pages of a pool that are locked are not counted.
-        if !uncounted && !self.is_counted(counted, pinned..=pinned) {
+        if kernel.most() != pinned {
             wrong.push(format!(
                 "{pinned} bytes are pinned, and the kernel counts {kernel:?}"
             ));
@@ -135,41 +127,31 @@ impl World {
     }
 
     /// How many areas there are.
-    pub fn areas(&self) -> u64 {
+    pub(crate) fn areas(&self) -> u64 {
         self.space.len() as u64
     }
 
     /// What the kernel counts for this process, more than before.
-    pub fn kernel(&self) -> Result<Counted, LimitsError> {
+    pub(crate) fn kernel(&self) -> Result<Counted, LimitsError> {
         Ok(Counted::now()?.since(self.counted))
     }
 
     /// What is charged, more than before.
-    pub fn charged(&self) -> u64 {
+    pub(crate) fn charged(&self) -> u64 {
         self.ledger.in_use() - self.charged
     }
 
-    /// Whether so much may be counted where the model says `exact`. Huge pages are counted whole for each pin, and one
-    /// that was cut has several: then it may be more.
-    fn is_counted(&self, found: u64, exact: RangeInclusive<u64>) -> bool {
-        let more = self.huge && self.cut.load(Ordering::Relaxed) && found >= *exact.start();
-        more || exact.contains(&found)
-    }
-
-    /// Every page of every domain, by the independent walker, whoever owns the tables.
-    pub(crate) fn check_tables(&self, wrong: &mut Vec<String>) {
+    /// Every page of every domain, by the independent walker.
+    fn check_tables(&self, roots: impl Iterator<Item = (DomainId, Root)>, wrong: &mut Vec<String>) {
         let hardware = &self.hardware;
         for unit in &hardware.units {
             // Holes were probed; nothing else reads the log.
             iommu::Unit::drain_faults(unit, &mut |_| ());
         }
         let address = self.addresses();
-        for (id, root) in &hardware.roots {
-            let walker = Walker::new(*root);
-            let Some(view) = hardware.view(root) else {
-                wrong.push(format!("the root of domain {} is in no table memory", id.0));
-                continue;
-            };
+        let view = &hardware.tables.arena;
+        for (id, root) in roots {
+            let walker = Walker::new(root);
             for (page, expected) in self.model().pages.iter().enumerate() {
                 let iova = self.scene.base + page as u64 * PAGE;
                 let found = walker.walk(view, iova, Access::Read, &mut ());
@@ -190,24 +172,15 @@ impl World {
         }
     }
 
-    /// Where each page of all memories lies: by its layout, or as pins have told.
+    /// Where each page of all memories lies.
     fn addresses(&self) -> Vec<u64> {
-        let mut all = Vec::new();
-        for part in &self.parts {
-            let pages = (0..part.guest.len).step_by(PAGE as usize);
-            let address = |offset| part.layout.map_or(u64::MAX, |lies| lies.address(offset));
-            all.extend(pages.map(address));
-        }
-        let hardware = &self.hardware;
-        for (number, offset, run) in hardware.physical.pinned().concat() {
-            if self.parts[number].layout.is_none() {
-                let pages = self.memory_pages(number, Span::new(offset, run.len));
-                for (n, page) in (0..).zip(pages) {
-                    all[page] = run.start + n * PAGE;
-                }
-            }
-        }
-        all
+        let parts = self.parts.iter();
+        parts
+            .flat_map(|part| {
+                let pages = (0..part.guest.len).step_by(PAGE as usize);
+                pages.map(|offset| part.layout.address(offset))
+            })
+            .collect()
     }
 
     /// The areas are what the model has, no more and no less.
@@ -247,9 +220,8 @@ impl World {
         let [pinned, least, most] = self.model().held();
         let hardware = &self.hardware;
         let mut found = vec![false; pinned.len()];
-        let [ours, _] = hardware.physical.pinned();
-        for (number, offset, run) in ours {
-            found[self.memory_pages(number, Span::new(offset, run.len))].fill(true);
+        for (number, offset, len) in hardware.physical.pinned() {
+            found[self.memory_pages(number, Span::new(offset, len))].fill(true);
         }
         let differs = found.iter().zip(&pinned).enumerate();
         let mut differs = differs.filter(|(_, (found, expected))| found != expected);
@@ -261,13 +233,11 @@ impl World {
         }
         let stray = hardware.physical.stray();
         if stray > 0 {
-            wrong.push(format!(
-                "{stray} accesses to memory that no owner has pinned"
-            ));
+            wrong.push(format!("{stray} accesses to memory that is not pinned"));
         }
         let bytes = |pages: &[bool]| pages.iter().filter(|page| **page).count() as u64 * PAGE;
         let (charged, least, most) = (self.charged(), bytes(&least), bytes(&most));
-        if !self.is_counted(charged, least..=most) {
+        if !(least..=most).contains(&charged) {
             wrong.push(format!(
                 "{charged} bytes are charged, and not {least} to {most}"
             ));

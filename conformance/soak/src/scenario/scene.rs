@@ -14,9 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::thread::{self, JoinHandle};
 
 use runs::{Iova, Span};
-use serde::Serialize;
 
-use crate::PAGE;
+use super::PAGE;
 
 /// Complaints that are kept.
 const KEPT: usize = 16;
@@ -58,74 +57,22 @@ pub(crate) enum Attached {
     Yes = 2,
 }
 
-/// How devices behave. It does not change while an access is under way.
-#[derive(Debug, Default)]
-pub struct Manner {
-    /// Where they write; everywhere without it.
-    pub writes: Option<Vec<Span<Iova>>>,
-    /// One access of so many reads only; 0 for none.
-    pub only_reads: u64,
-    /// Where they go again and again, besides everywhere.
-    pub focus: Vec<Span<Iova>>,
-}
-
-impl Manner {
-    pub(crate) fn writes(&self, iova: u64, count: u64) -> bool {
-        let inside = |spans: &Vec<Span<Iova>>| spans.iter().any(|span| span.contains(iova));
-        let only_reads = self.only_reads > 0 && count % self.only_reads == 0;
-        !only_reads && self.writes.as_ref().is_none_or(inside)
-    }
-}
-
 /// What a device has done.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceCounts {
-    pub(crate) accesses: AtomicU64,
-    /// Those of them into holes where devices look again and again.
-    pub(crate) probes: AtomicU64,
+    /// Bytes that were read and compared.
     pub(crate) read: AtomicU64,
-    pub(crate) written: AtomicU64,
-    pub(crate) wrong: AtomicU64,
-    pub(crate) faults_outside: AtomicU64,
-    pub(crate) faults_inside: AtomicU64,
-    pub(crate) reached: AtomicU64,
-    /// The last pass that was wanted and has come to its end.
-    passed: AtomicU64,
+    /// Accesses that faulted, as they had to.
+    pub(crate) faults: AtomicU64,
     attached: AtomicU8,
-}
-
-/// What all devices have done, together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
-    /// Pages that they came by.
-    pub accesses: u64,
-    /// Bytes that they read and compared.
-    pub read_bytes: u64,
-    /// Bytes that they wrote.
-    pub written_bytes: u64,
-    /// Bytes that were not what they had to be.
-    pub wrong_bytes: u64,
-    /// Faults where there was no hole; none may be.
-    pub faults_outside_holes: u64,
-    /// Faults in holes, as it must be.
-    pub faults_in_holes: u64,
-    /// Accesses that got through in a hole; none may.
-    pub reached_in_holes: u64,
-}
-
-impl Counts {
-    /// True when nothing was wrong.
-    pub const fn is_right(&self) -> bool {
-        self.wrong_bytes == 0 && self.faults_outside_holes == 0 && self.reached_in_holes == 0
-    }
 }
 
 /// What the threads that play devices share with the one that directs them.
 #[derive(Debug)]
-pub struct Scene {
+pub(crate) struct Scene {
     /// The first device address, and the pages from there on.
     pub(crate) base: u64,
-    gate: RwLock<Manner>,
+    gate: RwLock<()>,
     pages: Vec<AtomicU32>,
     /// By page of memory.
     pub(crate) versions: Vec<AtomicU32>,
@@ -133,12 +80,9 @@ pub struct Scene {
     /// By page of device addresses: before a write, and after it.
     before: Vec<AtomicU64>,
     after: Vec<AtomicU64>,
-    /// The pass that is wanted.
-    pass: AtomicU64,
     stop: AtomicBool,
     wrong: AtomicU64,
     complaints: Mutex<Vec<String>>,
-    failed: Mutex<Option<String>>,
 }
 
 fn bits(words: usize) -> Vec<AtomicU64> {
@@ -161,26 +105,19 @@ pub(crate) fn locked<T>(lock: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Scene {
-    pub(crate) fn new(
-        range: Span<Iova>,
-        memory_pages: usize,
-        devices: usize,
-        manner: Manner,
-    ) -> Self {
+    pub(crate) fn new(range: Span<Iova>, memory_pages: usize, devices: usize) -> Self {
         let pages = (range.len / PAGE) as usize;
         Self {
             base: range.start,
-            gate: RwLock::new(manner),
+            gate: RwLock::default(),
             pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
             versions: (0..memory_pages).map(|_| AtomicU32::new(0)).collect(),
             devices: (0..devices).map(|_| DeviceCounts::default()).collect(),
             before: bits(pages),
             after: bits(pages),
-            pass: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             wrong: AtomicU64::new(0),
             complaints: Mutex::default(),
-            failed: Mutex::default(),
         }
     }
 
@@ -196,12 +133,12 @@ impl Scene {
     }
 
     /// No access is under way, and none begins, for as long as this is held.
-    pub fn quiet(&self) -> RwLockWriteGuard<'_, Manner> {
+    pub(crate) fn quiet(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Held during an access.
-    pub(crate) fn gate(&self) -> RwLockReadGuard<'_, Manner> {
+    pub(crate) fn gate(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -258,7 +195,7 @@ impl Scene {
     }
 
     /// Notes what is wrong.
-    pub fn complain(&self, text: String) {
+    pub(crate) fn complain(&self, text: String) {
         self.wrong.fetch_add(1, Ordering::SeqCst);
         let mut kept = locked(&self.complaints);
         if kept.len() < KEPT {
@@ -267,48 +204,26 @@ impl Scene {
     }
 
     /// Nothing was wrong so far.
-    pub fn is_right(&self) -> bool {
+    pub(crate) fn is_right(&self) -> bool {
         self.wrong.load(Ordering::SeqCst) == 0
     }
 
     /// What was wrong so far.
-    pub fn complaints(&self) -> Vec<String> {
+    pub(crate) fn complaints(&self) -> Vec<String> {
         match self.wrong.load(Ordering::SeqCst) {
             0 => Vec::new(),
             _ => locked(&self.complaints).clone(),
         }
     }
 
-    /// What devices have counted.
-    pub fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
-        for device_counts in &self.devices {
-            for (sum, count) in [
-                (&mut counts.accesses, &device_counts.accesses),
-                (&mut counts.read_bytes, &device_counts.read),
-                (&mut counts.written_bytes, &device_counts.written),
-                (&mut counts.wrong_bytes, &device_counts.wrong),
-                (
-                    &mut counts.faults_outside_holes,
-                    &device_counts.faults_outside,
-                ),
-                (&mut counts.faults_in_holes, &device_counts.faults_inside),
-                (&mut counts.reached_in_holes, &device_counts.reached),
-            ] {
-                *sum += count.load(Ordering::Relaxed);
-            }
-        }
-        counts
-    }
-
-    /// The pass that is wanted.
-    pub(crate) fn pass(&self) -> u64 {
-        self.pass.load(Ordering::Acquire)
-    }
-
-    /// A device was everywhere in `pass`. One that was broken off does not say so.
-    pub(crate) fn passed(&self, device: usize, pass: u64) {
-        self.devices[device].passed.store(pass, Ordering::Release);
+    /// Pages that were compared so far, and accesses that faulted, as they had to.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let sum = |of: fn(&DeviceCounts) -> &AtomicU64| {
+            let counts = self.devices.iter().map(of);
+            counts.map(|count| count.load(Ordering::Relaxed)).sum()
+        };
+        let read: u64 = sum(|counts| &counts.read);
+        (read / PAGE, sum(|counts| &counts.faults))
     }
 
     /// Devices are to stop.
@@ -317,8 +232,8 @@ impl Scene {
     }
 }
 
-/// What a thread that plays devices does until it is to stop; why it did not, otherwise.
-pub type Play = Box<dyn FnOnce(&Scene) -> Result<(), String> + Send>;
+/// What a thread that plays devices does until it is to stop.
+pub(crate) type Play = Box<dyn FnOnce(&Scene) + Send>;
 
 /// The threads that play devices. Dropped, they stop.
 #[derive(Debug)]
@@ -338,31 +253,24 @@ impl Players {
     /// One more thread.
     pub(crate) fn start(&mut self, play: Play) -> std::io::Result<()> {
         let scene = Arc::clone(&self.scene);
-        let work = move || {
-            if let Err(why) = play(&scene) {
-                if !scene.stopped() {
-                    *locked(&scene.failed) = Some(why);
-                }
-            }
-        };
+        let work = move || play(&scene);
         self.threads.push(thread::Builder::new().spawn(work)?);
         Ok(())
     }
 
-    /// Stops them, and waits for it. Returns why a device had stopped by itself.
-    pub(crate) fn stop(&mut self) -> Option<String> {
+    /// Stops them, and waits for it.
+    pub(crate) fn stop(&mut self) {
         self.scene.stop.store(true, Ordering::SeqCst);
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 self.scene.complain("a device's thread has panicked".into());
             }
         }
-        locked(&self.scene.failed).clone()
     }
 }
 
 impl Drop for Players {
     fn drop(&mut self) {
-        let _ = self.stop();
+        self.stop();
     }
 }

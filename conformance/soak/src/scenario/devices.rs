@@ -9,18 +9,18 @@ use std::time::Duration;
 use ioas::HostTables;
 use iommu::Port;
 
-use crate::PAGE;
-use crate::pattern::{Pattern, differing, shuffled};
-use crate::ram::Physical;
-use crate::scene::{Expect, Manner, Scene};
+use super::PAGE;
+use super::pattern::{differing, shuffled, word_of};
+use super::ram::Physical;
+use super::scene::{Expect, Scene};
 
 const WORDS: usize = PAGE as usize / 8;
 /// In the version of a page that a device works on.
 const TAKEN: u32 = 1 << 31;
 /// Pages of a stretch.
 const STRETCH: u64 = 4;
-/// So many stretches, then an access where devices go again and again.
-const PROBE: u64 = 2;
+/// One access of so many reads only.
+const ONLY_READS: u64 = 3;
 /// So many stretches, then a pause: others are to run on these processors too.
 const PAUSE: u64 = 16;
 
@@ -37,7 +37,7 @@ pub(crate) struct Player<'a> {
 fn word(page: u32, offset: usize, version: u32) -> u64 {
     match version {
         0 => 0,
-        _ => Pattern::Device.word(u64::from(page) << 12 | offset as u64 | u64::from(version) << 44),
+        _ => word_of(u64::from(page) << 12 | offset as u64 | u64::from(version) << 44),
     }
 }
 
@@ -52,30 +52,24 @@ pub(crate) fn play(players: &mut [Player<'_>], seed: u64) {
         return;
     };
     let stretches = scene.len() as u64 / STRETCH;
-    let mut way = || (scene.pass(), shuffled(stretches, random.u64(..)));
+    let mut way = || shuffled(stretches, random.u64(..));
     let mut ways: Vec<_> = players.iter().map(|_| way()).collect();
     let mut count = 0u64;
     loop {
-        for (player, (pass, stretches)) in players.iter_mut().zip(&mut ways) {
+        for (player, stretches) in players.iter_mut().zip(&mut ways) {
             count += 1;
-            let next = stretches.next().filter(|_| scene.pass() == *pass);
-            let Some(stretch) = next else {
-                if scene.pass() == *pass {
-                    scene.passed(player.number, *pass);
-                }
-                (*pass, *stretches) = way();
+            let Some(stretch) = stretches.next() else {
+                *stretches = way();
                 continue;
             };
             for page in stretch * STRETCH..(stretch + 1) * STRETCH {
                 if scene.stopped() {
                     return;
                 }
-                player.access(&scene.gate(), page as usize, count + page);
+                let _gate = scene.gate();
+                player.access(page as usize, !(count + page).is_multiple_of(ONLY_READS));
             }
-            if count % PROBE == 0 {
-                player.probe(count);
-            }
-            if count % PAUSE == 0 {
+            if count.is_multiple_of(PAUSE) {
                 thread::sleep(Duration::from_micros(20));
             }
         }
@@ -83,25 +77,8 @@ pub(crate) fn play(players: &mut [Player<'_>], seed: u64) {
 }
 
 impl Player<'_> {
-    /// An access where devices go again and again.
-    fn probe(&mut self, count: u64) {
-        let manner = self.scene.gate();
-        let nth = Pattern::Processor.word(count);
-        let spans = manner.focus.len().max(1) as u64;
-        let Some(span) = manner.focus.get((nth % spans) as usize) else {
-            return;
-        };
-        let at = span.start + (nth >> 32) % (span.len / PAGE) * PAGE;
-        let page = ((at - self.scene.base) / PAGE) as usize;
-        if self.scene.expect(self.number, page) == Expect::Hole {
-            add(&self.scene.device_counts(self.number).probes, 1);
-        }
-        self.access(&manner, page, count);
-    }
-
-    fn access(&mut self, manner: &Manner, page: usize, count: u64) {
+    fn access(&mut self, page: usize, writes: bool) {
         let scene = self.scene;
-        add(&scene.device_counts(self.number).accesses, 1);
         let iova = scene.base + page as u64 * PAGE;
         match scene.expect(self.number, page) {
             // It may fault, or read whatever was or will be there: never what no owner has pinned.
@@ -119,7 +96,6 @@ impl Player<'_> {
                     }
                     thread::yield_now();
                 };
-                let writes = manner.writes(iova, count);
                 let next = self.exchange(page, (memory, version), write, writes);
                 cell.store(next, Ordering::SeqCst);
             }
@@ -139,11 +115,8 @@ impl Player<'_> {
         let device_counts = self.scene.device_counts(self.number);
         for reached in [read, written] {
             match reached {
-                false => add(&device_counts.faults_inside, 1),
-                true => {
-                    add(&device_counts.reached, 1);
-                    self.complain(iova, "reached a hole");
-                }
+                false => add(&device_counts.faults, 1),
+                true => self.complain(iova, "reached a hole"),
             }
         }
     }
@@ -161,7 +134,6 @@ impl Player<'_> {
         let device_counts = scene.device_counts(self.number);
         let mut words = [0; WORDS];
         if let Err(fault) = self.port.read(iova, &mut words) {
-            add(&device_counts.faults_outside, 1);
             self.complain(iova, &format!("is mapped, and a read faults: {fault:?}"));
             return version;
         }
@@ -169,7 +141,6 @@ impl Player<'_> {
         let wrong = differing(words.into_iter(), of(version));
         add(&device_counts.read, PAGE);
         if wrong > 0 {
-            add(&device_counts.wrong, wrong);
             let text = format!("page {memory} of version {version}: {wrong} bytes differ");
             self.complain(iova, &text);
             return version;
@@ -188,17 +159,14 @@ impl Player<'_> {
         match (self.port.write(iova, &words), writable) {
             (Ok(()), true) => {
                 scene.end_write(page);
-                add(&device_counts.written, PAGE);
                 next
             }
             (Err(_), false) => version,
             (Ok(()), false) => {
-                add(&device_counts.reached, 1);
                 self.complain(iova, "is read-only, and was written to");
                 next
             }
             (Err(fault), true) => {
-                add(&device_counts.faults_outside, 1);
                 self.complain(iova, &format!("is writable, and a write faults: {fault:?}"));
                 version
             }

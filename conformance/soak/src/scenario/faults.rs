@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A step that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// Table pages are refused.
     Tables,
     /// A pin is refused.
@@ -20,7 +20,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Tables, Self::Pin, Self::Runs, Self::Flush];
+    pub(crate) const ALL: [Self; 4] = [Self::Tables, Self::Pin, Self::Runs, Self::Flush];
 }
 
 thread_local! {
@@ -32,13 +32,13 @@ thread_local! {
 
 /// What has failed on demand, in all threads.
 #[derive(Debug, Default)]
-pub struct Faults {
+pub(crate) struct Faults {
     fired: AtomicU64,
 }
 
 impl Faults {
     /// This thread's call of this kind that comes after `before` others fails, and no other.
-    pub fn arm(&self, fault: Fault, before: u64) {
+    pub(crate) fn arm(&self, fault: Fault, before: u64) {
         self.disarm();
         let mut left = [0; 4];
         left[fault as usize] = before + 1;
@@ -46,7 +46,7 @@ impl Faults {
     }
 
     /// Nothing of this thread fails any more. True when something has since it was armed.
-    pub fn disarm(&self) -> bool {
+    pub(crate) fn disarm(&self) -> bool {
         self.calm();
         FIRED.take()
     }

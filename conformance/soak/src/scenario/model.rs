@@ -7,8 +7,8 @@
 
 use std::ops::Range;
 
-use crate::dirty::Touched;
-use crate::scene::Expect;
+use super::dirty::Touched;
+use super::scene::Expect;
 
 /// A page in an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,44 +5,40 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use ioas::{
-    Area, AttachError, DetachError, HarvestError, Ioas, MapError, Memory, Observer, Tracking,
-    TrackingError, UnmapError,
+    Area, AttachError, DetachError, HarvestError, Ioas, MapError, Memory, Tracking, TrackingError,
+    UnmapError,
 };
 use iommu::Unit;
 use iopt::{DirtyError, Interruption, Pending, Prot};
 use runs::{GuestAddr, Iova, Offset, Span};
 use virtio_balloon::{Dma as _, MemoryMap, Reason, Refusals, Region};
 
-use crate::dirty::{Period, add};
-use crate::model::{Model, Page};
-use crate::ram::without;
-use crate::scene::{Attached, Expect, locked};
-use crate::world::{Part, World, dma};
-use crate::{Error, PAGE};
+use super::dirty::{Period, add};
+use super::model::{Model, Page};
+use super::ram::without;
+use super::scene::{Attached, Expect, locked};
+use super::world::{Part, World, dma};
+use super::{Error, PAGE};
 
 /// A cut leaves the rest where it is.
-pub const INTACT: Interruption = Interruption::Refused;
+pub(crate) const INTACT: Interruption = Interruption::Refused;
 
 /// What a harvest has found, beside what devices say.
 #[derive(Clone, Debug, Default)]
-pub struct Harvest {
+pub(crate) struct Harvest {
     /// A unit cannot tell: everything counts as written to.
-    pub blind: bool,
-    /// What is dirty.
-    pub runs: Vec<Span<Iova>>,
+    pub(crate) blind: bool,
     /// Pages that were written to and are not in it.
-    pub missed: u32,
+    pub(crate) missed: u32,
     /// Pages in it that no device has begun to write to.
-    pub more: u32,
+    pub(crate) more: u32,
 }
 
 /// What [`World::before`] says.
 #[derive(Clone, Copy, Debug)]
-pub struct Alone {
+pub(crate) struct Alone {
     range: Span<Iova>,
     /// What is counted after an operation that was alone.
     after: Option<u64>,
@@ -64,13 +60,6 @@ fn unmapped<T>(result: &Result<T, UnmapError>) -> bool {
 }
 
 impl World {
-    fn timed<T>(&self, work: impl FnOnce(&Self) -> T) -> T {
-        let started = Instant::now();
-        let done = work(self);
-        self.set_took(started.elapsed());
-        done
-    }
-
     /// An operation begins on `pages`: devices may find anything there from now on, until it has [ended](Self::end).
     pub(crate) fn begin(&self, pages: impl IntoIterator<Item = usize>) {
         self.begin_at(&mut self.model(), pages, |_| true);
@@ -120,7 +109,7 @@ impl World {
     }
 
     /// Devices are to find what the model says where it is flushed now that something was unmapped.
-    pub fn settle(&self) {
+    pub(crate) fn settle(&self) {
         self.settle_at(&mut self.model(), Vec::new());
     }
 
@@ -177,14 +166,14 @@ impl World {
     }
 
     /// What [`was_alone`](Self::was_alone) is asked with after an operation on `range`.
-    pub fn before(&self, range: Span<Iova>) -> Alone {
+    pub(crate) fn before(&self, range: Span<Iova>) -> Alone {
         let once = 2 * self.scene.pages_of(range).len() as u64;
         let after = self.times(range).map(|times| times + once);
         Alone { range, after }
     }
 
     /// No other operation was at work on the range or beside it since then.
-    pub fn was_alone(&self, alone: &Alone) -> bool {
+    pub(crate) fn was_alone(&self, alone: &Alone) -> bool {
         alone.after.is_some() && alone.after == self.times(alone.range)
     }
 
@@ -197,7 +186,7 @@ impl World {
     }
 
     /// Nothing is in the way of a map there.
-    pub fn is_free(&self, range: Span<Iova>) -> bool {
+    pub(crate) fn is_free(&self, range: Span<Iova>) -> bool {
         self.model().is_free(self.scene.pages_of(range))
     }
 
@@ -206,13 +195,12 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::map`].
-    pub fn map(
+    pub(crate) fn map(
         &self,
         iova: u64,
         number: usize,
         part: Span<Offset>,
         prot: Prot,
-        observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
         let pages = self.scene.pages_of(Span::new(iova, part.len));
         let first = self.memory_pages(number, part).start;
@@ -222,7 +210,7 @@ impl World {
         // What is there already stays as it is, and the map is refused.
         self.begin_at(&mut self.model(), pages.clone(), Option::is_none);
         let memory = &part_of.memory;
-        let done = self.timed(|world| world.space.map(iova, memory, part, prot, observer));
+        let done = self.space.map(iova, memory, part, prot, &mut ());
         let mapped = |page: usize, there: &mut Option<Page>| {
             if done.is_err() {
                 return;
@@ -248,14 +236,14 @@ impl World {
     /// # Errors
     ///
     /// That of `how`.
-    pub fn unmap<T>(
+    pub(crate) fn unmap<T>(
         &self,
         range: Span<Iova>,
         how: impl FnOnce(&Ioas) -> Result<T, UnmapError>,
     ) -> Result<T, UnmapError> {
         let pages = self.scene.pages_of(range);
         self.begin(pages.clone());
-        let done = self.timed(|world| how(&world.space));
+        let done = how(&self.space);
         let gone = unmapped(&done);
         let kept = |_, page: &mut Option<Page>| *page = page.filter(|_| !gone);
         self.end(pages, Some(&kept));
@@ -267,11 +255,10 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::take_out`].
-    pub fn take_out(&self, range: Span<Iova>) -> Result<u64, UnmapError> {
+    pub(crate) fn take_out(&self, range: Span<Iova>) -> Result<u64, UnmapError> {
         let pages = self.scene.pages_of(range);
         self.begin(pages.clone());
-        let done = self.timed(|world| world.space.take_out(range, INTACT, &mut ()));
-        self.cut.store(true, Ordering::Relaxed);
+        let done = self.space.take_out(range, INTACT, &mut ());
         let out = unmapped(&done);
         self.end(pages, Some(&each(|page| page.out |= out)));
         done
@@ -282,10 +269,10 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::put_back`].
-    pub fn put_back(&self, range: Span<Iova>) -> Result<(), MapError> {
+    pub(crate) fn put_back(&self, range: Span<Iova>) -> Result<(), MapError> {
         let pages = self.scene.pages_of(range);
         self.begin(pages.clone());
-        let done = self.timed(|world| world.space.put_back(range, INTACT, &mut ()));
+        let done = self.space.put_back(range, INTACT, &mut ());
         let back = each(|page| page.out = false);
         self.end(pages, done.is_ok().then_some(&back));
         done
@@ -296,7 +283,7 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::attach`].
-    pub fn attach(&self, number: usize) -> Result<(), AttachError> {
+    pub(crate) fn attach(&self, number: usize) -> Result<(), AttachError> {
         let hardware = &self.hardware;
         let was = self.is_attached(number);
         if !was {
@@ -304,7 +291,7 @@ impl World {
         }
         let (unit, id) = hardware.device(number);
         let unit = Arc::clone(&hardware.rigged[unit]) as Arc<dyn Unit>;
-        let done = self.timed(|world| world.space.attach((unit, id)));
+        let done = self.space.attach((unit, id));
         let attached = was || done.is_ok();
         self.model().attached[number] = attached;
         let now = match attached {
@@ -321,11 +308,11 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::detach`].
-    pub fn detach(&self, number: usize) -> Result<(), DetachError> {
+    pub(crate) fn detach(&self, number: usize) -> Result<(), DetachError> {
         let hardware = &self.hardware;
         let (_, id) = hardware.device(number);
         self.scene.attached(number, Attached::Changing);
-        let done = self.timed(|world| world.space.detach(id));
+        let done = self.space.detach(id);
         if done.is_ok() {
             self.model().attached[number] = false;
             self.scene.attached(number, Attached::No);
@@ -339,7 +326,7 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::track_dirty`].
-    pub fn track(&self, leaf: Option<u64>) -> Result<(), TrackingError> {
+    pub(crate) fn track(&self, leaf: Option<u64>) -> Result<(), TrackingError> {
         let tracking = Tracking {
             leaf,
             interruption: INTACT,
@@ -351,7 +338,7 @@ impl World {
             touched.blurred = leaf.is_none() || touched.blurring > 0;
         }
         let fired = self.faults.fired();
-        self.timed(|world| world.space.track_dirty(tracking))?;
+        self.space.track_dirty(tracking)?;
         // Marks from before are worth nothing.
         let words = 0..self.scene.len().div_ceil(64);
         self.take_period(words.clone(), &mut Period::new(words.len()));
@@ -372,9 +359,9 @@ impl World {
     }
 
     /// Ends it.
-    pub fn untrack(&self) {
+    pub(crate) fn untrack(&self) {
         let mut dirty = locked(&self.dirty);
-        self.timed(|world| world.space.untrack_dirty());
+        self.space.untrack_dirty();
         dirty.on = false;
     }
 
@@ -385,28 +372,25 @@ impl World {
     /// # Errors
     ///
     /// When there is no harvest at all.
-    pub fn harvest(&self, mut range: Span<Iova>) -> Result<(Harvest, Option<Error>), Error> {
+    pub(crate) fn harvest(&self, mut range: Span<Iova>) -> Result<(Harvest, Option<Error>), Error> {
         let mut dirty = locked(&self.dirty);
         if !dirty.on {
             return Ok(Default::default());
         }
         let mut period = Period::new(self.scene.len().div_ceil(64));
-        let (words, runs, harvested, shown) = loop {
+        let (words, harvested, shown) = loop {
             let pages = self.scene.pages_of(range);
             let words = pages.start / 64..pages.end.div_ceil(64);
             self.take_period(words.clone(), &mut period);
             let mut pending = Pending::new(vec![0; words.len()], range, PAGE)?;
-            let (mut harvested, shown) = self.timed(|world| {
-                let harvested = world.space.harvest(&mut pending);
-                (harvested, world.space.show(&mut pending).map(drop))
-            });
+            let mut harvested = self.space.harvest(&mut pending);
+            let shown = self.space.show(&mut pending).map(drop);
             self.faults.calm();
             // Once more, without a fault: nothing of it is lost.
             if let Err(HarvestError::Flush(_)) = harvested {
                 harvested = self.space.harvest(&mut pending);
             }
             let shown_again = self.space.show(&mut pending)?;
-            let runs = shown_again.runs().collect();
             add(&mut period.found[words.clone()], shown_again.words());
             shown_again.acknowledge();
             match harvested {
@@ -415,7 +399,7 @@ impl World {
                 {
                     range = self.range();
                 }
-                _ => break (words, runs, harvested, shown),
+                _ => break (words, harvested, shown),
             }
         };
         let perhaps = self.scene.take_perhaps_written(words.clone());
@@ -431,7 +415,6 @@ impl World {
         let failed = failed.or_else(|| shown.err().map(Error::from));
         let found = Harvest {
             blind,
-            runs,
             missed,
             more: if blurred { 0 } else { more },
         };
@@ -454,7 +437,7 @@ impl World {
             self.begin_at(model, pages.iter().copied(), |_| true);
             pages
         };
-        let (done, whole, discarded) = self.timed(how);
+        let (done, whole, discarded) = how(self);
         for run in discarded {
             let memory = self.of_guest(run);
             memory.flatten().for_each(|page| self.scene.zeroed(page));
@@ -476,7 +459,10 @@ impl World {
 
     /// The devices release guest memory, and it is discarded. What stayed as it was is returned, and whether no other
     /// operation was at work there.
-    pub fn release(&self, runs: &[Span<GuestAddr>]) -> (Vec<(Span<GuestAddr>, Reason)>, bool) {
+    pub(crate) fn release(
+        &self,
+        runs: &[Span<GuestAddr>],
+    ) -> (Vec<(Span<GuestAddr>, Reason)>, bool) {
         let of_runs = |part: &&Part| runs.iter().any(|run| part.guest.overlaps(run));
         let parts = self.parts.iter().filter(of_runs);
         let alone = parts.map(|part| part.discarding.write());
@@ -527,7 +513,7 @@ impl World {
     }
 
     /// The devices have guest memory back. What stayed as it was is returned.
-    pub fn restore(&self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
+    pub(crate) fn restore(&self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
         let held: Vec<_> = self
             .parts
             .iter()

@@ -1,9 +1,8 @@
 //! Everything that is under test, with its shadow: an address space, the memory, the devices, and
 //! what the model says of each page.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
-use std::time::Duration;
 
 use dmaspace::balloon::BalloonDma;
 use hostmem::{Discard, FrameSource, Mapping, Pinner};
@@ -11,85 +10,74 @@ use ioas::{HostMemory, Ioas, Ledger, Memory};
 use runs::{GuestAddr, Iova, Span};
 use virtio_balloon::{MemoryMap, Region};
 
-use crate::check::Counted;
-use crate::devices::{Player, play};
-use crate::dirty::Dirty;
-use crate::faults::Faults;
-use crate::hardware::{Hardware, Kind, TableNode};
-use crate::model::Model;
-use crate::ram::{Layout, Ram};
-use crate::scene::{Manner, Players, Scene, locked};
-use crate::{Error, PAGE};
+use super::check::Counted;
+use super::devices::{Player, play};
+use super::dirty::Dirty;
+use super::faults::Faults;
+use super::hardware::{Hardware, Kind};
+use super::model::Model;
+use super::ram::{Layout, Ram};
+use super::scene::{Players, Scene, locked};
+use super::{Error, PAGE};
 
 /// A memory of the guest, before the world is made.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub(crate) struct Source {
     /// Its first guest address.
-    pub guest: u64,
+    pub(crate) guest: u64,
     /// The memory file.
-    pub mapping: Arc<Mapping>,
-    /// Addresses in the place of page frames; frames without it.
-    pub layout: Option<Layout>,
+    pub(crate) mapping: Arc<Mapping>,
+    /// Addresses in the place of page frames.
+    pub(crate) layout: Layout,
 }
 
 /// Parts of a world.
-pub struct Setup {
+pub(crate) struct Setup {
     /// The device addresses, whole pages.
-    pub range: Span<Iova>,
+    pub(crate) range: Span<Iova>,
     /// The memories, all of one length.
-    pub memories: Vec<Source>,
+    pub(crate) memories: Vec<Source>,
     /// What pins are charged to.
-    pub ledger: Arc<Ledger>,
-    /// How devices behave at first.
-    pub manner: Manner,
-    /// The memory consists of huge pages.
-    pub huge: bool,
+    pub(crate) ledger: Arc<Ledger>,
 }
 
 /// A memory of the guest.
-pub struct Part {
+pub(crate) struct Part {
     /// Its guest addresses.
-    pub guest: Span<GuestAddr>,
-    /// The memory file.
-    pub mapping: Arc<Mapping>,
+    pub(crate) guest: Span<GuestAddr>,
     /// The memory as address spaces hold it.
-    pub memory: Arc<Memory>,
+    pub(crate) memory: Arc<Memory>,
     /// Gives it back to the machine.
-    pub discard: Discard,
+    pub(crate) discard: Discard,
     /// For writing while it is released and discarded: no operation maps it meanwhile.
     pub(crate) discarding: RwLock<()>,
-    pub(crate) layout: Option<Layout>,
+    pub(crate) layout: Layout,
 }
 
 /// See the module. Dropped in this order: devices stop, and the address space goes first.
-pub struct World {
+pub(crate) struct World {
     pub(crate) players: Players,
     /// The address space.
-    pub space: Arc<Ioas>,
+    pub(crate) space: Arc<Ioas>,
     /// The guest's memory, as the balloon has it.
     pub(crate) regions: Vec<Region<Arc<Memory>>>,
     /// The units, and the memory of their tables.
     pub(crate) hardware: Hardware,
     /// The guest's memory.
-    pub parts: Vec<Part>,
+    pub(crate) parts: Vec<Part>,
     /// What pins are charged to.
-    pub ledger: Arc<Ledger>,
+    pub(crate) ledger: Arc<Ledger>,
     /// What ledger and kernel counted before.
     pub(crate) charged: u64,
     pub(crate) counted: Counted,
-    pub(crate) huge: bool,
-    /// A part of a page was taken out, once.
-    pub(crate) cut: AtomicBool,
     /// What devices may expect.
-    pub scene: Arc<Scene>,
+    pub(crate) scene: Arc<Scene>,
     /// Locked for a moment, before a call of the address space and after it.
     model: Mutex<Model>,
     /// Locked while tracking begins or ends, and during a harvest.
     pub(crate) dirty: Mutex<Dirty>,
     /// What is to fail.
-    pub faults: Arc<Faults>,
-    /// What the last call of the address space took, in nanoseconds.
-    took: AtomicU64,
+    pub(crate) faults: Arc<Faults>,
 }
 
 impl World {
@@ -98,11 +86,11 @@ impl World {
     /// # Errors
     ///
     /// When there is no memory for it.
-    pub fn over_units(
+    pub(crate) fn over_units(
         setup: Setup,
         pinner: Pinner,
         kinds: &[Kind],
-        nodes: &[TableNode],
+        tables: u64,
         devices: usize,
     ) -> Result<Self, Error> {
         let faults = Arc::new(Faults::default());
@@ -110,22 +98,18 @@ impl World {
             .memories
             .iter()
             .map(|source| Arc::clone(&source.mapping));
-        let hardware = Hardware::new(kinds, nodes, mappings.collect(), &faults);
+        let hardware = Hardware::new(kinds, tables, mappings.collect(), &faults);
         let hardware = hardware.map_err(Error::Tables)?;
         let space = Ioas::with_builder(hardware.builder());
         let (pinner, physical) = (Arc::new(pinner), Arc::clone(&hardware.physical));
         let memory = |(number, source): (usize, &Source)| {
-            let frames = match source.layout {
-                Some(_) => FrameSource::FileOffset,
-                None => FrameSource::Pagemap,
-            };
             let (mapping, pinner) = (Arc::clone(&source.mapping), Arc::clone(&pinner));
             let ram = Ram {
-                inner: HostMemory::with_pinner(mapping, pinner, frames),
+                inner: HostMemory::with_pinner(mapping, pinner, FrameSource::FileOffset),
                 number,
                 layout: source.layout,
                 faults: Arc::clone(&faults),
-                observer: Arc::clone(&physical) as _,
+                physical: Arc::clone(&physical),
                 pins: AtomicU64::new(0),
             };
             Memory::new(Arc::new(ram), &setup.ledger)
@@ -147,8 +131,7 @@ impl World {
         let part = |(source, memory): (Source, _)| {
             Ok(Part {
                 guest: Span::new(source.guest, source.mapping.len()),
-                discard: Discard::new(Arc::clone(&source.mapping))?,
-                mapping: source.mapping,
+                discard: Discard::new(source.mapping)?,
                 memory,
                 discarding: RwLock::default(),
                 layout: source.layout,
@@ -165,7 +148,7 @@ impl World {
         };
         let regions: Vec<_> = parts.iter().map(region).collect();
         MemoryMap::new(&regions)?;
-        let scene = Scene::new(setup.range, memory, devices, setup.manner);
+        let scene = Scene::new(setup.range, memory, devices);
         let (scene, space) = (Arc::new(scene), Arc::new(space));
         Ok(Self {
             players: Players::new(Arc::clone(&scene)),
@@ -175,14 +158,11 @@ impl World {
             ledger: setup.ledger,
             charged,
             counted,
-            huge: setup.huge,
-            cut: AtomicBool::default(),
             model: Mutex::new(Model::new(scene.len(), memory, devices)),
             scene,
             parts,
             dirty: Mutex::default(),
             faults,
-            took: AtomicU64::default(),
         })
     }
 
@@ -191,7 +171,7 @@ impl World {
     /// # Errors
     ///
     /// Where there can be no threads.
-    pub fn play(&mut self, threads: usize, seed: u64) -> std::io::Result<()> {
+    pub(crate) fn play(&mut self, threads: usize, seed: u64) -> std::io::Result<()> {
         let hardware = &self.hardware;
         let (all, threads) = (self.devices(), threads.max(1));
         for thread in 0..threads.min(all) {
@@ -211,19 +191,18 @@ impl World {
                 };
                 let mut players: Vec<_> = ports.into_iter().map(player).collect();
                 play(&mut players, seed);
-                Ok(())
             }))?;
         }
         Ok(())
     }
 
-    /// Stops the devices. Returns why one had stopped by itself.
-    pub fn stop(&mut self) -> Option<String> {
-        self.players.stop()
+    /// Stops the devices.
+    pub(crate) fn stop(&mut self) {
+        self.players.stop();
     }
 
     /// All device addresses.
-    pub fn range(&self) -> Span<Iova> {
+    pub(crate) fn range(&self) -> Span<Iova> {
         Span::new(self.scene.base, self.scene.len() as u64 * PAGE)
     }
 
@@ -232,27 +211,22 @@ impl World {
     }
 
     /// How many devices there are.
-    pub fn devices(&self) -> usize {
+    pub(crate) fn devices(&self) -> usize {
         self.model().attached.len()
     }
 
-    /// True while pages are pinned: some device is attached.
-    pub fn is_live(&self) -> bool {
-        self.model().is_live()
-    }
-
     /// Whether this device is attached.
-    pub fn is_attached(&self, device: usize) -> bool {
+    pub(crate) fn is_attached(&self, device: usize) -> bool {
         self.model().attached[device]
     }
 
     /// Whether it is tracked what devices write to.
-    pub fn tracks(&self) -> bool {
+    pub(crate) fn tracks(&self) -> bool {
         self.space.tracks_dirty()
     }
 
     /// Does `work`, from which on more is found dirty than what was written to.
-    pub fn blurring<T>(&self, work: impl FnOnce(&Self) -> T) -> T {
+    pub(crate) fn blurring<T>(&self, work: impl FnOnce(&Self) -> T) -> T {
         let blur = |on: bool| {
             let touched = &mut self.model().touched;
             touched.blurred = true;
@@ -262,15 +236,6 @@ impl World {
         let done = work(self);
         blur(false);
         done
-    }
-
-    /// What the last call of the address space took.
-    pub fn took(&self) -> Duration {
-        Duration::from_nanos(self.took.load(Ordering::Relaxed))
-    }
-
-    pub(crate) fn set_took(&self, took: Duration) {
-        self.took.store(took.as_nanos() as u64, Ordering::Relaxed);
     }
 }
 
