@@ -18,7 +18,8 @@ use conformance::{
     differences::Seen,
     drive::{Amount, Outcome},
     inputs,
-    kernel::Kernel,
+    kernel::{Arch, Kernel},
+    newer_qemu::NewerQemu,
     oldest_rustc,
     server::Server,
     setup::{self, Setup},
@@ -63,6 +64,8 @@ enum Command {
         /// Files, and directories with all of theirs, below the repository.
         paths: Vec<PathBuf>,
     },
+    /// Fetches QEMU 11 for all machines: programs with QEMU's names in `newer-qemu/bin` of the directory of `--work`.
+    Qemu,
     /// Fetches the oldest Rust compiler that is supported: the program `rustc` in the directory of `--work`.
     Rustc,
 }
@@ -97,6 +100,11 @@ const NO_SOURCE: u8 = 3;
 
 fn main() -> ExitCode {
     let options = Options::parse();
+    if let Some(Command::Qemu) = options.command {
+        let mut arches = [Arch::X86, Arch::Arm, Arch::RiscV].into_iter();
+        let fetch = |arch| NewerQemu::fetch(arch, &options.work).map(drop);
+        return exit(arches.try_for_each(fetch));
+    }
     if let Some(Command::Rustc) = options.command {
         return exit(oldest_rustc::fetch(&options.work).map(drop));
     }
@@ -114,7 +122,9 @@ fn main() -> ExitCode {
     exit(match &options.command {
         Some(Command::Time(wanted)) => time::time(wanted, &source, &options.work),
         Some(Command::Linux(wanted)) => linux(wanted, &options.work),
-        Some(Command::Rustc | Command::Inputs { .. }) | None => compare(&options, &source),
+        Some(Command::Qemu | Command::Rustc | Command::Inputs { .. }) | None => {
+            compare(&options, &source)
+        }
     })
 }
 

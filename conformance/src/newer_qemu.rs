@@ -4,9 +4,13 @@
 //! pages of 64 KiB since. The packages come from a later release of Debian; nothing of them is installed.
 
 use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
+
+use anyhow::Context as _;
 
 use crate::{apt, kernel::Arch};
 
@@ -32,11 +36,13 @@ const RELEASE: &str = "trixie";
 /// The unpacked packages.
 #[derive(Clone, Debug)]
 pub struct NewerQemu {
-    root: PathBuf,
-    program: &'static str,
+    program: PathBuf,
 }
 
 impl NewerQemu {
+    /// Directory, below that of the rigs, of programs that have QEMU's own names.
+    pub const PROGRAMS: &str = "newer-qemu/bin";
+
     /// The packages for machines of this architecture below `directory`, fetched if they are not there: 40 MB.
     ///
     /// # Errors
@@ -48,23 +54,41 @@ impl NewerQemu {
             Arch::RiscV => ("qemu-system-riscv", "qemu-system-riscv64"),
             Arch::X86 | Arch::Um => ("qemu-system-x86", "qemu-system-x86_64"),
         };
+        fs::create_dir_all(directory.join(Self::PROGRAMS))?;
+        let directory = directory.canonicalize()?;
         let root = directory.join("newer-qemu").join(package);
         apt::fetch_into(&root, package, &[SUITE, RELEASE])?;
-        Ok(Self { root, program })
+        let path = directory.join(Self::PROGRAMS).join(program);
+        let script = script(&root, program);
+        // Others may be starting it.
+        if fs::read_to_string(&path).ok().as_ref() != Some(&script) {
+            let new = path.with_extension(std::process::id().to_string());
+            fs::write(&new, script).with_context(|| new.display().to_string())?;
+            fs::set_permissions(&new, fs::Permissions::from_mode(0o755))?;
+            fs::rename(&new, &path)?;
+        }
+        Ok(Self { program: path })
     }
 
-    /// QEMU, with its own libraries and firmware.
-    pub fn command(&self) -> Command {
-        let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
-        let mut command = Command::new(libraries.join("ld-linux-x86-64.so.2"));
-        command
-            .arg("--library-path")
-            .arg(&libraries)
-            .arg(self.root.join("usr/bin").join(self.program))
-            .env("QEMU_MODULE_DIR", libraries.join("qemu"));
-        for firmware in ["usr/share/qemu", "usr/share/seabios"] {
-            command.arg("-L").arg(self.root.join(firmware));
-        }
-        command
+    /// A program that starts it.
+    pub fn program(&self) -> &Path {
+        &self.program
     }
+
+    /// The command of that program.
+    pub fn command(&self) -> Command {
+        Command::new(&self.program)
+    }
+}
+
+/// QEMU becomes the script's process, with its own libraries and firmware.
+fn script(root: &Path, program: &str) -> String {
+    let root = root.display();
+    format!(
+        "#!/bin/sh\n\
+         export QEMU_MODULE_DIR='{root}/usr/lib/x86_64-linux-gnu/qemu'\n\
+         exec '{root}/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2' \\\n  \
+         --library-path '{root}/usr/lib/x86_64-linux-gnu' '{root}/usr/bin/{program}' \\\n  \
+         -L '{root}/usr/share/qemu' -L '{root}/usr/share/seabios' \"$@\"\n"
+    )
 }
