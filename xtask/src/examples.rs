@@ -17,7 +17,9 @@ pub(crate) fn run(repository: &Repository) -> anyhow::Result<()> {
     ensure!(!names.is_empty(), "{PACKAGE} has no examples");
     let programs = Programs::build(repository)?;
     for name in names {
-        cargo::run(&mut programs.example(&name, repository))?;
+        let mut example = programs.example(&name, repository);
+        programs.with_qemu(&mut example, repository)?;
+        cargo::run(&mut example)?;
     }
     Ok(())
 }

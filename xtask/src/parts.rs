@@ -11,7 +11,9 @@ use crate::{
     cargo::{self, Repository},
     conformance, dependencies, device, examples, fuzz, guests,
     host::Need,
-    libvirt, linux, nostd, properties, runner, sanitize, units,
+    libvirt, linux, nostd,
+    programs::Programs,
+    properties, runner, sanitize, units,
 };
 
 /// When a part runs, and what its budget counts towards.
@@ -85,8 +87,9 @@ const fn part(
 const FMT: Need = Need::Subcommand("fmt", "rustup component add rustfmt");
 const CLIPPY: Need = Need::Subcommand("clippy", "rustup component add clippy");
 
-/// For the tests of system calls that fail, and for libvirt's schema.
+/// For the tests of system calls that fail, for libvirt's schema, and for fetching the emulator.
 const RIG_TESTS: &[Need] = &[
+    Need::Package("debian-archive-keyring"),
     Need::Package("strace"),
     Need::Package("libxml2-utils"),
     Need::Package("libvirt0"),
@@ -132,6 +135,9 @@ const RIGS: [&str; 6] = [
     BENCH,
     "dmaspace-units",
 ];
+
+/// Its tests skip the real QEMU where there is none, so they run among the rigs' again.
+const QTEST: &str = "dmaspace-qtest";
 
 /// With all its features it compares with Linux and foreign crates, which takes as long to compile as all else
 /// that the tests without rigs do; these run the rest of it.
@@ -189,20 +195,20 @@ fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
 }
 
 fn rig_tests(repository: &Repository) -> anyhow::Result<Outcome> {
+    let packages = RIGS.into_iter().chain([QTEST]);
     let mut command = if cargo::has_subcommand("nextest") {
         // All packages are named, so that none is built again with other features.
         let mut command = suites(repository);
-        command.args([
-            "-E",
-            &RIGS.map(|name| format!("package({name})")).join(" | "),
-        ]);
+        let packages: Vec<_> = packages.map(|name| format!("package({name})")).collect();
+        command.args(["-E", &packages.join(" | ")]);
         command
     } else {
         let mut command = repository.cargo(&["test", "--no-fail-fast", "--all-features"]);
-        command.args(RIGS.map(|package| ["--package", package]).as_flattened());
+        command.args(packages.flat_map(|package| ["--package", package]));
         command
     };
     properties::settle(&mut command, runner::in_ci());
+    Programs::build(repository)?.with_qemu(&mut command, repository)?;
     cargo::run(&mut command)?;
     // Left out loudly by the part `tests` where there is no strace.
     let mut command = suites(repository);

@@ -3,7 +3,7 @@
 //! Without optimization and with every feature, as the tests are: the libraries are compiled for them already.
 //! What is measured, and what does the same millions of times, is built with `--release` where it is started.
 
-use std::process::Command;
+use std::{env, process::Command};
 
 use cargo_metadata::camino::Utf8PathBuf;
 use clap::Args;
@@ -50,6 +50,24 @@ impl Programs {
         Ok(Self {
             directory: directory.join("release"),
         })
+    }
+
+    /// Has `command` find QEMU 11 before the distribution's, and fetches it unless it is there.
+    pub(crate) fn with_qemu(
+        &self,
+        command: &mut Command,
+        repository: &Repository,
+    ) -> anyhow::Result<()> {
+        let work = repository.metadata.target_directory.join("conformance");
+        let mut fetch = self.command("dmaspace-conformance", repository);
+        cargo::run(fetch.args(["--work", work.as_str(), "qemu"]))?;
+        let mut path = work.join("newer-qemu/bin").into_os_string();
+        if let Some(others) = env::var_os("PATH") {
+            path.push(":");
+            path.push(others);
+        }
+        command.env("PATH", path);
+        Ok(())
     }
 
     /// Where the program `name` is.

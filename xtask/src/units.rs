@@ -9,12 +9,8 @@ use crate::{cargo::Repository, host::Need, programs::Passed, programs::Programs}
 /// What was checked, for people: `--document` writes it, the part compares.
 const DOCUMENT: &str = "docs/conformance.md";
 
-/// The emulators.
-pub(crate) const NEEDS: &[Need] = &[
-    Need::Package("qemu-system-arm"),
-    Need::Package("qemu-system-riscv"),
-    Need::Package("qemu-system-x86"),
-];
+/// Keys of the packages of QEMU.
+pub(crate) const NEEDS: &[Need] = &[Need::Package("debian-archive-keyring")];
 
 /// Runs all checks, once.
 pub(crate) fn check(repository: &Repository) -> anyhow::Result<()> {
@@ -26,9 +22,10 @@ pub(crate) fn check(repository: &Repository) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Many rounds, for `cargo xtask conformance --full`.
+/// Many rounds, with QEMU's processors, for `cargo xtask conformance --full`.
 pub(crate) fn sweep(repository: &Repository) -> anyhow::Result<bool> {
-    Ok(run(&["--rounds", "8"], repository)?.success())
+    let units = run(&["--rounds", "8"], repository)?.success();
+    Ok(run(&["--processors", "--rounds", "8"], repository)?.success() && units)
 }
 
 /// The command.
@@ -46,7 +43,10 @@ pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Resul
 }
 
 fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
-    let mut command = Programs::build(repository)?.command("dmaspace-units", repository);
-    let status = command.args(options).status();
+    let programs = Programs::build(repository)?;
+    let mut command = programs.command("dmaspace-units", repository);
+    command.arg("--dmaspace").arg(programs.path("dmaspace"));
+    let work = repository.metadata.target_directory.join("conformance");
+    let status = command.arg("--work").arg(work).args(options).status();
     status.context("the checks cannot be started")
 }

@@ -1,6 +1,6 @@
 //! The machines, before anything is plugged in.
 
-use qtest::{HALT, pci::Window};
+use qtest::pci::Window;
 
 use crate::qemu::Board;
 
@@ -25,7 +25,7 @@ impl Board {
                 "-cpu",
                 "max",
             ],
-            Self::RiscvVirt => &["-machine", "virt", "-smp", "4"],
+            Self::RiscvVirt => &["-machine", "virt", "-bios", "none", "-smp", "4"],
         }
     }
 
@@ -35,17 +35,6 @@ impl Board {
             Self::Q35 | Self::ArmVirt => 1,
             Self::RiscvVirt => 4,
         }
-    }
-
-    /// A program for its firmware that stops the processor, which begins at the first byte.
-    pub(crate) fn firmware(self) -> Vec<u8> {
-        let words: [u32; 2] = match self {
-            Self::Q35 => return HALT.to_vec(),
-            // `wfi`, and back to it.
-            Self::ArmVirt => [0xd503_207f, 0x17ff_ffff],
-            Self::RiscvVirt => [0x1050_0073, 0xffdf_f06f],
-        };
-        words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
     /// How much memory lies before an address from 4 GiB on.

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 use iommu::{CommandCounters, DeviceId, DomainId, Fault, FlushError, Registers};
 use iopt::{Gather, Invalidation, walk::Access};
-use runs::{Iova, PageSizes, Span};
+use runs::{Iova, Span};
 
 use crate::{At, DEVICES, Denied, LONGEST, Rig, Seen, drivers::Live, tables::Tables};
 
@@ -44,14 +44,12 @@ impl<'r> Case<'r> {
         &*self.driver
     }
 
-    /// An empty table of the rig's kind, with all leaves that QEMU's unit walks.
+    /// An empty table of the rig's kind, with all leaves that the unit offers.
     pub(crate) fn table(&self) -> anyhow::Result<Tables> {
         let format = self.rig.kind().format;
         let support = self.driver.capabilities().format(format);
         let support = support.with_context(|| format!("the unit does not offer {format}"))?;
-        let wrong = self.rig.unit().tells().not_walked;
-        let sizes = PageSizes::from_bits(support.page_sizes.bits() & !wrong.bits());
-        Ok(Tables::new(self.rig, sizes)?)
+        Ok(Tables::new(self.rig, support.page_sizes)?)
     }
 
     /// A table is told to be the one of a device.
@@ -151,15 +149,14 @@ impl<'r> Case<'r> {
         faults
     }
 
-    /// Nothing is mapped there: all faults that are recorded say so, and there is one, as far as QEMU
-    /// tells. Yields them.
+    /// Nothing is mapped there: all faults that are recorded say so, and there is one. Yields them.
     pub(crate) fn fault(
         &self,
         device: usize,
         iova: u64,
         access: Access,
     ) -> anyhow::Result<Vec<Fault>> {
-        self.recorded(device, iova, access, self.rig.unit().tells().not_present)
+        self.recorded(device, iova, access, true)
     }
 
     /// The same where a leaf does not allow it, which may be cached.
@@ -173,7 +170,6 @@ impl<'r> Case<'r> {
         let told = match self.rig.unit().tells().denied {
             Denied::Recorded => true,
             Denied::RecordedUncached => !cached,
-            Denied::Silent => false,
         };
         self.recorded(device, iova, access, told)
     }

@@ -1,10 +1,10 @@
 //! The checks as a program: `cargo xtask units`.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::Arc,
     time::Instant,
 };
 
@@ -21,15 +21,15 @@ use units::{
 /// Checks tables and drivers on QEMU's emulated IOMMUs.
 #[derive(Parser)]
 struct Options {
-    /// QEMU's program for x86-64.
-    #[arg(long, value_name = "PROGRAM", default_value = Board::Q35.program())]
-    qemu: String,
-    /// QEMU's program for Arm.
-    #[arg(long, value_name = "PROGRAM", default_value = Board::ArmVirt.program())]
-    qemu_arm: String,
-    /// QEMU's program for RISC-V.
-    #[arg(long, value_name = "PROGRAM", default_value = Board::RiscvVirt.program())]
-    qemu_riscv: String,
+    /// Directory of the rigs, into which QEMU is fetched.
+    #[arg(long, value_name = "DIRECTORY", default_value = "target/conformance")]
+    work: PathBuf,
+    /// The command line `dmaspace`.
+    #[arg(long, value_name = "PROGRAM", default_value = "target/debug/dmaspace")]
+    dmaspace: PathBuf,
+    /// QEMU's processors as walkers, in place of its units.
+    #[arg(long, conflicts_with_all = ["document", "compare"])]
+    processors: bool,
     /// Only checks whose name contains this.
     #[arg(long, value_name = "NAME", default_value = "")]
     only: String,
@@ -42,16 +42,6 @@ struct Options {
     /// Fails unless this file says what was checked, where it is of the same versions of QEMU.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
-}
-
-impl Options {
-    const fn program(&self, board: Board) -> &String {
-        match board {
-            Board::Q35 => &self.qemu,
-            Board::ArmVirt => &self.qemu_arm,
-            Board::RiscvVirt => &self.qemu_riscv,
-        }
-    }
 }
 
 fn main() -> ExitCode {
@@ -71,78 +61,71 @@ fn main() -> ExitCode {
 struct Total {
     report: Report,
     failed: u64,
-    left_out: u64,
 }
 
 /// True when all is well.
 fn run(options: &Options) -> anyhow::Result<bool> {
     let begun = Instant::now();
-    let mut total = Total::default();
-    let mut tables = Vec::new();
-    for board in Board::ALL {
-        let units = Unit::ALL.into_iter().filter(|unit| unit.board() == board);
-        let kinds = units.flat_map(|unit| unit.kinds().iter().map(move |kind| (unit, *kind)));
-        let mut kinds = kinds.peekable();
-        if kinds.peek().is_none() {
-            continue;
-        }
-        let qemu = match Qemu::find(options.program(board), board) {
-            Ok(qemu) => Arc::new(qemu),
-            Err(error) => {
-                println!("  NOT RUN {board:?}: {error:#}");
-                total.left_out += 1;
-                continue;
-            }
-        };
-        println!("{board:?}: {}", qemu.version());
-        let version = qemu.version().to_owned();
-        total.report.programs.push((board, version));
-        tables.extend(kinds.map(|(unit, kind)| (Arc::clone(&qemu), unit, kind)));
+    let fetch = |board| anyhow::Ok((board, Qemu::fetch(board, &options.work)?));
+    let boards: BTreeMap<_, _> = Board::ALL
+        .into_iter()
+        .map(fetch)
+        .collect::<Result<_, _>>()?;
+    for qemu in boards.values() {
+        println!("{}", qemu.version());
     }
+    let (passed, failed, asked, same);
+    if options.processors {
+        let counts = cpu::run(|board| &boards[&board], options.rounds, &options.only);
+        (passed, failed, same) = (counts.passed, counts.failed, true);
+        asked = format!("{} questions", counts.questions);
+    } else {
+        let Total { report, failed: no } = units(options, &boards);
+        (passed, failed) = (report.done.len() as u64, no);
+        let copies: u64 = report.done.iter().map(|done| done.copies).sum();
+        asked = format!("{copies} copies by DMA");
+        let document = report.document();
+        if let Some(file) = options.document.as_ref().filter(|_| failed == 0) {
+            fs::write(file, &document).with_context(|| file.display().to_string())?;
+        }
+        same = match &options.compare {
+            Some(file) => compare(file, &report, &document)?,
+            None => true,
+        };
+    }
+    let took = begun.elapsed().as_secs_f64();
+    println!("{passed} ok, {failed} failed, {asked}, {took:.1} s");
+    anyhow::ensure!(
+        passed + failed > 0,
+        "no check has `{}` in its name",
+        options.only
+    );
+    Ok(failed == 0 && same)
+}
+
+/// All checks of units.
+fn units(options: &Options, boards: &BTreeMap<Board, Qemu>) -> Total {
+    let mut total = Total::default();
+    for (board, qemu) in boards {
+        total
+            .report
+            .programs
+            .push((*board, qemu.version().to_owned()));
+    }
+    let tables: Vec<_> = Unit::ALL
+        .into_iter()
+        .flat_map(|unit| unit.kinds().iter().map(move |kind| (unit, *kind)))
+        .collect();
     // Side by side: an emulator and who drives it wait for each other in turns.
-    let of_one =
-        |(qemu, unit, kind): &(Arc<Qemu>, _, _)| Total::with_tables(options, qemu, *unit, *kind);
+    let of_one = |(unit, kind): &(Unit, _)| {
+        Total::with_tables(options, &boards[&unit.board()], *unit, *kind)
+    };
     let totals: Vec<_> = tables.par_iter().map(of_one).collect();
     for of_tables in totals {
         total.report.done.extend(of_tables.report.done);
         total.failed += of_tables.failed;
-        total.left_out += of_tables.left_out;
     }
-    let Total {
-        mut report,
-        mut failed,
-        mut left_out,
-    } = total;
-    let cpu = cpu::run(
-        |board| options.program(board),
-        options.rounds,
-        &options.only,
-    );
-    failed += cpu.failed;
-    left_out += cpu.left_out;
-    report.processors = cpu.done;
-    let copies: u64 = report.done.iter().map(|done| done.copies).sum();
-    let questions: u64 = report.processors.iter().map(|(_, count)| count).sum();
-    let passed = (report.done.len() + report.processors.len()) as u64;
-    let took = begun.elapsed().as_secs_f64();
-    println!(
-        "{passed} ok, {failed} failed, {left_out} not run, {copies} copies by DMA, \
-         {questions} questions, {took:.1} s"
-    );
-    anyhow::ensure!(
-        passed + failed + left_out > 0,
-        "no check has `{}` in its name",
-        options.only
-    );
-    let document = report.document();
-    if let Some(file) = options.document.as_ref().filter(|_| failed == 0) {
-        fs::write(file, &document).with_context(|| file.display().to_string())?;
-    }
-    let same = match &options.compare {
-        Some(file) => compare(file, &report, &document)?,
-        None => true,
-    };
-    Ok(failed == 0 && same)
+    total
 }
 
 /// True when the file says what was checked, or is of other versions of QEMU.
@@ -175,14 +158,9 @@ impl Total {
             if !name.contains(&options.only) {
                 continue;
             }
-            if !qemu.offers(unit) {
-                println!("  NOT RUN {name}: this QEMU has no such unit");
-                total.left_out += 1;
-                continue;
-            }
             let rounds = if check.random { options.rounds } else { 1 };
             for round in 0..rounds {
-                match one(qemu, unit, kind, check, round) {
+                match one(options, qemu, (unit, kind), check, round) {
                     Ok(done) => {
                         passed += 1;
                         copies += done.copies;
@@ -204,8 +182,14 @@ impl Total {
     }
 }
 
-fn one(qemu: &Qemu, unit: Unit, kind: Kind, check: &Check, round: u64) -> anyhow::Result<Done> {
-    let rig = Rig::start(qemu, unit, kind, check.place, round)?;
+fn one(
+    options: &Options,
+    qemu: &Qemu,
+    (unit, kind): (Unit, Kind),
+    check: &Check,
+    round: u64,
+) -> anyhow::Result<Done> {
+    let rig = Rig::start(qemu, unit, kind, check.place, round, &options.dmaspace)?;
     (check.run)(&rig)?;
     Ok(Done {
         unit,

@@ -1,13 +1,13 @@
-//! QEMU's programs: their versions, and what their units are called and can be told there.
+//! QEMU's machines and units, and their options.
 
-use std::{collections::BTreeSet, fmt, process::Command};
+use std::{fmt, path::Path};
 
 use anyhow::{Context as _, ensure};
+use conformance::{kernel::Arch, newer_qemu::NewerQemu};
 use iopt::{
     FormatId,
     format::{ArmConfig, ArmGranule},
 };
-use runs::PageSizes;
 
 /// A machine that QEMU emulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +32,14 @@ impl Board {
             Self::RiscvVirt => "qemu-system-riscv64",
         }
     }
+
+    const fn arch(self) -> Arch {
+        match self {
+            Self::Q35 => Arch::X86,
+            Self::ArmVirt => Arch::Arm,
+            Self::RiscvVirt => Arch::RiscV,
+        }
+    }
 }
 
 /// An IOMMU that QEMU emulates, in one of its ways of working.
@@ -41,7 +49,7 @@ pub enum Unit {
     VtdLegacy,
     /// VT-d in scalable mode: PASID tables, second stage of 3 and 4 levels.
     VtdSecond,
-    /// VT-d in scalable mode: PASID tables, first stage of 4 levels. QEMU has it from 9.2 on.
+    /// VT-d in scalable mode: PASID tables, first stage of 4 levels.
     VtdFirst,
     /// AMD-Vi: host tables of 2 to 6 levels.
     AmdVi,
@@ -52,7 +60,7 @@ pub enum Unit {
     /// SMMUv3: both stages, one at a time.
     SmmuBoth,
     /// The RISC-V IOMMU as a PCI function: first and second stage of 3 to 5 levels, extended device contexts.
-    /// QEMU has it from 9.2 on.
+    ///
     Riscv,
     /// The same with base device contexts.
     RiscvBase,
@@ -133,8 +141,6 @@ pub enum Denied {
     Recorded,
     /// Unless the leaf is cached: the access is blocked without a word.
     RecordedUncached,
-    /// It never does.
-    Silent,
 }
 
 /// What QEMU lets be seen of a unit.
@@ -142,16 +148,14 @@ pub enum Denied {
 pub struct Tells {
     /// Translations are cached, so that a stale one is seen.
     pub caches: bool,
-    /// Faults are recorded also where nothing is mapped.
-    pub not_present: bool,
+    /// Faults of devices without an entry are recorded.
+    pub strangers: bool,
     /// Whether faults are recorded where a leaf does not allow the access.
     pub denied: Denied,
     /// They name the address.
     pub address: bool,
     /// They tell reads from writes.
     pub access: bool,
-    /// Sizes of leaves that QEMU walks otherwise than the specification says.
-    pub not_walked: PageSizes,
 }
 
 impl Unit {
@@ -256,11 +260,10 @@ impl Unit {
     pub const fn tells(self) -> Tells {
         let all = Tells {
             caches: true,
-            not_present: true,
+            strangers: true,
             denied: Denied::Recorded,
             address: true,
             access: true,
-            not_walked: PageSizes::from_bits(0),
         };
         match self {
             Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst => Tells {
@@ -268,8 +271,10 @@ impl Unit {
                 ..all
             },
             Self::AmdVi => Tells {
-                not_present: false,
-                denied: Denied::Silent,
+                denied: Denied::RecordedUncached,
+                strangers: false,
+                address: false,
+                access: false,
                 ..all
             },
             Self::SmmuFirst => all,
@@ -280,157 +285,71 @@ impl Unit {
             Self::Riscv | Self::RiscvBase => Tells {
                 denied: Denied::RecordedUncached,
                 access: false,
-                // Svnapot.
-                not_walked: PageSizes::from_bits(1 << 16),
                 ..all
             },
         }
     }
 
-    /// QEMU's name of the device.
-    const fn device(self) -> &'static str {
+    /// QEMU's option for it.
+    pub(crate) const fn arguments(self) -> [&'static str; 2] {
+        const DEVICE: &str = "-device";
+        // The board has it already.
+        const GLOBAL: &str = "-global";
         match self {
-            Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst => "intel-iommu",
-            Self::AmdVi => "amd-iommu",
-            Self::SmmuFirst | Self::SmmuSecond | Self::SmmuBoth => "arm-smmuv3",
-            Self::Riscv | Self::RiscvBase => "riscv-iommu-pci",
-        }
-    }
-
-    /// What it is told: of each row the first option that QEMU has, since options were renamed when
-    /// they were no experiments any more.
-    const fn options(self) -> &'static [&'static [&'static str]] {
-        const BITS: &[&str] = &["aw-bits=48"];
-        const SNOOP: &[&str] = &["snoop-control=on"];
-        const SCALABLE: &[&str] = &["scalable-mode=on", "x-scalable-mode=on"];
-        const FIRST: &[&str] = &["fsts=on", "x-flts=on"];
-        // Where `drivers.rs` looks for it.
-        const FUNCTION: &[&str] = &["addr=0x1"];
-        const REMAP: &[&str] = &["dma-remap=on", "pt=off"];
-        match self {
-            Self::VtdLegacy => &[BITS, SNOOP],
-            Self::VtdSecond => &[BITS, SNOOP, SCALABLE],
-            Self::VtdFirst => &[BITS, SNOOP, SCALABLE, FIRST],
-            Self::AmdVi => &[REMAP, &["intremap=off"]],
-            Self::SmmuFirst => &[&["stage=1"]],
-            Self::SmmuSecond => &[&["stage=2"]],
-            Self::SmmuBoth => &[&["stage=nested"]],
-            Self::Riscv => &[FUNCTION],
-            Self::RiscvBase => &[FUNCTION, &["intremap=off"]],
+            Self::VtdLegacy => [DEVICE, "intel-iommu,aw-bits=48,snoop-control=on"],
+            Self::VtdSecond => [
+                DEVICE,
+                "intel-iommu,aw-bits=48,snoop-control=on,scalable-mode=on",
+            ],
+            Self::VtdFirst => [
+                DEVICE,
+                "intel-iommu,aw-bits=48,snoop-control=on,scalable-mode=on,fsts=on",
+            ],
+            Self::AmdVi => [DEVICE, "amd-iommu,dma-remap=on,intremap=off"],
+            Self::SmmuFirst => [GLOBAL, "arm-smmuv3.stage=1"],
+            Self::SmmuSecond => [GLOBAL, "arm-smmuv3.stage=2"],
+            Self::SmmuBoth => [GLOBAL, "arm-smmuv3.stage=nested"],
+            // Where `drivers.rs` looks for it.
+            Self::Riscv => [DEVICE, "riscv-iommu-pci,addr=0x1"],
+            Self::RiscvBase => [DEVICE, "riscv-iommu-pci,addr=0x1,intremap=off"],
         }
     }
 }
 
-/// A program that is installed.
+/// The emulator of a board.
 #[derive(Clone, Debug)]
 pub struct Qemu {
-    program: String,
+    qemu: NewerQemu,
     version: String,
-    units: Vec<(Unit, BTreeSet<String>)>,
 }
 
 impl Qemu {
-    /// The program of this name for a board, asked for its version and for what its units can be told.
-    pub fn find(program: &str, board: Board) -> anyhow::Result<Self> {
-        let version = ask(program, &["--version"])?;
+    /// Fetches it into the directory of the rigs, unless it is there.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be fetched or started.
+    pub fn fetch(board: Board, work: &Path) -> anyhow::Result<Self> {
+        let qemu = NewerQemu::fetch(board.arch(), work)?;
+        let output = qemu.command().arg("--version").output();
+        let output = output.context("QEMU cannot be started")?;
+        let (said, wrong) = (&output.stdout, &output.stderr);
+        ensure!(
+            output.status.success(),
+            String::from_utf8_lossy(wrong).into_owned()
+        );
+        let version = String::from_utf8_lossy(said);
         let version = version.lines().next().unwrap_or_default().to_owned();
-        let options = |unit: Unit| {
-            let help = ask(program, &["-device", &format!("{},help", unit.device())])?;
-            anyhow::Ok((unit, names(&help)))
-        };
-        let here = Unit::ALL.into_iter().filter(|unit| unit.board() == board);
-        Ok(Self {
-            program: program.to_owned(),
-            version,
-            units: here.map(options).collect::<Result<_, _>>()?,
-        })
+        Ok(Self { qemu, version })
     }
 
-    /// What it says of its version.
+    /// Name and number of the version, as it says them.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// A command that starts it, without arguments.
-    pub(crate) fn command(&self) -> Command {
-        Command::new(&self.program)
-    }
-
-    /// The arguments for a unit; `None` when QEMU does not have all that belongs to it.
-    pub(crate) fn unit(&self, unit: Unit) -> Option<[String; 2]> {
-        let (_, known) = self.units.iter().find(|(of, _)| *of == unit)?;
-        let mut argument = unit.device().to_owned();
-        for row in unit.options() {
-            let name = |option: &str| option.split('=').next().map(ToOwned::to_owned);
-            let known = |option: &&&str| name(option).is_some_and(|name| known.contains(&name));
-            let option = row.iter().find(known)?;
-            argument = match unit.board() {
-                // The board has it already.
-                Board::ArmVirt => format!("{argument}.{option}"),
-                Board::Q35 | Board::RiscvVirt => format!("{argument},{option}"),
-            };
-        }
-        let how = match unit.board() {
-            Board::ArmVirt => "-global",
-            Board::Q35 | Board::RiscvVirt => "-device",
-        };
-        Some([how.into(), argument])
-    }
-
-    /// True when it can emulate the unit.
-    pub fn offers(&self, unit: Unit) -> bool {
-        self.unit(unit).is_some()
-    }
-}
-
-fn ask(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
-    let output = Command::new(program).args(arguments).output();
-    let output = output.with_context(|| format!("{program} cannot be started"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{program} {arguments:?}: {said}");
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// The options in a help text: `name=<type>` at the beginning of a line.
-fn names(help: &str) -> BTreeSet<String> {
-    help.lines()
-        .filter_map(|line| line.trim_start().split_once("=<"))
-        .map(|(name, _)| name.to_owned())
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn qemu(help: &str) -> Qemu {
-        Qemu {
-            program: "none".into(),
-            version: "none".into(),
-            units: Unit::ALL.map(|unit| (unit, names(help))).into(),
-        }
-    }
-
-    #[test]
-    fn options_have_the_names_that_qemu_gives_them() {
-        let old = qemu(
-            "intel-iommu options:\n  aw-bits=<uint8>        -  (default: 39)\n  \
-             snoop-control=<bool>   -  (default: false)\n  x-scalable-mode=<bool> - \n",
-        );
-        let argument = |qemu: &Qemu, unit| qemu.unit(unit).map_or_else(String::new, |[_, it]| it);
-        let base = "intel-iommu,aw-bits=48,snoop-control=on";
-        assert_eq!(argument(&old, Unit::VtdLegacy), base);
-        let scalable = format!("{base},x-scalable-mode=on");
-        assert_eq!(argument(&old, Unit::VtdSecond), scalable);
-        assert!(!old.offers(Unit::VtdFirst));
-        let new =
-            qemu("  fsts=<bool>\n aw-bits=<uint8>\n snoop-control=<bool>\n scalable-mode=<bool>");
-        let first = format!("{base},scalable-mode=on,fsts=on");
-        assert_eq!(argument(&new, Unit::VtdFirst), first);
-        // What belongs to the board is told what it is from outside.
-        assert!(!new.offers(Unit::SmmuFirst));
-        let smmu = qemu("arm-smmuv3 options:\n  stage=<str>\n").unit(Unit::SmmuFirst);
-        let expected = ["-global", "arm-smmuv3.stage=1"].map(ToOwned::to_owned);
-        assert_eq!(smmu, Some(expected));
+    /// The program.
+    pub(crate) const fn program(&self) -> &NewerQemu {
+        &self.qemu
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use runs::PageSizes;
 
-use crate::{Board, Unit, checks::CHECKS, cpu, qemu::Kind};
+use crate::{Board, Unit, checks::CHECKS, qemu::Kind};
 
 /// What one check found.
 #[derive(Clone, Debug)]
@@ -36,8 +36,6 @@ pub struct Report {
     pub programs: Vec<(Board, String)>,
     /// Checks of units.
     pub done: Vec<Done>,
-    /// Checks of processors, with the questions that were asked.
-    pub processors: Vec<(&'static cpu::Check, u64)>,
 }
 
 impl Report {
@@ -48,13 +46,10 @@ impl Report {
             let _ = writeln!(text, "- `{}`: {version}", board.program());
         }
         let copies: u64 = self.done.iter().map(|done| done.copies).sum();
-        let questions: u64 = self.processors.iter().map(|(_, count)| count).sum();
         let _ = write!(
             text,
-            "\n{} checks of units with {copies} copies by DMA, {} of processors with {questions} \
-             questions; not one translation differs.\n{UNITS}",
-            self.done.len(),
-            self.processors.len()
+            "\n{} checks with {copies} copies by DMA; not one translation differs.\n{UNITS}",
+            self.done.len()
         );
         for unit in Unit::ALL {
             self.unit(unit, &mut text);
@@ -79,15 +74,6 @@ impl Report {
         }
         for (cells, units) in &costs {
             let _ = writeln!(text, "| {} |{cells}", units.join(", "));
-        }
-        text.push_str(PROCESSORS);
-        let mut processors = Vec::<(&str, Vec<String>)>::new();
-        for (check, questions) in &self.processors {
-            let found = format!("{} {questions}", check.name);
-            together(&mut processors, check.architecture.name(), found);
-        }
-        for (name, checks) in &processors {
-            let _ = writeln!(text, "| {name} | {} |", checks.join("; "));
         }
         text.push_str(NOT_MODELLED);
         text
@@ -147,9 +133,8 @@ const HEAD: &str = "\
 
 `cargo xtask units --document` writes this document; the test command compares it with its results.
 
-Devices do DMA through tables of `iopt` and drivers of `iommu` on QEMU's emulated IOMMUs; its processors walk the same
-formats. A copy is a DMA that reads random bytes and one that writes them; leaves have their sizes and how many.
-[The checks](../conformance/units/README.md).
+Devices do DMA through tables of `iopt` and drivers of `iommu` on QEMU's emulated IOMMUs. A copy is a DMA that reads random
+bytes and one that writes them; leaves have their sizes and how many. [The checks](../conformance/units/README.md).
 
 ";
 
@@ -161,7 +146,7 @@ const UNITS: &str = "
 ";
 
 const EACH: &str = "
-## Checks of units
+## Checks
 
 | check | tables | copies |
 |---|---|---|
@@ -176,28 +161,19 @@ Commands/waits of three unmaps, as the driver counts them.
 |---|---|---|---|
 ";
 
-const PROCESSORS: &str = "
-## Processors
-
-Translations by a stopped processor, through QEMU's debugger stub.
-
-| processor | tables, and questions |
-|---|---|
-";
-
 const NOT_MODELLED: &str = "
 ## What QEMU does not model
 
 | what | covered by |
 |---|---|
 | Arm's SMMU, versions 1 and 2 | a model from the specification (`crates/iommu/src/smmu/tests`) |
-| x86-64 tables of 5 levels, in VT-d's first stage and AMD's v2 | processors |
-| ARMv7 short descriptors, Svnapot, Svpbmt | processors |
-| 52-bit addresses of Arm | processors; contiguous groups by known answers |
+| x86-64 tables of 5 levels, in VT-d's first stage and AMD's v2 | QEMU's processors (`cargo xtask units --processors`) |
+| ARMv7 short descriptors, Svpbmt | QEMU's processors |
+| 52-bit addresses of Arm | QEMU's processors; contiguous groups by known answers |
 | VT-d's second stage with 5 levels, concatenated roots of Arm's stage 2, DART | Linux's table code (`cargo xtask conformance`) |
 | contiguous hints of Arm | known answers (`crates/iopt/tests/known_answers/arm_lpae`); units ignore them and translate |
 | accessed and dirty bits, except VT-d's first stage | the software unit (`crates/iommu/src/software/tests/dirty.rs`) and walkers with updates |
 | PASIDs, devices' TLBs, AMD's guest tables | models in the tests of each driver |
-| AMD's event log for zero entries and denied accesses | a model (`crates/iommu/src/amdvi/tests/broken.rs`) |
+| addresses and flags in AMD's event log, denied accesses to cached leaves | a model (`crates/iommu/src/amdvi/tests/broken.rs`) |
 | units that answer late, wrongly or not at all | scripted registers and hostile units, in the tests of each driver |
 ";

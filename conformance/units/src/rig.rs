@@ -18,9 +18,8 @@
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
-    fs,
     os::fd::AsRawFd as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process,
     sync::{Arc, OnceLock, atomic::Ordering},
 };
@@ -118,7 +117,7 @@ pub struct Rig {
     kind: Kind,
     place: Place,
     machine: Machine,
-    /// Files of the machine: its firmware, its monitor's socket, dumps.
+    /// Files of the machine: its monitor's socket, dumps.
     files: TempDir,
     structures: Arc<HostTables>,
     large: LargeTables,
@@ -132,6 +131,7 @@ pub struct Rig {
     leaves: RefCell<BTreeMap<u64, u64>>,
     costs: RefCell<Vec<(&'static str, u64, u64)>>,
     round: u64,
+    dmaspace: PathBuf,
 }
 
 /// A place in memory as a device addresses it, and where it should really be.
@@ -165,24 +165,22 @@ pub enum Seen {
 }
 
 impl Rig {
-    /// Starts a machine with `unit`, and memory for tables of a kind.
+    /// Starts a machine with `unit`, and memory for tables of a kind. `dmaspace` is the command line.
     pub fn start(
         qemu: &Qemu,
         unit: Unit,
         kind: Kind,
         place: Place,
         round: u64,
+        dmaspace: &Path,
     ) -> anyhow::Result<Self> {
         let board = unit.board();
         let files = tempfile::tempdir()?;
-        let firmware = files.path().join("firmware");
-        fs::write(&firmware, board.firmware())?;
-        let mut command = qemu.command();
+        let mut command = qemu.program().command();
         command.args(["-nodefaults", "-no-user-config"]);
         command.args(board.arguments());
-        // The clock goes from deadline to deadline, so that a device's timer fires at once.
-        command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off"]);
-        command.arg("-bios").arg(&firmware);
+        // No processor runs, and time passes only as a check says.
+        command.args(["-accel", "qtest"]);
         let monitor = files.path().join(MONITOR);
         let monitor = format!("unix:{},server=on,wait=off", monitor.display());
         command.args(["-qmp", &monitor]);
@@ -218,8 +216,7 @@ impl Rig {
             command.args(["-numa", &node]);
         }
         // Before the devices that are behind it.
-        let argument = qemu.unit(unit);
-        command.args(argument.with_context(|| format!("this QEMU has no {}", unit.name()))?);
+        command.args(unit.arguments());
         for (nth, device) in DEVICES.into_iter().enumerate() {
             let slot = device.requester_id() >> 3;
             let device = match nth {
@@ -269,9 +266,15 @@ impl Rig {
             leaves: RefCell::default(),
             costs: RefCell::default(),
             round,
+            dmaspace: dmaspace.to_owned(),
         };
         rig.memory_is_where_it_should_be()?;
         Ok(rig)
+    }
+
+    /// The command line `dmaspace`.
+    pub(crate) fn dmaspace(&self) -> &Path {
+        &self.dmaspace
     }
 
     /// The unit.

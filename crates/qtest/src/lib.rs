@@ -12,7 +12,7 @@
 //! # The clock
 //!
 //! Where QEMU has the accelerator `qtest` and was started with it, its virtual clock stands until
-//! [`Machine::clock_step`] moves it. Where it has not (Debian's builds), `-qtest` works beside TCG: the
+//! [`Machine::clock_step`] moves it. Where it has not (Debian's builds before QEMU 11), `-qtest` works beside TCG: the
 //! processor is halted by [`HALT`], and with `-icount shift=0,sleep=off` the clock goes straight to the
 //! next deadline, so that a timer of 100 ms takes about one. [`Machine::clock_is_ours`] tells which.
 //!

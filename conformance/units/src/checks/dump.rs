@@ -1,20 +1,20 @@
-//! What `dmaspace tables walk` says of a dump of the machine's memory, with the unit as the judge: an access
+//! Answers of `dmaspace tables walk` for a dump of the machine's memory, with the unit as the judge: an access
 //! arrives where the walk says, or faults where it says so, for the reason that the unit reports.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, path::Path, process::Command};
 
 use anyhow::{Context as _, bail, ensure};
-use dmaspace_cli::inside::{Explained, InDump, Outcome, TableFile, explain};
 use fastrand::Rng;
 use iommu::{Fault, FaultReason};
-use iopt::{FormatId, Prot, named::root, walk::Access};
+use iopt::{FormatId, Prot, walk::Access};
 use runs::Span;
+use serde_json::Value;
 
 use super::suite::{GIB, page, reserved, sizes, stretches};
 use crate::{At, Board, Rig, Seen, case::Case, tables::Tables};
 
 /// Pages that are asked for beside the ends of all leaves.
-const ANYWHERE: u64 = 24;
+const ANYWHERE: u64 = 8;
 
 /// The device that does DMA.
 const DEVICE: usize = 0;
@@ -68,9 +68,7 @@ pub(super) fn walks(rig: &Rig) -> anyhow::Result<()> {
     case.attach(DEVICE, 12, &table)?;
 
     let (file, offset) = rig.dump()?;
-    let place = in_dump(&table, offset)?;
-    let file = TableFile::open(&file, Some(place))?;
-    let tables = file.tables()?;
+    let place = place(&table, offset);
     let mut judge = Judge {
         rig,
         case,
@@ -85,9 +83,9 @@ pub(super) fn walks(rig: &Rig) -> anyhow::Result<()> {
     for offset in questions {
         let iova = base + offset;
         if !reserved(&judge.case, iova) && iova & !0xfff != judge.control.iova {
-            let said = explain(&tables, iova);
-            let context = || format!("{iova:#x}, {said:?}");
-            judge.hears(&said).with_context(context)?;
+            let said = walk(rig.dmaspace(), &file, iova, &place)?;
+            let context = || format!("{iova:#x}, {said}");
+            judge.hears(iova, &said).with_context(context)?;
         }
     }
     let (arrived, faulted) = (judge.arrived, judge.faulted);
@@ -96,35 +94,51 @@ pub(super) fn walks(rig: &Rig) -> anyhow::Result<()> {
     judge.case.end()
 }
 
-/// What the command line would be told.
-fn in_dump(table: &Tables, offset: u64) -> anyhow::Result<InDump> {
-    let there = table.root();
-    let (bits, upper) = match there.format {
-        FormatId::ArmStage1(config) | FormatId::ArmStage2(config) => {
-            (Some(config.input_bits), config.upper)
-        }
-        _ => (None, false),
-    };
-    let name = there.format.name();
-    let root = root(name, there.address, Some(there.levels), bits, upper)?;
-    ensure!(root == there, "{root:?}, not {there:?}");
-    Ok(InDump {
-        root,
-        offset,
-        encryption_bit: None,
-    })
+/// Options of the command line for the table in a dump from `offset` on.
+fn place(table: &Tables, offset: u64) -> Vec<String> {
+    let root = table.root();
+    let mut options = vec![
+        format!("--format={}", root.format.name()),
+        format!("--root={:#x}", root.address),
+        format!("--levels={}", root.levels),
+        format!("--offset={offset:#x}"),
+    ];
+    if let FormatId::ArmStage1(config) | FormatId::ArmStage2(config) = root.format {
+        options.push(format!("--input-bits={}", config.input_bits));
+        options.extend(config.upper.then(|| "--upper".to_owned()));
+    }
+    options
+}
+
+/// Answer of the command line for one address.
+fn walk(program: &Path, file: &Path, iova: u64, place: &[String]) -> anyhow::Result<Value> {
+    let mut command = Command::new(program);
+    command.args(["tables", "walk", "--json"]).args(place);
+    let output = command.arg(file).arg(format!("{iova:#x}")).output();
+    let output = output.with_context(|| program.display().to_string())?;
+    ensure!(
+        output.status.success(),
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    );
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 impl Judge<'_> {
     /// Has the device write and read there.
-    fn hears(&mut self, said: &Explained) -> anyhow::Result<()> {
-        for (access, outcome) in [(Access::Write, &said.write), (Access::Read, &said.read)] {
-            match outcome {
-                Outcome::Translated { pa, .. } => self.arrives(said.iova, access, *pa)?,
-                Outcome::Faults { event, .. } => {
-                    let event = event.as_ref().context("no event")?;
-                    self.faults(said.iova, access, &event.name)?;
+    fn hears(&mut self, iova: u64, said: &Value) -> anyhow::Result<()> {
+        for (access, name) in [(Access::Write, "write"), (Access::Read, "read")] {
+            let outcome = &said[name];
+            match outcome["outcome"].as_str() {
+                Some("translated") => {
+                    let pa = outcome["pa"].as_str().and_then(|pa| pa.strip_prefix("0x"));
+                    let pa = u64::from_str_radix(pa.context("no address")?, 16)?;
+                    self.arrives(iova, access, pa)?;
                 }
+                Some("faults") => {
+                    let event = outcome["event"]["name"].as_str();
+                    self.faults(iova, access, event.context("no event")?)?;
+                }
+                _ => bail!("no outcome"),
             }
         }
         Ok(())

@@ -222,7 +222,7 @@ pub(super) fn holes(rig: &Rig) -> anyhow::Result<()> {
     case.copy(1, at(0), at(2), Seen::Untouched)?;
     let faults = case.faults();
     let theirs = faults.iter().all(|fault| fault.device == id(1));
-    let told = !faults.is_empty() || !rig.unit().tells().not_present;
+    let told = !faults.is_empty() || !rig.unit().tells().strangers;
     ensure!(theirs && told, "{faults:?}");
     case.detach(0)?;
     case.end()

@@ -41,7 +41,7 @@ fn of<F: Format, const DOMAIN: u8>(
             ("r1", 0),
             // Client: permissions are checked. All others: no access.
             ("r2", 0b01 << (2 * DOMAIN)),
-            ("r3", processor.get("SCTLR")? | sctlr),
+            ("r3", processor.get("SCTLR_EL1")? | sctlr),
         ],
     )?;
     suite::all(&processor, table, &tables, Prot::RW)?;

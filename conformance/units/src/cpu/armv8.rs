@@ -201,7 +201,7 @@ fn turn_on<G: Granule, M: TableMemory>(
             ("x1", root),
             ("x2", tcr),
             ("x3", mair),
-            ("x4", processor.get("SCTLR")? | SCTLR_M),
+            ("x4", processor.get("SCTLR_EL1")? | SCTLR_M),
         ],
     )
 }

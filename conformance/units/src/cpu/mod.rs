@@ -5,7 +5,7 @@
 //! formats. A processor stands still, is told a table of ours, and is asked where addresses
 //! lead; a few checks (`suite`) are the same for all formats.
 //!
-//! The checks are run by the program `units`, each on machines of its own.
+//! `units --processors` runs the checks, each on machines of its own.
 
 mod access;
 mod armv7;
@@ -21,9 +21,11 @@ mod suite;
 mod target;
 mod x86_64;
 
-use std::{process::Command, time::Instant};
+use std::time::Instant;
 
-use crate::Board;
+use conformance::newer_qemu::NewerQemu;
+
+use crate::{Board, Qemu};
 
 /// A processor's architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,17 +61,11 @@ impl Architecture {
     }
 }
 
-/// True when a program can be started.
-fn is_there(program: &str) -> bool {
-    let asked = Command::new(program).arg("--version").output();
-    asked.is_ok_and(|output| output.status.success())
-}
-
 /// QEMU, and which random choices are made.
 #[derive(Clone, Copy, Debug)]
-pub struct Emulator<'p> {
+pub struct Emulator<'q> {
     /// Its program.
-    pub program: &'p str,
+    pub qemu: &'q NewerQemu,
     /// Each round has choices of its own.
     pub round: u64,
 }
@@ -136,39 +132,34 @@ pub const CHECKS: &[Check] = &[
     check(Architecture::RiscV, "damaged entries", riscv::damage),
 ];
 
-/// What became of checks.
-#[derive(Clone, Debug, Default)]
+/// Counts of checks.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Those that passed, each with the questions that were asked and answered rightly.
-    pub done: Vec<(&'static Check, u64)>,
-    /// Those that did not.
+    /// Passed.
+    pub passed: u64,
+    /// Failed.
     pub failed: u64,
-    /// Those whose QEMU is missing.
-    pub left_out: u64,
+    /// Questions that were asked and answered rightly.
+    pub questions: u64,
 }
 
-/// Runs the checks that have `only` in their names, each of them `rounds` times, and prints a line for
-/// each. A program that is missing leaves the checks of its architectures out.
-pub fn run<'p>(program: impl Fn(Board) -> &'p String, rounds: u64, only: &str) -> Counts {
+/// Runs the checks that have `only` in their names, each of them `rounds` times, and prints a line for each.
+pub fn run<'q>(qemu: impl Fn(Board) -> &'q Qemu, rounds: u64, only: &str) -> Counts {
     let mut counts = Counts::default();
     for check in CHECKS {
         let name = format!("{}: {}", check.architecture.name(), check.name);
         if !name.contains(only) {
             continue;
         }
-        let program = program(check.architecture.board());
-        if !is_there(program) {
-            println!("  NOT RUN {name}: there is no {program}");
-            counts.left_out += 1;
-            continue;
-        }
+        let qemu = qemu(check.architecture.board()).program();
         for round in 0..rounds {
             let start = Instant::now();
-            match (check.run)(Emulator { program, round }) {
+            match (check.run)(Emulator { qemu, round }) {
                 Ok(questions) => {
                     let took = start.elapsed().as_secs_f64();
                     println!("  ok      {name}: {questions} questions, {took:.2} s");
-                    counts.done.push((check, questions));
+                    counts.passed += 1;
+                    counts.questions += questions;
                 }
                 Err(error) => {
                     println!("  FAILED  {name} (round {round}): {error:#}");

@@ -21,7 +21,7 @@ use std::{
     cell::{Cell, RefCell},
     fs,
     os::fd::AsRawFd as _,
-    process::{self, Command},
+    process,
     sync::atomic::Ordering,
 };
 
@@ -74,7 +74,7 @@ impl Processor {
         let (firmware, socket) = (directory.path().join("halt"), directory.path().join("gdb"));
         let file = shared.fd().context("shared memory has no file")?;
         let file = format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd());
-        let mut command = Command::new(emulator.program);
+        let mut command = emulator.qemu.command();
         command.args(["-nodefaults", "-no-user-config", "-accel", "tcg", "-S"]);
         command.args(["-machine", architecture.machine(), "-cpu", model, "-gdb"]);
         command.arg(format!("unix:{},server=on,wait=off", socket.display()));
