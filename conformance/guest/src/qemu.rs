@@ -14,13 +14,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use conformance::{
     kernel::{Arch, Tables},
     newer_qemu::{MACHINE, NewerQemu},
 };
-use dmaspace::topology::Topology;
-use dmaspace_cli::inside::GuestTopology;
 
 use crate::{
     console::{Line, Results},
@@ -145,7 +143,7 @@ impl Boot<'_> {
             .args(MACHINE)
             .args(["-m", "2G"])
             .args(ours)
-            .args(board(machine)?)
+            .args(self.board(machine)?)
             // 64 bits of DMA address; 28 without it.
             .arg("-device")
             .arg(format!(
@@ -184,6 +182,32 @@ impl Boot<'_> {
             .stderr(qemu_log);
         Ok(command)
     }
+
+    /// The arguments for the IOMMU of `machine`, and for its nodes with the devices below each.
+    fn board(&self, machine: &Machine) -> anyhow::Result<Vec<String>> {
+        let Some(nodes) = machine.nodes else {
+            let unit = machine.unit.qemu().iter();
+            return Ok(unit.map(ToString::to_string).collect());
+        };
+        let topology = self.directory.join(format!("{}.toml", machine.name));
+        fs::write(&topology, nodes)?;
+        // The host may have one node only.
+        let output = Command::new(self.dmaspace)
+            .args(["numa", "--emit=qemu", "--viommu", "--no-bind"])
+            .arg(format!("--memory={MEMORY}"))
+            .arg("--topology")
+            .arg(&topology)
+            .output()
+            .with_context(|| self.dmaspace.display().to_string())?;
+        ensure!(
+            output.status.success(),
+            String::from_utf8_lossy(&output.stderr).into_owned()
+        );
+        // Lines of a shell.
+        let said = String::from_utf8(output.stdout)?;
+        let words = said.split_whitespace().filter(|word| *word != "\\");
+        Ok(words.map(ToOwned::to_owned).collect())
+    }
 }
 
 /// What a machine behind `unit` is, and what its kernel hears of its first serial port and its clock.
@@ -206,19 +230,6 @@ pub(crate) const fn results(unit: Unit) -> &'static [&'static str] {
         ],
         _ => &["-serial", "stdio"],
     }
-}
-
-/// The arguments for the IOMMU of `machine`, and for its nodes with the devices below each.
-fn board(machine: &Machine) -> anyhow::Result<Vec<String>> {
-    let Some(nodes) = machine.nodes else {
-        let unit = machine.unit.qemu().iter();
-        return Ok(unit.map(ToString::to_string).collect());
-    };
-    let mut plan = GuestTopology::new(&Topology::parse(nodes)?, MEMORY, None)?;
-    plan.viommu = true;
-    // The host may have one node only.
-    plan.bound = false;
-    Ok(plan.qemu()?)
 }
 
 /// QEMU's arguments for memory that other programs can have as a file.

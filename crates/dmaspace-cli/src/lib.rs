@@ -32,8 +32,7 @@ mod target;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod test_files;
 
-/// What fuzz targets and rigs judge that no option of the program shows: parsers of any bytes, and explained
-/// walks by the thousand.
+/// Parsers of any bytes, and explained walks by the thousand, for the fuzz targets.
 #[doc(hidden)]
 pub mod inside {
     pub use crate::inspect::{
@@ -41,8 +40,7 @@ pub mod inside {
     };
     pub use crate::numa::{GuestTopology, Plan};
     pub use crate::tables::{
-        Explained, InDump, KernelTextError, Limits, Outcome, TableFile, Tables, diff, explain,
-        survey,
+        InDump, KernelTextError, Limits, Outcome, TableFile, Tables, diff, explain, survey,
     };
 }
 
