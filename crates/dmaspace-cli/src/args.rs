@@ -66,7 +66,7 @@ pub(crate) enum Command {
             dmaspace tables walk memory.bin 0x40001000 --format vtd-ss --root 0x10a3000\n  \
             dmaspace tables check tables.img\n  \
             dmaspace tables diff before.img after.img\n  \
-            dmaspace tables picture tables.img --svg tables.svg"
+            dmaspace tables picture before.img after.img --svg tables.svg"
     )]
     Tables(TablesCommand),
     /// Show nodes, units and devices, and the domains and tables that each policy would build.

@@ -197,10 +197,11 @@ pub(crate) fn count(number: u64) -> String {
 
 /// A count of things: `1 run`, `3 runs`, `2 misses`.
 pub(crate) fn counted(number: u64, thing: &str) -> String {
-    let plural = match thing {
-        _ if number == 1 => "",
-        thing if thing.ends_with('s') => "es",
-        _ => "s",
+    let (thing, plural) = match thing {
+        _ if number == 1 => (thing, ""),
+        "leaf" => ("leaves", ""),
+        thing if thing.ends_with('s') => (thing, "es"),
+        _ => (thing, "s"),
     };
     format!("{} {thing}{plural}", count(number))
 }

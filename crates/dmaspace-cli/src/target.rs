@@ -1,4 +1,4 @@
-//! The file that a drawing goes to.
+//! The file that a result goes to.
 //!
 //! It is looked at before the job starts, so that nobody waits for a job whose result cannot be
 //! kept. A regular file is then written beside its place, without a name where the file system can do

@@ -303,10 +303,25 @@ fn a_picture_shows_the_leaves() {
         drawn.contains("<title>1.00 GiB in vtd-ss tables: 3 runs, 6 leaves</title>"),
         "{drawn}"
     );
+    for words in ["3 × 4 KiB, 2 × 2 MiB, 1 × 1 GiB", "leaf of 1 GiB"] {
+        assert!(drawn.contains(words), "{words}: {drawn}");
+    }
+}
+
+#[test]
+fn a_picture_of_several_tables_names_each() {
+    let files = Files::new();
+    let before = files.image("before.img", GIB, &[(GIB, 4 * GIB, 2 * MIB, Prot::RW)]);
+    let after = files.image("after.img", GIB, &[(GIB, 4 * GIB, MIB, Prot::RW)]);
+    let svg = files.path("picture.svg");
+    let files = ["tables", "picture", text(&before), text(&after)];
+    let arguments = [&files[..], &["--svg", text(&svg)]].concat();
+    assert_eq!(stdout(&arguments, 0), "");
+    let drawn = fs::read_to_string(&svg).unwrap();
     for words in [
-        "3 × 4 KiB = 12 KiB",
-        "2 × 2 MiB = 4 MiB",
-        "1 × 1 GiB = 1 GiB",
+        "<title>before → after</title>",
+        ">before, 3 tables: 1 × 2 MiB<",
+        ">after, 4 tables: 256 × 4 KiB<",
     ] {
         assert!(drawn.contains(words), "{words}: {drawn}");
     }

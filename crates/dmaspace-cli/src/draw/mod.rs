@@ -1,5 +1,4 @@
-//! What reports and pictures of several commands are made of.
+//! Text of reports.
 
 pub(crate) mod sheet;
-pub(crate) mod svg;
 pub(crate) mod terminal;

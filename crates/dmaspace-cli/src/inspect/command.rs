@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::inspect::{
     Guest, Host, InspectError, MachineReport, configured, inspect, libvirt, qemu_line,
 };
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use clap::{ArgGroup, Args};
 use dmaspace::devices::Places;
 use hostmem::text_at_most;
@@ -13,8 +13,6 @@ use hostmem::text_at_most;
 use super::text as report;
 use crate::devices::Names;
 use crate::draw::sheet::Paint;
-use crate::stop::Stop;
-use crate::target::Target;
 use crate::{exit, fail, json, print, refuse};
 
 /// The longest XML that is read, as `virsh` reads it: libvirt `VSH_MAX_XML_FILE`, `tools/vsh.h`.
@@ -68,12 +66,6 @@ pub(crate) struct InspectArgs {
     /// Example: --json | jq '.advice[0]'
     #[arg(long)]
     json: bool,
-
-    /// Draw what is present into FILE, coloured by the size of the pages
-    ///
-    /// Example: --svg process.svg
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["machine", "qemu", "libvirt"])]
-    svg: Option<PathBuf>,
 }
 
 /// `dmaspace inspect`.
@@ -96,14 +88,9 @@ pub(crate) fn run(args: &InspectArgs) -> u8 {
 }
 
 fn process(args: &InspectArgs, pid: u32) -> anyhow::Result<()> {
-    let target = args.svg.as_deref().map(Target::new).transpose()?;
     let mut found = inspect(pid, !args.no_times)?;
     if let Some(guest) = &mut found.guest {
         guest.name_devices(&Names::open());
-    }
-    if let Some(target) = target {
-        let stop = Stop::on_signals().map_err(|error| anyhow!(error))?;
-        target.write(&report::picture(&found), &stop)?;
     }
     print(&if args.json {
         json(&found)?

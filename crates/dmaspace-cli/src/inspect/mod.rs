@@ -30,11 +30,10 @@ use std::{fmt, io};
 use hostmem::ProcessPages;
 use iopt::FormatId;
 use iopt::format::{ArmConfig, ArmGranule};
-use runs::{Run, SizeHistogram, Span, Va};
+use runs::{Run, SizeHistogram, Span};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::draw::svg::Stretch;
 use crate::size::{SizeClass, classes};
 use calibrate::Speeds;
 use cost::Counter;
@@ -166,8 +165,6 @@ pub struct ProcessReport {
     pub advice: Vec<Advice>,
     /// The areas with most that is present, largest first.
     pub areas: Vec<AreaReport>,
-    /// What is present, by address and by the size of the entries that map it; the first of many.
-    pub layout: Vec<Stretch>,
 }
 
 /// What is known of a virtual machine that does not run.
@@ -224,8 +221,6 @@ pub struct AreaReport {
     pub runs: Option<u64>,
 }
 
-/// Stretches that are listed.
-const MOST_STRETCHES: usize = 1 << 16;
 /// Areas that are listed.
 const MOST_AREAS: usize = 24;
 
@@ -396,7 +391,6 @@ struct Walk {
     largest: u64,
     hidden: bool,
     last: Option<Run>,
-    layout: Vec<Stretch>,
 }
 
 impl Walk {
@@ -411,7 +405,6 @@ impl Walk {
             largest: 0,
             hidden: false,
             last: None,
-            layout: Vec::new(),
         }
     }
 
@@ -431,7 +424,6 @@ impl Walk {
             if run.huge {
                 found.huge_bytes += run.len;
             }
-            self.lay(Span::new(run.address, run.len), page);
             match run.run() {
                 None => (self.hidden, found.runs) = (true, None),
                 Some(next) => {
@@ -443,23 +435,6 @@ impl Walk {
             }
         });
         (found, scanned)
-    }
-
-    fn lay(&mut self, next: Span<Va>, leaf_bytes: u64) {
-        let room = self.layout.len() < MOST_STRETCHES;
-        match self.layout.last_mut() {
-            Some(last)
-                if last.leaf_bytes == leaf_bytes && last.iova + last.len_bytes == next.start =>
-            {
-                last.len_bytes += next.len;
-            }
-            _ if room => self.layout.push(Stretch {
-                iova: next.start,
-                len_bytes: next.len,
-                leaf_bytes,
-            }),
-            _ => {}
-        }
     }
 
     /// True when `next` begins a run.
@@ -491,7 +466,6 @@ impl Walk {
         let last = self.last.take();
         self.count(last);
         report.entries = std::mem::take(&mut self.entries);
-        report.layout = std::mem::take(&mut self.layout);
         if self.hidden {
             report.missing.push(Missing {
                 what: "runs, leaves, folios",

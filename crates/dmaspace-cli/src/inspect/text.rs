@@ -1,4 +1,4 @@
-//! A process, or the machine, as text; a process as a picture.
+//! A process, or the machine, as text.
 
 use crate::inspect::{
     Advice, Area, AreaReport, Ats, ConfigurationReport, Estimate, Guest, MachineReport, Missing,
@@ -6,7 +6,6 @@ use crate::inspect::{
 };
 
 use crate::draw::sheet::{Paint, Sheet};
-use crate::draw::svg;
 use crate::size::{bytes, count, counted, duration, percent};
 
 /// The whole report of a process.
@@ -301,30 +300,6 @@ fn unknown(sheet: &mut Sheet, missing: &[Missing]) {
     }
 }
 
-/// What is present, by the size of the pages.
-pub(crate) fn picture(found: &ProcessReport) -> String {
-    let title = format!(
-        "{} ({}): {} present of {}",
-        found.name,
-        found.pid,
-        bytes(found.present_bytes),
-        bytes(found.mappable_bytes)
-    );
-    let subtitle = match &found.runs {
-        Some(runs) => counted(runs.count, "run"),
-        None => "runs are not known without CAP_SYS_ADMIN".into(),
-    };
-    svg::picture(&title, &subtitle, &found.layout, |range| {
-        // The largest comes first.
-        let mut areas = found.areas.iter().map(|found| &found.area);
-        let inside = areas.find(|area| {
-            let end = area.address.saturating_add(area.bytes);
-            area.address <= *range.end() && *range.start() < end
-        });
-        inside.map_or("", name_of).to_owned()
-    })
-}
-
 /// The whole report of the machine.
 pub(crate) fn machine(found: &MachineReport, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
@@ -408,7 +383,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::draw::svg::Stretch;
 
     const MIB: u64 = 1 << 20;
 
@@ -559,19 +533,6 @@ mod tests {
             huge_bytes: 0,
             runs: None,
         }];
-        let there = |iova| Stretch {
-            iova,
-            len_bytes: 8192,
-            leaf_bytes: 4096,
-        };
-        found.layout = vec![there(1 << 30), there(0x7f00_0000_2000)];
-        let drawn = picture(&found);
-        for name in [
-            "0x40000000 + 8 KiB: 2 leaves<",
-            "0x7f0000002000 + 8 KiB: 2 leaves, anonymous<",
-        ] {
-            assert!(drawn.contains(name), "{drawn}");
-        }
         let text = process(&found, Paint::PLAIN);
         for part in [
             "process 4711 (qemu-system-x86)\n  mappable    4 GiB\n",

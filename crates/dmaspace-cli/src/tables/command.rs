@@ -49,9 +49,11 @@ pub(crate) enum TablesCommand {
     ///
     /// Example: dmaspace tables diff before.img after.img
     Diff(DiffArgs),
-    /// Draw the address space, coloured by the size of the leaves
+    /// Draw address spaces, coloured by the size of the leaves
     ///
-    /// Example: dmaspace tables picture tables.img --svg tables.svg
+    /// Several files are drawn below each other, to one scale and under their names.
+    ///
+    /// Example: dmaspace tables picture before.img after.img --svg tables.svg
     Picture(PictureArgs),
 }
 
@@ -251,8 +253,9 @@ pub(crate) struct DiffArgs {
 /// The options of `dmaspace tables picture`.
 #[derive(Debug, Args)]
 pub(crate) struct PictureArgs {
-    /// An image of tables, a dump of memory, or a kernel's text (domain_translation_struct)
-    file: PathBuf,
+    /// Images of tables, dumps of memory, or a kernel's texts (domain_translation_struct)
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// Where to write the picture
     ///
     /// Example: --svg tables.svg
@@ -398,7 +401,15 @@ fn perform(command: &TablesCommand) -> anyhow::Result<u8> {
         }
         TablesCommand::Picture(args) => {
             let target = Target::new(&args.svg)?;
-            let found = args.source.survey(&args.file)?;
+            let named = |file: &PathBuf| {
+                let name = file.file_stem().unwrap_or_default().to_string_lossy();
+                anyhow::Ok((name.into_owned(), args.source.survey(file)?))
+            };
+            let found = args
+                .files
+                .iter()
+                .map(named)
+                .collect::<Result<Vec<_>, _>>()?;
             let stop = Stop::on_signals().map_err(|error| anyhow!(error))?;
             target.write(&report::picture(&found), &stop)?;
             Ok(exit::RIGHT)

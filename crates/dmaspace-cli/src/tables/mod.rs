@@ -22,6 +22,7 @@ pub mod fields;
 mod image;
 mod kernel;
 mod memory;
+mod picture;
 mod report;
 mod survey;
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
+use super::picture::Stretch;
 use super::tree::TreeLine;
-use crate::draw::svg::Stretch;
 use crate::json::hex;
 
 /// What there is below a root.

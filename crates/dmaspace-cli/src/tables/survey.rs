@@ -13,11 +13,11 @@ use iopt::{FormatId, Prot};
 use runs::{PageSizes, Run, Span};
 
 use super::Tables;
+use super::picture::Stretch;
 use super::report::{
     Finding, FindingKind, LeafReport, LevelReport, RootReport, RunReport, Severity, Survey,
 };
 use super::tree::Tree;
-use crate::draw::svg::Stretch;
 use iopt::geometry::Geometry;
 
 /// How much is read and kept.

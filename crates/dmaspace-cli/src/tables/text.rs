@@ -1,5 +1,6 @@
 //! Tables as text: a tree, a walk, findings, differences; and as a picture.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::tables::fields::Field;
@@ -9,8 +10,8 @@ use crate::tables::{
 };
 
 use super::image::Built;
+use super::picture;
 use crate::draw::sheet::{Paint, Sheet};
-use crate::draw::svg;
 use crate::size::{bytes, count, counted, percent};
 
 /// More findings, or changes, are only counted.
@@ -68,24 +69,45 @@ pub(crate) fn check(found: &Survey, paint: Paint) -> String {
     sheet.into_text()
 }
 
-/// The picture.
-pub(crate) fn picture(found: &Survey) -> String {
-    let leaves: u64 = found.leaves.iter().map(|leaf| leaf.count).sum();
-    let title = format!(
-        "{} in {} tables: {}, {} leaves",
-        bytes(found.mapped_bytes),
-        found.root.format,
-        counted(found.run_count, "run"),
-        count(leaves),
-    );
-    let tables: u64 = found.levels.iter().map(|level| level.tables).sum();
-    let subtitle = format!(
-        "{}, {}, root at {:#x}",
-        counted(tables, "table"),
-        bytes(found.waste.all_bytes),
-        found.root.address
-    );
-    svg::picture(&title, &subtitle, &found.layout, |_| String::new())
+/// The picture of one survey, or of several under their names.
+pub(crate) fn picture(found: &[(String, Survey)]) -> String {
+    let tables = |found: &Survey| {
+        let tables = found.levels.iter().map(|level| level.tables).sum();
+        counted(tables, "table")
+    };
+    if let [(_, found)] = found {
+        let leaves: u64 = found.leaves.iter().map(|leaf| leaf.count).sum();
+        let title = format!(
+            "{} in {} tables: {}, {}",
+            bytes(found.mapped_bytes),
+            found.root.format,
+            counted(found.run_count, "run"),
+            counted(leaves, "leaf"),
+        );
+        let subtitle = format!(
+            "{}, {}, root at {:#x}",
+            tables(found),
+            bytes(found.waste.all_bytes),
+            found.root.address
+        );
+        return picture::picture(&title, &subtitle, &[(String::new(), &found.layout)]);
+    }
+    let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
+    let formats: BTreeSet<_> = found
+        .iter()
+        .map(|(_, found)| found.root.format.as_str())
+        .collect();
+    let formats: Vec<_> = formats.into_iter().collect();
+    let spaces: Vec<_> = found
+        .iter()
+        .map(|(name, found)| {
+            (
+                format!("{name}, {}", tables(found)),
+                found.layout.as_slice(),
+            )
+        })
+        .collect();
+    picture::picture(&names.join(" → "), &formats.join(", "), &spaces)
 }
 
 fn totals(sheet: &mut Sheet, found: &Survey) {
