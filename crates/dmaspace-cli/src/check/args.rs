@@ -248,13 +248,7 @@ mod tests {
 
     #[test]
     fn without_options_the_library_chooses() {
-        let expected = CheckJob {
-            size: None,
-            backing: None,
-            backend: Backend::Software(Software::default()),
-            placement: None,
-            times: false,
-        };
+        let expected = CheckJob::default();
         assert_eq!(job(&[]).unwrap(), expected);
         assert_eq!(job(&["--backing", "auto"]).unwrap(), expected);
         assert_eq!(job(&["--backend", "software"]).unwrap(), expected);

@@ -3,7 +3,8 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::ops::ControlFlow;
 
-use super::{CheckArgs, CheckError, CheckReport, Step, report_file, text};
+use super::report::CheckReport;
+use super::{CheckArgs, CheckError, Step, report_file, text};
 use crate::draw::sheet::Paint;
 use crate::stop::Stop;
 use crate::target::Target;
@@ -41,20 +42,22 @@ pub(crate) fn run(args: &CheckArgs, verbose: bool) -> u8 {
         }
         result
     });
-    let report = match result {
-        // A signal makes the kernel give up, too.
-        Err(error) if asked && !matches!(error, CheckError::Interrupted(_)) => {
-            crate::say(&format!("interrupted: {}", crate::sentence(&error)));
-            return exit::INTERRUPTED;
-        }
-        Err(error @ CheckError::Interrupted(_)) => return fail(&error, exit::INTERRUPTED),
-        Err(error) if error.is_input() => return fail(&error, exit::INPUT),
-        Err(error) => return fail(&error, exit::WRONG),
+    let error = match result {
+        Ok(report) if !asked => return tell(args, target, &stop, &report),
         // The signal counts, even if everything was done by then.
-        Ok(_) if asked => return fail(&CheckError::Interrupted(Step::Times), exit::INTERRUPTED),
-        Ok(report) => report,
+        Ok(_) => CheckError::Interrupted(Step::Times),
+        Err(error) => error,
     };
-    tell(args, target, &stop, &report)
+    match error {
+        CheckError::Interrupted(_) => fail(&error, exit::INTERRUPTED),
+        // A signal makes the kernel give up, too.
+        error if asked => {
+            crate::say(&format!("interrupted: {}", crate::sentence(&error)));
+            exit::INTERRUPTED
+        }
+        error if error.is_input() => fail(&error, exit::INPUT),
+        error => fail(&error, exit::WRONG),
+    }
 }
 
 /// Writes what was found.
@@ -67,7 +70,8 @@ fn tell(args: &CheckArgs, target: Option<Target>, stop: &Stop, report: &CheckRep
     let sent = target.map_or(Ok(()), |target| {
         let file = report_file::write(report)?;
         target.write(&file, stop)?;
-        print(&format!("\nwritten to {}:\n{file}", target_name(args)))
+        let name = args.report.as_deref().unwrap_or("".as_ref()).display();
+        print(&format!("\nwritten to {name}:\n{file}"))
     });
     let mut written = true;
     for result in [told, sent] {
@@ -77,15 +81,6 @@ fn tell(args: &CheckArgs, target: Option<Target>, stop: &Stop, report: &CheckRep
         }
     }
     status(report, written)
-}
-
-/// The file of the report as it was named.
-fn target_name(args: &CheckArgs) -> String {
-    let name = args
-        .report
-        .as_deref()
-        .map(|name| name.display().to_string());
-    name.unwrap_or_default()
 }
 
 /// The exit status of a check that came to its end: a wrong byte outranks a full disk.

@@ -25,8 +25,9 @@ use iommu::{Port, TargetMemory};
 use iopt::walk::WalkMemory;
 use runs::{Iova, Span};
 
+use super::job::Job;
 use super::report::DmaReport;
-use super::{CheckError, PAGE, Step, Watch};
+use super::{Because as _, CheckError, PAGE};
 
 const WORDS: usize = PAGE as usize / 8;
 /// No access takes nearly as long.
@@ -212,7 +213,7 @@ impl Shared {
     }
 }
 
-/// Devices at work. They stop when this is dropped.
+/// The devices. They stop when this is dropped.
 #[derive(Debug)]
 pub(super) struct Dma {
     shared: Arc<Shared>,
@@ -220,29 +221,12 @@ pub(super) struct Dma {
 }
 
 impl Dma {
-    /// Fills `memory` with the first version and starts a thread for each port. Devices reach the memory at `range`.
-    pub(super) fn start<T, D>(
-        ports: Vec<Port<T, D>>,
-        memory: &Mapping,
-        range: Span<Iova>,
-        watch: &mut Watch<'_>,
-    ) -> Result<Self, CheckError>
-    where
-        T: WalkMemory + Send + Sync + 'static,
-        D: TargetMemory + Send + Sync + 'static,
-    {
-        for (nth, chunk) in memory.cells().chunks(1 << 20).enumerate() {
-            for (offset, cell) in ((nth as u64) << 23..).step_by(8).zip(chunk) {
-                cell.store(word(offset, 1), Ordering::Relaxed);
-            }
-            if watch(Step::Dma).is_break() {
-                return Err(CheckError::Interrupted(Step::Dma));
-            }
-        }
+    /// So many devices, which are to reach memory at `range`.
+    pub(super) fn new(devices: u32, range: Span<Iova>) -> Self {
         let pages = range.len / PAGE;
         let shared = Arc::new(Shared {
             range,
-            devices: ports.len() as u64,
+            devices: devices.into(),
             scene: RwLock::new(Scene {
                 moving: None,
                 hole: None,
@@ -252,22 +236,39 @@ impl Dma {
             }),
             versions: (0..pages).map(|_| AtomicU32::new(1)).collect(),
             written: (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
-            progress: ports.iter().map(|_| Progress::default()).collect(),
+            progress: (0..devices).map(|_| Progress::default()).collect(),
             stop: AtomicBool::new(false),
             counts: Counts::default(),
         });
-        // Dropped, it stops those that have begun.
-        let mut dma = Self {
+        Self {
             shared,
             threads: Vec::new(),
-        };
-        for (number, mut port) in (0..).zip(ports) {
-            let shared = Arc::clone(&dma.shared);
-            let play = move || shared.play(number, &mut port);
-            let thread = thread::Builder::new().spawn(play);
-            dma.threads.push(thread.map_err(CheckError::Thread)?);
         }
-        Ok(dma)
+    }
+
+    /// Fills `memory` with the first version, and starts a thread for each port.
+    pub(super) fn start<T, D>(
+        &mut self,
+        ports: Vec<Port<T, D>>,
+        memory: &Mapping,
+        job: &mut Job<'_>,
+    ) -> Result<(), CheckError>
+    where
+        T: WalkMemory + Send + Sync + 'static,
+        D: TargetMemory + Send + Sync + 'static,
+    {
+        for (nth, chunk) in memory.cells().chunks(1 << 20).enumerate() {
+            for (offset, cell) in ((nth as u64) << 23..).step_by(8).zip(chunk) {
+                cell.store(word(offset, 1), Ordering::Relaxed);
+            }
+            job.go_on()?;
+        }
+        for (number, mut port) in (0..).zip(ports) {
+            let shared = Arc::clone(&self.shared);
+            let thread = thread::Builder::new().spawn(move || shared.play(number, &mut port));
+            self.threads.push(thread.failed("cannot start a device")?);
+        }
+        Ok(())
     }
 
     /// Changes what accesses must come to, between two of them.
@@ -277,12 +278,7 @@ impl Dma {
     }
 
     /// Waits until each page of `span` was had as it must be now: by its device, or in a hole by each.
-    pub(super) fn see(
-        &self,
-        span: Span<Iova>,
-        step: Step,
-        watch: &mut Watch<'_>,
-    ) -> Result<(), CheckError> {
+    pub(super) fn see(&self, span: Span<Iova>, job: &mut Job<'_>) -> Result<(), CheckError> {
         let mut turn = 0;
         self.expect(|scene| {
             scene.turn += 1;
@@ -299,14 +295,12 @@ impl Dma {
             if now.0 == 0 {
                 return Ok(());
             }
-            if watch(step).is_break() {
-                return Err(CheckError::Interrupted(step));
-            }
+            job.go_on()?;
             if before.replace(now) != Some(now) {
                 moved = Instant::now();
             }
             if moved.elapsed() > PATIENCE || self.threads.iter().any(JoinHandle::is_finished) {
-                return Err(CheckError::Stuck(step));
+                return Err(CheckError::Stuck(job.step));
             }
             thread::sleep(Duration::from_micros(200));
         }
@@ -316,10 +310,17 @@ impl Dma {
     pub(super) fn see_by_each(
         &self,
         span: Span<Iova>,
-        step: Step,
-        watch: &mut Watch<'_>,
+        job: &mut Job<'_>,
     ) -> Result<(), CheckError> {
-        (0..self.shared.devices).try_for_each(|_| self.see(span, step, watch))
+        (0..self.shared.devices).try_for_each(|_| self.see(span, job))
+    }
+
+    /// From now on every access to `hole` must fault; the faults until each device has met all of it.
+    pub(super) fn meet_hole(&self, hole: Span<Iova>, job: &mut Job<'_>) -> Result<u64, CheckError> {
+        let before = self.report().faults_expected;
+        self.expect(|scene| (scene.moving, scene.hole) = (None, Some(hole)));
+        self.see(hole, job)?;
+        Ok(self.report().faults_expected - before)
     }
 
     /// All memory, and the pages beside it, which are always a hole.
@@ -367,19 +368,14 @@ impl Dma {
     }
 
     /// Compares all of `memory` by the processor. Devices have stopped.
-    pub(super) fn compare(
-        &self,
-        memory: &Mapping,
-        step: Step,
-        watch: &mut Watch<'_>,
-    ) -> Result<(), CheckError> {
+    pub(super) fn compare(&self, memory: &Mapping, job: &mut Job<'_>) -> Result<(), CheckError> {
         let pages = memory.cells().chunks(WORDS).zip(&self.shared.versions);
         for (page, (cells, version)) in (0..).zip(pages) {
             let found = cells.iter().map(|cell| cell.load(Ordering::Relaxed));
             let wrong = wrong_bytes(found, page * PAGE, version.load(Ordering::Relaxed));
             add(&self.shared.counts.wrong, wrong);
-            if page % 4096 == 0 && watch(step).is_break() {
-                return Err(CheckError::Interrupted(step));
+            if page % 4096 == 0 {
+                job.go_on()?;
             }
         }
         Ok(())
@@ -402,6 +398,7 @@ mod tests {
     use iopt::{Gather, HeapTables, Prot, Table};
 
     use super::*;
+    use crate::check::CheckJob;
 
     const IOVA: u64 = 1 << 40;
     const PA: u64 = 1 << 33;
@@ -432,12 +429,13 @@ mod tests {
             unit.attach(device, DomainId(1), table.root()).unwrap();
         }
         let ports = devices.map(|device| unit.port(device)).into();
-        let mut go_on = |_| ControlFlow::Continue(());
-        let mut dma = Dma::start(ports, &memory, Span::new(IOVA, LEN), &mut go_on).unwrap();
-        dma.see_by_each(dma.everywhere(), Step::Dma, &mut go_on)
-            .unwrap();
+        let (asked, mut go_on) = (CheckJob::default(), |_| ControlFlow::Continue(()));
+        let job = &mut Job::new(&asked, &mut go_on).unwrap();
+        let mut dma = Dma::new(2, Span::new(IOVA, LEN));
+        dma.start(ports, &memory, job).unwrap();
+        dma.see_by_each(dma.everywhere(), job).unwrap();
         dma.stop();
-        dma.compare(&memory, Step::Unmap, &mut go_on).unwrap();
+        dma.compare(&memory, job).unwrap();
         dma.report()
     }
 

@@ -7,10 +7,14 @@ use ioas::Ledger;
 use ioas::iommufd::RlimitMode;
 use runs::Bytes;
 
-use super::job::PIECE;
-use super::report::{MemoryReport, nodes};
-use super::{CheckError, CheckJob, Step, Watch};
+use super::job::{Job, LIMITS, PROBE, timed};
+use super::report::{Done, MemoryReport, nodes};
+use super::times::brought_in;
+use super::{Because as _, CheckError, CheckJob, Step};
+use crate::size::percent;
 
+/// The unit of our own pins: the smallest part that is unpinned without pinning the rest anew.
+pub(super) const PIECE: u64 = 2 << 20;
 /// Memory without a size.
 const DEFAULT_SIZE: u64 = 256 << 20;
 /// Left of the limit on locked memory unless a size is asked for: others of this user lock memory, too.
@@ -39,16 +43,19 @@ impl Account {
         Ok(Self {
             counter: pinner.counter(),
             limits: pinner.limits(),
-            room: pinner.room()?,
+            room: pinner.room().failed(LIMITS)?,
             pieces: pinner.kind() == PinKind::IoUring,
         })
     }
 
     /// Pins of a kernel: a container of type 1 counts by process, iommufd by user.
     pub(super) fn of_kernel(mode: RlimitMode) -> Result<Self, CheckError> {
-        let limits = Limits::read()?;
+        let limits = Limits::read().failed(LIMITS)?;
         let counter = mode.counter(&limits);
-        let room = limits.left(counter)?.map(|left| left & !4095);
+        let room = limits
+            .left(counter)
+            .failed(LIMITS)?
+            .map(|left| left & !4095);
         Ok(Self {
             counter,
             limits,
@@ -58,12 +65,12 @@ impl Account {
     }
 
     pub(super) fn ledger(&self) -> Result<Arc<Ledger>, CheckError> {
-        Ok(Ledger::of_counter(self.counter, &self.limits)?)
+        Ledger::of_counter(self.counter, &self.limits).failed(LIMITS)
     }
 
     /// The room now.
     pub(super) fn left(&self) -> Result<Option<u64>, CheckError> {
-        Ok(self.limits.left(self.counter)?)
+        self.limits.left(self.counter).failed(LIMITS)
     }
 
     /// Bytes that `size` bytes in these pages take for a moment besides.
@@ -90,43 +97,45 @@ impl Account {
     }
 }
 
-/// Takes the memory that the job asks for, or what suits `account`, and brings it in.
-pub(super) fn take(
-    job: &CheckJob,
-    account: &Account,
-    watch: &mut Watch<'_>,
-) -> Result<(Arc<Mapping>, MemoryReport), CheckError> {
-    let machine = Machine::probe()?;
-    let mut report = MemoryReport::default();
-    let size = choose_size(job, &machine, account, &mut report)?;
-    let backing = job.backing.unwrap_or_else(|| {
-        let choice = Backing::choose(size, &machine);
-        report.backing_reason = Some(choice.reason);
-        choice.backing
-    });
-    check_free(&machine, backing, size)?;
-    let mapping = Mapping::new(backing, size, None)?;
-    let mut on = |_| watch(Step::Memory);
-    if on(0).is_break() {
-        return Err(CheckError::Interrupted(Step::Memory));
-    }
-    mapping.populate(&mut on).map_err(|cause| match cause {
-        hostmem::PopulateError::Interrupted { .. } => CheckError::Interrupted(Step::Memory),
-        cause => CheckError::Populate(cause),
-    })?;
-    let frames = FrameSource::detect(&mapping);
-    report.addresses = match frames {
-        FrameSource::Pagemap => "pagemap",
-        FrameSource::FileOffset => "file-offset",
-        FrameSource::Synthetic { .. } => "synthetic",
-    };
-    report.addresses_reason = frames.to_string();
-    report.size_bytes = size;
-    report.backing = backing.name();
-    report.huge_bytes = mapping.folios()?.huge;
-    report.nodes = nodes(&mapping)?;
-    report.limit_bytes = account.limits.limit(account.counter);
-    Ok((Arc::new(mapping), report))
+/// The first step: takes the memory that the job asks for, or what suits `account`, and brings it in.
+pub(super) fn take(job: &mut Job<'_>, account: &Account) -> Result<Arc<Mapping>, CheckError> {
+    job.step_with(Step::Memory, |job| {
+        let machine = Machine::probe().failed(PROBE)?;
+        let (size, size_reason) = choose_size(job.asked, &machine, account)?;
+        let (backing, backing_reason) = match job.asked.backing {
+            Some(backing) => (backing, None),
+            None => {
+                let choice = Backing::choose(size, &machine);
+                (choice.backing, Some(choice.reason))
+            }
+        };
+        check_free(&machine, backing, size)?;
+        let (mapping, took_ns) = timed(|| brought_in(backing, size, job));
+        let mapping = mapping?;
+        let frames = FrameSource::detect(&mapping);
+        let huge_bytes = mapping
+            .folios()
+            .failed("cannot learn where the memory lies")?
+            .huge;
+        job.report.memory = MemoryReport {
+            size_bytes: size,
+            size_reason,
+            backing: backing.name(),
+            backing_reason,
+            huge_bytes,
+            nodes: nodes(&mapping)?,
+            addresses: match frames {
+                FrameSource::Pagemap => "pagemap",
+                FrameSource::FileOffset => "file-offset",
+                FrameSource::Synthetic { .. } => "synthetic",
+            },
+            addresses_reason: frames.to_string(),
+            limit_bytes: account.limits.limit(account.counter),
+            ..std::mem::take(&mut job.report.memory)
+        };
+        let checked = format!("{} in huge pages", percent(huge_bytes, size));
+        Ok((Done::new(size, took_ns, true, checked), Arc::new(mapping)))
+    })
 }
 
 /// Refuses memory that the machine, or a control group, does not have free.
@@ -198,8 +207,7 @@ fn choose_size(
     job: &CheckJob,
     machine: &Machine,
     account: &Account,
-    report: &mut MemoryReport,
-) -> Result<u64, CheckError> {
+) -> Result<(u64, Option<String>), CheckError> {
     let page = job.backing.map_or(machine.page, Backing::page);
     if let Some(size) = job.size {
         if size == 0 || size % page != 0 {
@@ -219,7 +227,7 @@ fn choose_size(
         let needed = size.saturating_add(account.besides(size, page));
         return match account.room.filter(|room| needed > *room) {
             Some(room) => Err(account.over_limit(size, page, room)),
-            None => Ok(size),
+            None => Ok((size, None)),
         };
     }
     let (mut size, mut reason) = (DEFAULT_SIZE.max(page), "the default".to_owned());
@@ -249,14 +257,12 @@ fn choose_size(
         half,
         format!("half of the {available} that the machine has available"),
     );
-    report.size_reason = Some(reason);
-    Ok(size)
+    Ok((size, Some(reason)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Backend, Software};
 
     #[test]
     fn a_limit_leaves_room_for_a_piece_that_is_pinned_anew() {
@@ -272,11 +278,10 @@ mod tests {
             let job = CheckJob {
                 size,
                 backing: Some(Backing::Anon4K),
-                backend: Backend::Software(Software::default()),
-                placement: None,
-                times: false,
+                ..CheckJob::default()
             };
-            choose_size(&job, &machine, &account, &mut MemoryReport::default()).ok()
+            let chosen = choose_size(&job, &machine, &account).ok();
+            chosen.map(|(size, _)| size)
         };
         for (pieces, room, size, expected) in [
             (true, 8 * MIB, Some(6 * MIB), Some(6 * MIB)),

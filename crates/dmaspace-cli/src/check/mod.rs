@@ -5,18 +5,13 @@
 //!                                           └──────────── devices read, compare and write all the time ────────────┘
 //! ```
 //!
+//! A back end is a list of steps, and each step is a line of the table ([`Done`](report::Done)): bytes, time, checks.
 //! Over tables of our own, devices are threads at ports of the software unit ([`software`], [`devices`]). Over an
-//! interface of the kernel the devices are the machine's and do no DMA ([`kernel`]); steps that the interface lacks are
-//! tried, and the refusal is what is reported. A step that fails ends the check, and everything is given back.
-
-#![allow(
-    unreachable_pub,
-    reason = "`pub` is what serializes; the crate shows none of it"
-)]
+//! interface of the kernel the devices are the machine's and do no DMA ([`kernel`]); operations that the interface lacks
+//! are tried, and the refusal is reported. A step that fails ends the check, and everything is given back.
 
 mod args;
 mod command;
-mod compared;
 mod devices;
 mod error;
 mod job;
@@ -30,49 +25,49 @@ mod tests;
 mod text;
 mod times;
 
-use std::ops::ControlFlow;
-
 use hostmem::Backing;
 use ioas::Placement;
 use iopt::FormatId;
 
 pub(crate) use args::{ABOUT, CheckArgs, EXAMPLES};
 pub(crate) use command::run;
-pub use error::CheckError;
-pub use report::{CheckReport, Step};
+use error::{Because, CheckError};
+use report::Step;
 
 /// Bytes of an access, and of the smallest page.
 const PAGE: u64 = 4096;
 
-/// Receives the step that is under way, again and again, from the thread of the check. [`ControlFlow::Break`] ends the
-/// check, which then gives everything back.
-type Watch<'a> = dyn FnMut(Step) -> ControlFlow<()> + 'a;
-
 /// The memory, and what maps it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckJob {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct CheckJob {
     /// Bytes of memory; `None` for 256 MiB, or what the limits leave.
-    pub size: Option<u64>,
+    size: Option<u64>,
     /// The kind of its pages; `None` for the largest that are there.
-    pub backing: Option<Backing>,
+    backing: Option<Backing>,
     /// The implementation that maps it.
-    pub backend: Backend,
+    backend: Backend,
     /// Which devices share a page table, and where it lies; `None` is [`Placement::Shared`], about which nothing is
     /// reported.
-    pub placement: Option<Placement>,
+    placement: Option<Placement>,
     /// Times of memory of other sizes and backings are measured as well.
-    pub times: bool,
+    times: bool,
 }
 
 /// Implementations that map the memory, with their devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Backend {
+enum Backend {
     /// Tables of our own, for devices of the software unit.
     Software(Software),
     /// A container of VFIO's type 1, or with [`Placement::PerNode`] one for each node, for devices at these addresses.
     Vfio(Vec<String>),
     /// An address space of iommufd, for devices at these addresses.
     Iommufd(Vec<String>),
+}
+
+impl Default for Backend {
+    fn default() -> Self {
+        Self::Software(Software::default())
+    }
 }
 
 impl Backend {
@@ -88,13 +83,11 @@ impl Backend {
 
 /// Tables of our own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Software {
+struct Software {
     /// The largest leaf in bytes; `None` for that of the format.
-    pub max_leaf: Option<u64>,
-    /// The format.
-    pub format: FormatId,
-    /// Number of devices.
-    pub devices: u32,
+    max_leaf: Option<u64>,
+    format: FormatId,
+    devices: u32,
 }
 
 impl Default for Software {
@@ -104,16 +97,5 @@ impl Default for Software {
             format: FormatId::VtdSs,
             devices: 2,
         }
-    }
-}
-
-impl CheckJob {
-    /// Does all steps.
-    ///
-    /// # Errors
-    ///
-    /// See [`CheckError`]. Everything was given back.
-    pub fn run(&self, watch: &mut Watch<'_>) -> Result<CheckReport, CheckError> {
-        job::run(self, watch)
     }
 }

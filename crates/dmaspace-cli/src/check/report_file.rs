@@ -2,131 +2,62 @@
 //!
 //! It is made of chosen fields, and none of them has a name of the machine or of a user, a serial number, or an address:
 //! of devices there are vendor and device numbers, of a unit there is its name up to its register address, windows of
-//! device addresses are left out (they show what the firmware reserves), and so are the words of refusals.
+//! device addresses are left out (they show what the firmware reserves), and so are addresses in refusals.
 
 use std::fs;
 use std::path::Path;
 
 use dmaspace::devices::Places;
 use hostmem::{HugeSize, Machine, ThpMode};
-use serde::Serialize;
+use serde_json::json;
 
-use super::report::{CheckReport, TimesReport};
+use super::report::CheckReport;
+use super::times::without_addresses;
 use crate::inspect::MachineReport;
-use crate::json;
-
-/// The document.
-#[derive(Serialize)]
-struct Report<'a> {
-    dmaspace: &'static str,
-    kernel: String,
-    processor_vendor: Option<String>,
-    processor: Option<String>,
-    units: Vec<Unit>,
-    page_bytes: u64,
-    memory_nodes: usize,
-    transparent_huge_pages: &'static str,
-    huge_page_bytes: Vec<u64>,
-    backend: &'static str,
-    devices: Vec<&'a str>,
-    granule_bytes: Option<u64>,
-    page_sizes_bytes: Option<&'a [u64]>,
-    most_mappings: Option<u64>,
-    lacks: &'a [&'static str],
-    pin: &'a str,
-    counter: &'static str,
-    limited: bool,
-    steps: Vec<Step<'a>>,
-    right: bool,
-    times: &'a [TimesReport],
-}
-
-/// A unit without its address.
-#[derive(Serialize)]
-struct Unit {
-    name: String,
-    node: Option<u32>,
-    devices: u64,
-    can: Vec<String>,
-    counters: Vec<String>,
-}
-
-#[derive(Serialize)]
-struct Step<'a> {
-    step: &'static str,
-    bytes: u64,
-    took_ns: u64,
-    checked: &'a str,
-    refused: Option<&'static str>,
-    right: bool,
-}
 
 /// The document for this machine.
 pub(super) fn write(report: &CheckReport) -> anyhow::Result<String> {
     let machine = Machine::probe()?;
-    let places = Places::default();
-    let found = MachineReport::read(&places, Path::new("/proc"))?;
-    let units = found.units.into_iter().map(|unit| Unit {
-        name: without_address(&unit.name).into(),
-        node: unit.node,
-        devices: unit.devices,
-        can: unit.can,
-        counters: unit.counters,
-    });
+    let mut units = MachineReport::read(&Places::default(), Path::new("/proc"))?.units;
+    for unit in &mut units {
+        unit.name = without_address(&unit.name).into();
+    }
+    let mut steps = report.steps.clone();
+    for refused in steps.iter_mut().filter_map(|done| done.refused.as_mut()) {
+        refused.error = without_addresses(&refused.error);
+    }
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let kernel = report.kernel.as_ref();
-    json(&Report {
-        dmaspace: env!("CARGO_PKG_VERSION"),
-        kernel: release(&fs::read_to_string("/proc/sys/kernel/osrelease")?),
-        processor_vendor: line(&cpuinfo, "vendor_id"),
-        processor: line(&cpuinfo, "model name"),
-        units: units.collect(),
-        page_bytes: machine.page,
-        memory_nodes: machine.nodes.len(),
-        transparent_huge_pages: match machine.thp {
+    let sizes = [HugeSize::TwoMiB, HugeSize::OneGiB].into_iter();
+    let pools = sizes.filter(|size| machine.pool(*size).is_some());
+    let kernel = report.kernel.clone().unwrap_or_default();
+    let over_kernel = report.kernel.as_ref();
+    Ok(crate::json(&json!({
+        "dmaspace": env!("CARGO_PKG_VERSION"),
+        "kernel": release(&fs::read_to_string("/proc/sys/kernel/osrelease")?),
+        "processor_vendor": line(&cpuinfo, "vendor_id"),
+        "processor": line(&cpuinfo, "model name"),
+        "units": units,
+        "page_bytes": machine.page,
+        "memory_nodes": machine.nodes.len(),
+        "transparent_huge_pages": match machine.thp {
             ThpMode::Always => "always",
             ThpMode::Madvise => "madvise",
             ThpMode::Never => "never",
         },
-        huge_page_bytes: [HugeSize::TwoMiB, HugeSize::OneGiB]
-            .into_iter()
-            .filter(|size| machine.pool(*size).is_some())
-            .map(HugeSize::bytes)
-            .collect(),
-        backend: report.backend,
-        devices: kernel.map_or_else(Vec::new, |kernel| {
-            kernel
-                .devices
-                .iter()
-                .map(|device| device.id.as_str())
-                .collect()
-        }),
-        granule_bytes: kernel.map(|kernel| kernel.granule_bytes),
-        page_sizes_bytes: kernel.and_then(|kernel| kernel.page_sizes_bytes.as_deref()),
-        most_mappings: kernel.and_then(|kernel| kernel.most_mappings),
-        lacks: kernel.map_or(&[], |kernel| &kernel.lacks),
-        pin: &report.memory.pin,
-        counter: report.memory.counter,
-        limited: report.memory.limit_bytes.is_some(),
-        steps: report
-            .steps
-            .iter()
-            .map(|done| Step {
-                step: done.step.name(),
-                bytes: done.bytes,
-                took_ns: done.took_ns,
-                checked: &done.checked,
-                refused: done
-                    .refused
-                    .as_ref()
-                    .map(|refused| refused.capability.unwrap_or("limit")),
-                right: done.right,
-            })
-            .collect(),
-        right: report.is_right(),
-        times: &report.times,
-    })
-    .map_err(Into::into)
+        "huge_page_bytes": pools.map(HugeSize::bytes).collect::<Vec<_>>(),
+        "backend": report.backend,
+        "devices": kernel.devices.iter().map(|device| &device.id).collect::<Vec<_>>(),
+        "granule_bytes": over_kernel.map(|kernel| kernel.granule_bytes),
+        "page_sizes_bytes": kernel.page_sizes_bytes,
+        "most_mappings": kernel.most_mappings,
+        "lacks": kernel.lacks,
+        "pin": report.memory.pin,
+        "counter": report.memory.counter,
+        "limited": report.memory.limit_bytes.is_some(),
+        "steps": steps,
+        "right": report.is_right(),
+        "times": report.times,
+    }))?)
 }
 
 /// The name of a unit up to what may be the address of its registers: `smmu3` of `smmu3.0x0000000005000000`.

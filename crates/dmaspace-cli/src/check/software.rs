@@ -10,24 +10,21 @@ use std::sync::{Arc, PoisonError, RwLock};
 use dmaspace::balloon::BalloonDma;
 use hostmem::{Discard, FrameSource, Machine, Mapping, Pinner};
 use ioas::{
-    BuildDomain, Cause, Endpoint, Hold, HostMemory, HostTables, Ioas, Ledger, MappedStorage,
-    Memory, NodeTables, Tracking, WhenUnmapped,
+    BuildDomain, Cause, Endpoint, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory,
+    NodeTables, Tracking, WhenUnmapped,
 };
 use iommu::{
     BadTarget, Config, DeviceId, DomainId, NodeId, RunMap, SoftwareUnit, TargetMemory, Unit,
 };
-use iopt::{AnyTable, Interruption, Pending, Prot, TABLE_BYTES};
+use iopt::{AnyTable, Interruption, Prot, TABLE_BYTES};
 use runs::{Bytes, GuestAddr, Iova, Joiner, Offset, Pa, PageSizes, Run, SizeHistogram, Span};
 use virtio_balloon::{Dma as _, MemoryMap, Part, Region};
 
-use super::compared::compare;
 use super::devices::Dma;
-use super::job::{Clock, Steps, timed};
-use super::report::{
-    CheckReport, Counted, DmaReport, DomainReport, Done, Left, NodeShare, PlacementReport, Step,
-    TablesReport, TimesReport, nodes,
-};
-use super::{CheckError, CheckJob, PAGE, Software, Watch, times};
+use super::job::{Job, PROBE, StepOf, Times, dirty, timed};
+use super::memory::{Account, PIECE, take};
+use super::report::{DomainReport, Done, NodeShare, Step, TablesReport, nodes};
+use super::{Because as _, CheckError, PAGE, Software, times};
 use crate::size::{classes, count, counted};
 
 /// Where the memory is mapped: a multiple of every leaf size.
@@ -36,24 +33,70 @@ const IOVA: u64 = 1 << 40;
 const TABLE_WINDOW: u64 = 1 << 46;
 /// 48 bits of addresses.
 const LEVELS: u8 = 4;
+const TABLE_MEMORY: &str = "cannot get memory for the page tables";
 
-/// All steps after [`Step::Memory`].
-pub(super) const ALL_STEPS: &[Step] = &[
-    Step::Attach,
-    Step::Pin,
-    Step::FindRuns,
-    Step::Map,
-    Step::Dma,
-    Step::Hole,
-    Step::CloseHole,
-    Step::Track,
-    Step::Harvest,
-    Step::Merge,
-    Step::Release,
-    Step::Restore,
-    Step::Unmap,
-    Step::Close,
+/// All steps but the first and the last.
+pub(super) const STEPS: &[StepOf<OwnTables>] = &[
+    (Step::Attach, OwnTables::attach),
+    (Step::Pin, OwnTables::pin),
+    (Step::FindRuns, OwnTables::find_runs),
+    (Step::Map, OwnTables::map),
+    (Step::Dma, OwnTables::begin),
+    (Step::Hole, OwnTables::hole),
+    (Step::CloseHole, OwnTables::close_hole),
+    (Step::Track, OwnTables::track),
+    (Step::Harvest, OwnTables::harvest),
+    (Step::Merge, OwnTables::merge),
+    (Step::Release, OwnTables::release),
+    (Step::Restore, OwnTables::restore),
+    (Step::Unmap, OwnTables::unmap),
 ];
+
+pub(super) fn check(job: &mut Job<'_>, software: Software) -> Result<(), CheckError> {
+    let pinner = Arc::new(Pinner::probe(PIECE).failed("cannot pin memory")?);
+    let account = Account::of_pinner(&pinner)?;
+    job.report.memory.pin = pinner.kind().to_string();
+    job.report.memory.pin_reason = pinner.why().map(Into::into);
+    let mapping = take(job, &account)?;
+    let mut own = OwnTables::new(software, mapping, &pinner, account.ledger()?)?;
+    own.space
+        .set_placement(job.asked.placement.unwrap_or_default())
+        .map_err(|cause| CheckError::Input(cause.to_string()))?;
+    for (step, work) in STEPS {
+        job.step(*step, |job| {
+            let done = work(&mut own, job);
+            job.report.dma = Some(own.dma.report());
+            done
+        })?;
+    }
+    if job.asked.times {
+        let (source, most) = (own.source, own.memory.len());
+        let host = |mapping| HostMemory::with_pinner(mapping, Arc::clone(&pinner), source);
+        times::measure(&own.space, |_| Some(IOVA), &own.ledger, &host, most, job)?;
+    }
+    let OwnTables {
+        balloon,
+        space,
+        tables,
+        memory,
+        runs,
+        ..
+    } = own;
+    job.step(Step::Close, |job| {
+        drop(balloon);
+        let space = Arc::into_inner(space);
+        let pages = || tables.in_use();
+        job.close(space, &memory, pages, "ledger, pins, tables, kernel: 0")
+    })?;
+    let size = memory.len();
+    let storage = MappedStorage::new(table_bytes(size), None).failed(TABLE_MEMORY)?;
+    let beside = HostTables::new(storage, TABLE_WINDOW);
+    let beside = Arc::new(beside.failed("cannot use the memory for the page tables")?);
+    let table = AnyTable::new(software.format, LEVELS, page_sizes(software), beside);
+    let table = table.failed("cannot build a page table")?;
+    job.report.compared = Some(times::compare(table, &runs, Span::new(IOVA, size), job)?);
+    Ok(())
+}
 
 /// A part of a mapping that is one physical run.
 #[derive(Debug)]
@@ -112,75 +155,47 @@ impl BuildDomain for Builder {
 }
 
 /// Everything that is there while it is mapped. Dropped in this order: devices stop first.
-pub(super) struct OwnTables<'a> {
-    dma: Option<Dma>,
+pub(super) struct OwnTables {
+    dma: Dma,
     balloon: BalloonDma,
-    space: Option<Arc<Ioas>>,
+    space: Arc<Ioas>,
     unit: Arc<SoftwareUnit<Arc<NodeTables>, Frames>>,
     frames: Frames,
     tables: Arc<NodeTables>,
     memory: Arc<Memory>,
-    host: Arc<HostMemory>,
+    mapping: Arc<Mapping>,
     source: FrameSource,
     discard: Discard,
     ledger: Arc<Ledger>,
-    job: &'a CheckJob,
     software: Software,
-    before: Counted,
     devices: Vec<DeviceId>,
-    /// Times and charge of the one call that maps.
-    mapped: Mapped,
+    /// Times of the call that pins, finds runs and maps.
+    times: Times,
     /// Leaves by size of each table, before something was cut out of them.
     leaves: Vec<SizeHistogram>,
     hole: Span<Iova>,
     runs: Vec<Run>,
-    found: Found,
 }
 
-/// Costs of the call that maps.
-#[derive(Default)]
-struct Mapped {
-    pin: u64,
-    find: u64,
-    fill: u64,
-    charged: u64,
-    steps: u64,
-}
-
-/// Results for the end.
-#[derive(Default)]
-struct Found {
-    counted: Counted,
-    tables: TablesReport,
-    placement: Option<PlacementReport>,
-    dma: DmaReport,
-    times: Vec<TimesReport>,
-    left: Left,
-}
-
-impl<'a> OwnTables<'a> {
-    pub(super) fn new(
-        job: &'a CheckJob,
+impl OwnTables {
+    fn new(
         software: Software,
         mapping: Arc<Mapping>,
-        pinner: Arc<Pinner>,
+        pinner: &Arc<Pinner>,
         ledger: Arc<Ledger>,
-        before: Counted,
     ) -> Result<Self, CheckError> {
         let source = FrameSource::detect(&mapping);
-        let discard = Discard::new(Arc::clone(&mapping))?;
-        let host = Arc::new(HostMemory::with_pinner(mapping, pinner, source));
+        let discard = Discard::new(Arc::clone(&mapping)).failed("cannot discard memory")?;
+        let host = HostMemory::with_pinner(Arc::clone(&mapping), Arc::clone(pinner), source);
+        let memory = Memory::new(Arc::new(host), &ledger);
         // Leaves of 4 KiB, and as many tables set aside for what is released.
-        let tables = Arc::new(NodeTables::new(
-            2 * table_bytes(host.mapping().len()),
-            TABLE_WINDOW,
-        ));
+        let tables = NodeTables::new(2 * table_bytes(mapping.len()), TABLE_WINDOW);
+        let tables = Arc::new(tables);
         let space = Arc::new(Ioas::with_builder(Builder {
             software,
             memory: Arc::clone(&tables),
             next: 0,
         }));
-        space.set_placement(job.placement.unwrap_or_default())?;
         let mut balloon = BalloonDma::new();
         balloon.add_space(Arc::clone(&space));
         let frames = Frames::default();
@@ -190,26 +205,23 @@ impl<'a> OwnTables<'a> {
         config.capabilities.snoop_control = false;
         let unit = SoftwareUnit::with_config(Arc::clone(&tables), frames.clone(), config);
         Ok(Self {
-            dma: None,
+            dma: Dma::new(software.devices, Span::new(IOVA, mapping.len())),
             balloon,
-            space: Some(space),
+            space,
             unit: Arc::new(unit),
             frames,
             tables,
-            memory: Memory::new(Arc::clone(&host) as _, &ledger),
-            host,
+            memory,
+            mapping,
             source,
             discard,
             ledger,
-            job,
             software,
-            before,
             devices: Vec::new(),
-            mapped: Mapped::default(),
+            times: Times::default(),
             leaves: Vec::new(),
             hole: Span::default(),
             runs: Vec::new(),
-            found: Found::default(),
         })
     }
 
@@ -217,242 +229,171 @@ impl<'a> OwnTables<'a> {
         Span::new(IOVA, self.memory.len())
     }
 
-    /// There is one until the last step.
-    fn space(&self) -> Result<&Arc<Ioas>, CheckError> {
-        let ended = || CheckError::Input("the address space has ended".into());
-        self.space.as_ref().ok_or_else(ended)
+    /// Leaves by size of each table, and how many there are.
+    fn leaves_now(&self) -> (Vec<SizeHistogram>, String) {
+        let leaves = self.space.tables(|_, table| table.leaf_sizes());
+        let number = leaves.iter().map(|sizes| sizes.total().count).sum();
+        (leaves, counted(number, "leaf"))
     }
 
-    fn dma(&self) -> Result<&Dma, CheckError> {
-        let none = || CheckError::Input("no devices are at work".into());
-        self.dma.as_ref().ok_or_else(none)
-    }
-
-    /// Leaves by size of each table.
-    fn leaves_now(&self) -> Result<Vec<SizeHistogram>, CheckError> {
-        Ok(self.space()?.tables(|_, table| table.leaf_sizes()))
+    /// Whether leaves are those that they were at first.
+    fn merged(&self, bytes: u64, took_ns: u64) -> Done {
+        let (now, leaves) = self.leaves_now();
+        Done::new(
+            bytes,
+            took_ns,
+            now == self.leaves,
+            format!("{leaves} again"),
+        )
     }
 
     /// Notes where memory that is mapped at these addresses lies. Everything else is forgotten.
     fn find_frames(&self, mapped: &[Span<Iova>]) -> Result<(), CheckError> {
+        const RUNS: &str = "cannot find the physical runs of pinned memory";
         let mut pieces = Vec::new();
+        let mut batch = vec![Span::default(); 4096];
         for range in mapped.iter().filter(|range| !range.is_empty()) {
-            let pin = self.space()?.pin(*range, Prot::READ, WhenUnmapped::Keeps)?;
-            for hold in pin.holds() {
-                self.find_pieces(hold, &mut pieces)?;
+            let pin = self.space.pin(*range, Prot::READ, WhenUnmapped::Keeps);
+            for hold in pin.failed("cannot hold memory that is mapped")?.holds() {
+                let mut offset = hold.part().start;
+                hold.with_runs(hold.part(), |reader| {
+                    loop {
+                        let found = reader.next_batch(&mut batch).failed(RUNS)?;
+                        for run in batch.get(..found).unwrap_or_default() {
+                            let words = (offset / 8) as usize..((offset + run.len) / 8) as usize;
+                            let mapping = Arc::clone(&self.mapping);
+                            pieces.push((run.start, Piece { mapping, words }));
+                            offset += run.len;
+                        }
+                        if found == 0 {
+                            return Ok::<_, CheckError>(());
+                        }
+                    }
+                })?;
             }
         }
-        let known = RunMap::new(pieces).map_err(|cause| CheckError::Runs(cause.into()))?;
-        *self
+        let known = RunMap::new(pieces).failed(RUNS)?;
+        let mut frames = self
             .frames
             .0
             .write()
-            .unwrap_or_else(PoisonError::into_inner) = Some(known);
+            .unwrap_or_else(PoisonError::into_inner);
+        *frames = Some(known);
         Ok(())
     }
 
-    fn find_pieces(&self, hold: &Hold, pieces: &mut Vec<(u64, Piece)>) -> Result<(), CheckError> {
-        let mut offset = hold.part().start;
-        let mut batch = vec![Span::default(); 4096];
-        hold.with_runs(hold.part(), |reader| {
-            loop {
-                let found = reader.next_batch(&mut batch).map_err(CheckError::Runs)?;
-                for run in batch.get(..found).unwrap_or_default() {
-                    let words = (offset / 8) as usize..((offset + run.len) / 8) as usize;
-                    let mapping = Arc::clone(self.host.mapping());
-                    pieces.push((run.start, Piece { mapping, words }));
-                    offset += run.len;
-                }
-                if found == 0 {
-                    return Ok(());
-                }
-            }
-        })
-    }
-
-    fn attach(&mut self) -> Result<Done, CheckError> {
-        let nodes = Machine::probe()?.nodes;
+    fn attach(&mut self, _job: &mut Job<'_>) -> Result<Done, CheckError> {
+        let nodes = Machine::probe().failed(PROBE)?.nodes;
         let (attached, took_ns) = timed(|| {
-            for n in 0..self.software.devices {
+            (0..self.software.devices).try_for_each(|n| {
                 // Bus 1; at the nodes that have memory, in turn.
                 let device = DeviceId(1 << 8 | n);
+                self.devices.push(device);
                 let near = nodes.get(n as usize % nodes.len().max(1));
                 let unit = Arc::clone(&self.unit) as Arc<dyn Unit>;
-                let near = near.map(|node| NodeId(*node));
-                self.space()?
-                    .attach(Endpoint::from((unit, device)).near(near))?;
-                self.devices.push(device);
-            }
-            Ok::<_, CheckError>(())
+                let endpoint = Endpoint::from((unit, device));
+                self.space
+                    .attach(endpoint.near(near.map(|node| NodeId(*node))))
+            })
         });
-        attached?;
-        let (devices, tables) = (
-            self.devices.len() as u64,
-            self.space()?.places().len() as u64,
-        );
-        Ok(Done {
-            took_ns,
-            checked: format!(
-                "{}, {}",
-                counted(devices, "device"),
-                counted(tables, "table")
-            ),
-            right: devices == u64::from(self.software.devices) && tables > 0,
-            ..Done::default()
-        })
+        attached.failed("cannot attach a device")?;
+        let tables = self.space.places().len() as u64;
+        let devices = counted(self.devices.len() as u64, "device");
+        let checked = format!("{devices}, {}", counted(tables, "table"));
+        Ok(Done::new(0, took_ns, tables > 0, checked))
     }
 
     /// Pins, finds the runs and maps, in one call.
-    fn pin(&mut self, watch: &mut Watch<'_>) -> Result<Done, CheckError> {
-        let (in_use, steps) = (self.ledger.in_use(), self.ledger.steps());
-        let mut clock = Clock::new(Step::Pin, Some(watch));
-        let whole = Span::new(0, self.memory.len());
-        let mapped = self
-            .space()?
-            .map(IOVA, &self.memory, whole, Prot::RW, &mut clock);
-        mapped.map_err(|cause| CheckError::of_map(cause, Step::Pin))?;
-        self.mapped = Mapped {
-            pin: clock.spent(&[ioas::Step::Charge, ioas::Step::Pin]),
-            find: clock.spent(&[ioas::Step::FindRuns]),
-            fill: clock.spent(&[ioas::Step::FillTables]),
-            charged: self.ledger.in_use() - in_use,
-            steps: self.ledger.steps() - steps,
-        };
-        self.found.counted = Counted::since(self.before)?;
+    fn pin(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
+        self.times = job.map(&self.space, IOVA, &self.memory, &self.ledger)?;
         self.find_frames(&[self.range()])?;
-        let Mapped { charged, steps, .. } = self.mapped;
+        let (charged, steps) = (
+            job.report.memory.charged_bytes,
+            job.report.memory.charge_steps,
+        );
+        let took_ns = self.times.of(&[ioas::Step::Charge, ioas::Step::Pin]);
         // The kernel's own count is reported, not judged: Linux 7.2 counts nothing for who has CAP_IPC_LOCK.
-        Ok(Done {
-            bytes: charged,
-            took_ns: self.mapped.pin,
-            checked: format!(
-                "{} charged in {}, not {}",
-                Bytes(charged),
-                crate::size::counted(steps, "step"),
-                count(whole.len / PAGE)
-            ),
-            right: steps == 1 && charged >= whole.len,
-            ..Done::default()
-        })
+        let right = steps == 1 && charged >= self.memory.len();
+        let (bytes, steps) = (Bytes(charged), counted(steps, "step"));
+        let pages = count(self.memory.len() / PAGE);
+        let checked = format!("{bytes} charged in {steps}, not {pages}");
+        Ok(Done::new(charged, took_ns, right, checked))
     }
 
-    fn find_runs(&mut self) -> Result<Done, CheckError> {
-        let (mut runs, mut joiner) = (Vec::new(), Joiner::new());
-        self.space()?.with_table(|table| {
-            table.for_each_leaf(self.range(), |leaf| runs.extend(joiner.push(leaf.run)));
+    fn find_runs(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
+        let (range, runs, mut joiner) = (self.range(), &mut self.runs, Joiner::new());
+        self.space.with_table(|table| {
+            table.for_each_leaf(range, |leaf| runs.extend(joiner.push(leaf.run)));
         });
         runs.extend(joiner.finish());
-        let bytes = runs.iter().map(|run| run.len).sum();
-        let checked = counted(runs.len() as u64, "run");
-        self.runs = runs;
-        Ok(Done {
-            bytes,
-            took_ns: self.mapped.find,
-            checked,
-            right: bytes == self.memory.len(),
-            ..Done::default()
-        })
+        let (number, bytes) = (runs.len() as u64, runs.iter().map(|run| run.len).sum());
+        job.report.memory.runs = Some(number);
+        let took_ns = self.times.of(&[ioas::Step::FindRuns]);
+        let right = bytes == range.len;
+        Ok(Done::new(bytes, took_ns, right, counted(number, "run")))
     }
 
-    fn map(&mut self) -> Result<Done, CheckError> {
-        self.leaves = self.leaves_now()?;
-        let pages = self
-            .space()?
-            .tables(|_, table| (table.root(), table.tables()));
-        let first = pages.first().map(|(root, _)| *root);
-        let leaves: u64 = self.leaves.iter().map(|sizes| sizes.total().count).sum();
-        let bytes: u64 = self.leaves.iter().map(|sizes| sizes.total().bytes).sum();
+    fn map(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
+        let (leaves, number) = self.leaves_now();
+        let pages = self.space.tables(|_, table| (table.root(), table.tables()));
         let table_pages: u64 = pages.iter().map(|(_, pages)| pages).sum();
-        self.found.tables = TablesReport {
+        let places = self.space.places();
+        let first = places.first().and_then(|place| place.tables);
+        job.report.tables = Some(TablesReport {
             format: self.software.format.name(),
-            levels: first.map_or(0, |root| root.levels),
-            leaves: self.leaves.first().map(classes).unwrap_or_default(),
+            levels: pages.first().map_or(0, |(root, _)| root.levels),
+            leaves: leaves.first().map(classes).unwrap_or_default(),
             table_pages,
-            nodes: self.nodes_of(
-                self.space()?
-                    .places()
-                    .first()
-                    .and_then(|place| place.tables),
-            )?,
-        };
-        self.found.placement = self.places(&pages.iter().map(|(_, n)| *n).collect::<Vec<_>>())?;
-        let largest = self
-            .leaves
-            .iter()
-            .flat_map(|sizes| sizes.iter().map(|(size, _)| size));
-        let largest = largest.max().unwrap_or(0);
+            nodes: self.nodes_of(first)?,
+        });
+        let misplaced = self.tables.misplaced();
+        let misplaced = misplaced.iter().map(ToString::to_string).collect();
+        let mut each = pages.iter();
+        job.place(&self.space, misplaced, |place| {
+            Ok(DomainReport {
+                table_bytes: each.next().map(|(_, pages)| pages * TABLE_BYTES),
+                nodes: Some(self.nodes_of(place.tables)?),
+                ..DomainReport::default()
+            })
+        })?;
+        let bytes: u64 = leaves.iter().map(|sizes| sizes.total().bytes).sum();
+        let sizes = leaves.iter().flat_map(|sizes| sizes.iter());
+        let largest = sizes.map(|(size, _)| size).max().unwrap_or(0);
+        self.leaves = leaves;
         let allowed = self.software.max_leaf.unwrap_or(u64::MAX);
-        Ok(Done {
-            bytes,
-            took_ns: self.mapped.fill,
-            checked: format!(
-                "{} of up to {}, {}",
-                leaves_of(leaves),
-                Bytes(largest),
-                counted(table_pages, "table page")
-            ),
-            right: bytes == self.memory.len() * pages.len() as u64 && largest <= allowed,
-            ..Done::default()
-        })
+        let right = bytes == self.memory.len() * pages.len() as u64 && largest <= allowed;
+        let pages = counted(table_pages, "table page");
+        let checked = format!("{number} of up to {}, {pages}", Bytes(largest));
+        let took_ns = self.times.of(&[ioas::Step::FillTables]);
+        Ok(Done::new(bytes, took_ns, right, checked))
     }
 
     /// Nodes of table memory that was asked to lie on `node`.
     fn nodes_of(&self, node: Option<NodeId>) -> Result<Vec<NodeShare>, CheckError> {
-        let memory = self.tables.memory(node).map_err(CheckError::TableMemory)?;
-        Ok(nodes(memory.storage().mapping())?)
+        let memory = self.tables.memory(node).failed(TABLE_MEMORY)?;
+        nodes(memory.storage().mapping())
     }
 
-    fn places(&self, pages: &[u64]) -> Result<Option<PlacementReport>, CheckError> {
-        let Some(policy) = self.job.placement else {
-            return Ok(None);
-        };
-        let mut domains = Vec::new();
-        for (place, pages) in self.space()?.places().iter().zip(pages) {
-            domains.push(DomainReport {
-                node: place.node.map(|node| node.0),
-                devices: place.endpoints.len() as u64,
-                table_bytes: Some(pages * TABLE_BYTES),
-                charged_bytes: None,
-                nodes: Some(self.nodes_of(place.tables)?),
-            });
-        }
-        let misplaced = self.tables.misplaced();
-        Ok(Some(PlacementReport {
-            policy: policy.to_string(),
-            domains,
-            misplaced: misplaced.iter().map(ToString::to_string).collect(),
-        }))
-    }
-
-    fn begin(&mut self, watch: &mut Watch<'_>) -> Result<Done, CheckError> {
-        let ports = self
-            .devices
-            .iter()
-            .map(|device| self.unit.port(*device))
-            .collect();
+    fn begin(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
+        let ports = self.devices.iter().map(|device| self.unit.port(*device));
+        let (ports, dma) = (ports.collect(), &mut self.dma);
         let (begun, took_ns) = timed(|| {
-            let dma = Dma::start(ports, self.host.mapping(), self.range(), watch)?;
-            dma.see_by_each(dma.everywhere(), Step::Dma, watch)?;
-            Ok::<_, CheckError>(dma)
+            dma.start(ports, &self.mapping, job)?;
+            dma.see_by_each(dma.everywhere(), job)
         });
-        let dma = self.dma.insert(begun?);
+        begun?;
         let report = dma.report();
-        Ok(Done {
-            bytes: report.read_bytes + report.written_bytes,
-            took_ns,
-            checked: format!(
-                "each of {} had every page",
-                counted(self.devices.len() as u64, "device")
-            ),
-            right: report.read_bytes >= self.memory.len() * self.devices.len() as u64,
-            ..Done::default()
-        })
+        let devices = self.devices.len() as u64;
+        let right = report.read_bytes >= self.memory.len() * devices;
+        let checked = format!("each of {} had every page", counted(devices, "device"));
+        let bytes = report.read_bytes + report.written_bytes;
+        Ok(Done::new(bytes, took_ns, right, checked))
     }
 
     /// A page in the middle of the largest leaf.
-    fn hole(&mut self, watch: &mut Watch<'_>) -> Result<Done, CheckError> {
+    fn hole(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
         let mut largest = Span::<Iova>::default();
-        self.space()?.tables(|_, table| {
+        self.space.tables(|_, table| {
             table.for_each_leaf(self.range(), |leaf| {
                 if leaf.run.len > largest.len {
                     largest = leaf.run.input();
@@ -461,85 +402,45 @@ impl<'a> OwnTables<'a> {
         });
         let hole = Span::new(largest.start + ((largest.len / 2) & !(PAGE - 1)), PAGE);
         self.hole = hole;
-        let (dma, space) = (self.dma()?, self.space()?);
-        dma.expect(|scene| scene.moving = Some(hole));
-        let (out, took_ns) = timed(|| space.take_out(hole, Interruption::Refused, &mut ()));
-        let unpinned = out.map_err(CheckError::Hole)?;
-        let faults = self.in_the_hole(hole, Step::Hole, watch)?;
-        let leaves = self.leaves_now()?;
-        let both = leaves.iter().zip(&self.leaves);
-        let less = both
-            .clone()
-            .all(|(now, was)| now.total().bytes + PAGE == was.total().bytes);
-        let now: u64 = leaves.iter().map(|sizes| sizes.total().count).sum();
-        Ok(Done {
-            bytes: unpinned,
-            took_ns,
-            checked: format!(
-                "out of a leaf of {}; now {}",
-                Bytes(largest.len),
-                leaves_of(now)
-            ),
-            right: less && unpinned == PAGE && faults >= 2 * self.devices.len() as u64,
-            ..Done::default()
-        })
-    }
-
-    /// From now on every access to `hole` must fault; the faults until each device has met all of it.
-    fn in_the_hole(
-        &self,
-        hole: Span<Iova>,
-        step: Step,
-        watch: &mut Watch<'_>,
-    ) -> Result<u64, CheckError> {
-        let dma = self.dma()?;
-        let before = dma.report().faults_expected;
-        dma.expect(|scene| (scene.moving, scene.hole) = (None, Some(hole)));
-        dma.see(hole, step, watch)?;
-        Ok(dma.report().faults_expected - before)
+        self.dma.expect(|scene| scene.moving = Some(hole));
+        let (out, took_ns) = timed(|| self.space.take_out(hole, Interruption::Refused, &mut ()));
+        let unpinned = out.failed("cannot unmap a page")?;
+        let faults = self.dma.meet_hole(hole, job)?;
+        let (leaves, number) = self.leaves_now();
+        let mut both = leaves.iter().zip(&self.leaves);
+        let less = both.all(|(now, was)| now.total().bytes + PAGE == was.total().bytes);
+        let right = less && unpinned == PAGE && faults >= 2 * self.devices.len() as u64;
+        let checked = format!("out of a leaf of {}; now {number}", Bytes(largest.len));
+        Ok(Done::new(unpinned, took_ns, right, checked))
     }
 
     /// Maps by `how` what was a hole: until that is done, an access may fault.
-    fn mapped_again<T>(
-        &self,
+    fn mapped_again(
+        &mut self,
         hole: Span<Iova>,
-        how: impl FnOnce() -> Result<T, CheckError>,
-    ) -> Result<(T, u64), CheckError> {
-        let (range, dma) = (self.range(), self.dma()?);
+        how: impl FnOnce(&mut Self) -> Result<(), CheckError>,
+    ) -> Result<u64, CheckError> {
+        let range = self.range();
         let end = range.start + range.len;
         let (below, above) = (hole.start - range.start, hole.start + hole.len);
         self.find_frames(&[Span::new(range.start, below), Span::new(above, end - above)])?;
-        dma.expect(|scene| (scene.moving, scene.hole) = (Some(hole), None));
-        let (done, took_ns) = timed(how);
-        let done = done?;
+        self.dma
+            .expect(|scene| (scene.moving, scene.hole) = (Some(hole), None));
+        let (done, took_ns) = timed(|| how(self));
+        done?;
         self.find_frames(&[range])?;
-        dma.expect(|scene| scene.moving = None);
-        Ok((done, took_ns))
+        self.dma.expect(|scene| scene.moving = None);
+        Ok(took_ns)
     }
 
-    fn close_hole(&mut self, watch: &mut Watch<'_>) -> Result<Done, CheckError> {
-        let (hole, space) = (self.hole, self.space()?);
-        let ((), took_ns) = self.mapped_again(hole, || {
-            let back = space.put_back(hole, Interruption::Refused, &mut ());
+    fn close_hole(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
+        let hole = self.hole;
+        let took_ns = self.mapped_again(hole, |own| {
+            let back = own.space.put_back(hole, Interruption::Refused, &mut ());
             back.map_err(|cause| CheckError::of_map(cause, Step::CloseHole))
         })?;
-        self.dma()?.see_by_each(hole, Step::CloseHole, watch)?;
-        Ok(Done {
-            bytes: PAGE,
-            took_ns,
-            ..self.as_before()?
-        })
-    }
-
-    /// Leaves are those that they were at first.
-    fn as_before(&self) -> Result<Done, CheckError> {
-        let now = self.leaves_now()?;
-        let leaves: u64 = now.iter().map(|sizes| sizes.total().count).sum();
-        Ok(Done {
-            checked: format!("{} again", leaves_of(leaves)),
-            right: now == self.leaves,
-            ..Done::default()
-        })
+        self.dma.see_by_each(hole, job)?;
+        Ok(self.merged(PAGE, took_ns))
     }
 
     /// An eighth of the memory, to which alone devices write while it is tracked.
@@ -549,80 +450,46 @@ impl<'a> OwnTables<'a> {
         Span::new(IOVA + ((len / 4) & !(PAGE - 1)), eighth)
     }
 
-    fn track(&mut self) -> Result<Done, CheckError> {
-        let (hot, dma) = (self.hot(), self.dma()?);
-        dma.expect(|scene| scene.writes = hot);
-        dma.take_written();
+    fn track(&mut self, _job: &mut Job<'_>) -> Result<Done, CheckError> {
+        let hot = self.hot();
+        self.dma.expect(|scene| scene.writes = hot);
+        self.dma.take_written();
         let tracking = Tracking {
             leaf: Some(PAGE),
             interruption: Interruption::Refused,
         };
-        let (tracked, took_ns) = timed(|| {
-            self.space()?
-                .track_dirty(tracking)
-                .map_err(CheckError::from)
-        });
-        tracked?;
-        let leaves = self.leaves_now()?;
-        let now: u64 = leaves.iter().map(|sizes| sizes.total().count).sum();
+        let (tracked, took_ns) = timed(|| self.space.track_dirty(tracking));
+        tracked.failed("cannot track what devices write to")?;
+        let (leaves, number) = self.leaves_now();
         let mut sizes = leaves.iter().flat_map(|sizes| sizes.iter());
-        Ok(Done {
-            bytes: self.memory.len(),
-            took_ns,
-            checked: format!("{} of {}", leaves_of(now), Bytes(PAGE)),
-            right: sizes.all(|(size, _)| size == PAGE),
-            ..Done::default()
-        })
+        let right = sizes.all(|(size, _)| size == PAGE);
+        let checked = format!("{number} of {}", Bytes(PAGE));
+        Ok(Done::new(self.memory.len(), took_ns, right, checked))
     }
 
-    /// Dirty pages, by bits, and the bytes of them. Where a unit cannot tell, that is an error of the unit here.
-    fn dirty(&self) -> Result<(Vec<u64>, u64, bool), CheckError> {
-        let range = self.range();
-        let words = vec![0; (range.len / PAGE).div_ceil(64) as usize];
-        let mut pending = Pending::new(words, range, PAGE)?;
-        let harvested = self.space()?.harvest(&mut pending)?;
-        let shown = self.space()?.show(&mut pending)?;
-        let (words, bytes) = (
-            shown.words().to_vec(),
-            shown.runs().map(|run| run.len).sum(),
-        );
-        shown.acknowledge();
-        Ok((words, bytes, harvested.blind))
-    }
-
-    /// Every page that was written to is dirty and no other; and when nothing is written any more, none is.
-    fn harvest(&mut self, watch: &mut Watch<'_>) -> Result<Done, CheckError> {
-        let dma = self.dma()?;
-        dma.see(self.hot(), Step::Harvest, watch)?;
-        let (harvested, took_ns) = timed(|| self.dirty());
-        let (dirty, bytes, blind) = harvested?;
-        let same = dirty == dma.take_written();
+    /// Every page that was written to is dirty and no other; and when nothing is written any more, none is. Where a unit
+    /// cannot tell, that is an error of the unit here.
+    fn harvest(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
+        let (range, hot, dma) = (self.range(), self.hot(), &self.dma);
+        dma.see(hot, job)?;
+        let (harvested, took_ns) = timed(|| dirty(&self.space, range));
+        let (pages, bytes, blind) = harvested?;
+        let same = pages == dma.take_written();
         dma.expect(|scene| scene.writes = Span::new(IOVA, 0));
-        self.dirty()?;
-        dma.see(self.hot(), Step::Harvest, watch)?;
-        let (_, none, _) = self.dirty()?;
-        Ok(Done {
-            bytes,
-            took_ns,
-            checked: format!(
-                "{} as written, then {}",
-                counted(bytes / PAGE, "page"),
-                Bytes(none)
-            ),
-            right: same && !blind && bytes == self.hot().len && none == 0,
-            ..Done::default()
-        })
+        dirty(&self.space, range)?;
+        dma.see(hot, job)?;
+        let (_, none, _) = dirty(&self.space, range)?;
+        let right = same && !blind && bytes == hot.len && none == 0;
+        let pages = counted(bytes / PAGE, "page");
+        let checked = format!("{pages} as written, then {}", Bytes(none));
+        Ok(Done::new(bytes, took_ns, right, checked))
     }
 
-    fn merge(&mut self) -> Result<Done, CheckError> {
-        let (space, range) = (self.space()?, self.range());
-        let ((), took_ns) = timed(|| space.untrack_dirty());
-        self.dma()?.expect(|scene| scene.writes = range);
-        Ok(Done {
-            bytes: self.memory.len(),
-            took_ns,
-            ..self.as_before()?
-        })
+    fn merge(&mut self, _job: &mut Job<'_>) -> Result<Done, CheckError> {
+        let range = self.range();
+        let ((), took_ns) = timed(|| self.space.untrack_dirty());
+        self.dma.expect(|scene| scene.writes = range);
+        Ok(self.merged(range.len, took_ns))
     }
 
     /// All but the first eighth, in whole pages of what backs it; or all of a single page.
@@ -642,182 +509,75 @@ impl<'a> OwnTables<'a> {
         }]
     }
 
-    fn release(&mut self, watch: &mut Watch<'_>) -> Result<Done, CheckError> {
+    fn release(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
         let (part, regions) = (self.ballooned(), self.regions());
-        let map = MemoryMap::new(&regions)?;
+        let map = MemoryMap::new(&regions).failed(BALLOON)?;
         let hole = Span::new(IOVA + part.start, part.len);
-        self.dma()?.expect(|scene| scene.moving = Some(hole));
+        self.dma.expect(|scene| scene.moving = Some(hole));
         let mut kept = 0;
         let (discarded, took_ns) = timed(|| {
             let parts = [Part::new(0, part)];
-            self.balloon
-                .release(map, &parts, &mut |part, _| kept += part.offsets.len);
-            match kept {
-                0 => self
-                    .discard
-                    .discard(&[part], &mut |part, _| kept += part.len)
-                    .map(drop),
-                _ => Ok(()),
+            let balloon = &mut self.balloon;
+            balloon.release(map, &parts, &mut |part, _| kept += part.offsets.len);
+            if kept > 0 {
+                return Ok(());
             }
+            let discarded = self
+                .discard
+                .discard(&[part], &mut |part, _| kept += part.len);
+            discarded.map(drop)
         });
-        discarded?;
+        discarded.failed("cannot discard memory")?;
         if kept > 0 {
-            return Ok(Done {
+            return Ok(Done::new(
+                0,
                 took_ns,
-                checked: format!("{} were kept", Bytes(kept)),
-                ..Done::default()
-            });
+                false,
+                format!("{} were kept", Bytes(kept)),
+            ));
         }
-        let faults = self.in_the_hole(hole, Step::Release, watch)?;
-        self.dma()?.zeroed(hole);
+        let faults = self.dma.meet_hole(hole, job)?;
+        self.dma.zeroed(hole);
         let held = self.memory.held();
-        Ok(Done {
-            bytes: part.len,
-            took_ns,
-            checked: format!("{} stay pinned", Bytes(held)),
-            right: held == self.memory.len() - part.len
-                && faults >= 2 * self.devices.len() as u64 * part.len / PAGE,
-            ..Done::default()
-        })
+        let right = held == self.memory.len() - part.len
+            && faults >= 2 * self.devices.len() as u64 * part.len / PAGE;
+        let checked = format!("{} stay pinned", Bytes(held));
+        Ok(Done::new(part.len, took_ns, right, checked))
     }
 
-    fn restore(&mut self, watch: &mut Watch<'_>) -> Result<Done, CheckError> {
+    fn restore(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
         let (part, regions) = (self.ballooned(), self.regions());
-        let map = MemoryMap::new(&regions)?;
+        let map = MemoryMap::new(&regions).failed(BALLOON)?;
         let mut failed = 0;
-        let mut balloon = std::mem::take(&mut self.balloon);
-        let ((), took_ns) = self.mapped_again(Span::new(IOVA + part.start, part.len), || {
+        let took_ns = self.mapped_again(Span::new(IOVA + part.start, part.len), |own| {
             let parts = [Part::new(0, part)];
+            let balloon = &mut own.balloon;
             balloon.restore(map, &parts, &mut |part, _| failed += part.offsets.len);
             Ok(())
         })?;
-        self.balloon = balloon;
-        let dma = self.dma()?;
-        dma.see_by_each(dma.everywhere(), Step::Restore, watch)?;
+        self.dma.see_by_each(self.dma.everywhere(), job)?;
         let held = self.memory.held();
-        Ok(Done {
-            bytes: part.len,
-            took_ns,
-            checked: format!("{} pinned again, zeros found", Bytes(held)),
-            right: failed == 0 && held == self.memory.len(),
-            ..Done::default()
-        })
+        let right = failed == 0 && held == self.memory.len();
+        let checked = format!("{} pinned again, zeros found", Bytes(held));
+        Ok(Done::new(part.len, took_ns, right, checked))
     }
 
     /// Devices go on, meet faults everywhere, and stop; the processor compares all that they have written.
-    fn unmap(&mut self, watch: &mut Watch<'_>) -> Result<Done, CheckError> {
+    fn unmap(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
         let range = self.range();
-        self.dma()?.expect(|scene| scene.moving = Some(range));
-        let (unmapped, took_ns) = timed(|| self.space().map(|space| space.unmap_all(&mut ())));
-        unmapped?.map_err(CheckError::Unmap)?;
-        self.in_the_hole(range, Step::Unmap, watch)?;
-        if let Some(dma) = &mut self.dma {
-            dma.stop();
-            dma.compare(self.host.mapping(), Step::Unmap, watch)?;
-            self.found.dma = dma.report();
-        }
-        self.dma = None;
-        Ok(Done {
-            bytes: range.len,
-            took_ns,
-            checked: format!("{} compared by the processor", Bytes(range.len)),
-            right: self.memory.held() == 0,
-            ..Done::default()
-        })
-    }
-
-    fn close(&mut self, watch: &mut Watch<'_>) -> Result<Done, CheckError> {
-        if self.job.times {
-            let (pinner, source) = (self.host.pinner()?, self.source);
-            let host = |mapping| HostMemory::with_pinner(mapping, Arc::clone(&pinner), source);
-            let most = self.memory.len();
-            let space = self.space()?;
-            let times = times::measure(space, |_| Some(IOVA), &self.ledger, &host, most, watch)?;
-            self.found.times = times;
-        }
-        self.balloon = BalloonDma::new();
-        let space = self.space.take().and_then(Arc::into_inner);
-        let (closed, took_ns) = timed(|| space.map(Ioas::close));
-        let ended = closed.transpose()?.is_some();
-        self.found.left = Left {
-            charged_bytes: self.memory.charged(),
-            held_bytes: self.memory.held(),
-            table_pages: self.tables.in_use(),
-            mappings: 0,
-            kernel: Counted::since(self.before)?,
-        };
-        Ok(Done {
-            took_ns,
-            checked: "ledger, pins, tables, kernel: 0".into(),
-            right: ended && self.found.left == Left::default(),
-            ..Done::default()
-        })
+        self.dma.expect(|scene| scene.moving = Some(range));
+        let (unmapped, took_ns) = timed(|| self.space.unmap_all(&mut ()));
+        unmapped.failed("cannot unmap the memory")?;
+        self.dma.meet_hole(range, job)?;
+        self.dma.stop();
+        self.dma.compare(&self.mapping, job)?;
+        let checked = format!("{} compared by the processor", Bytes(range.len));
+        let right = self.memory.held() == 0;
+        Ok(Done::new(range.len, took_ns, right, checked))
     }
 }
 
-impl Steps for OwnTables<'_> {
-    const ALL: &'static [Step] = ALL_STEPS;
-
-    fn step(&mut self, step: Step, watch: &mut Watch<'_>) -> Result<Done, CheckError> {
-        let done = match step {
-            Step::Attach => self.attach(),
-            Step::Pin => self.pin(watch),
-            Step::FindRuns => self.find_runs(),
-            Step::Map => self.map(),
-            Step::Dma => self.begin(watch),
-            Step::Hole => self.hole(watch),
-            Step::CloseHole => self.close_hole(watch),
-            Step::Track => self.track(),
-            Step::Harvest => self.harvest(watch),
-            Step::Merge => self.merge(),
-            Step::Release => self.release(watch),
-            Step::Restore => self.restore(watch),
-            Step::Unmap => self.unmap(watch),
-            Step::Close => self.close(watch),
-            Step::Memory | Step::Limit | Step::Nodes | Step::Times => Ok(Done::default()),
-        }?;
-        // Devices have found nothing wrong so far.
-        let dma = self
-            .dma
-            .as_ref()
-            .map_or_else(|| self.found.dma.clone(), Dma::report);
-        Ok(Done {
-            right: done.right && dma.is_right(),
-            ..done
-        })
-    }
-
-    fn finish(self, report: &mut CheckReport, watch: &mut Watch<'_>) -> Result<(), CheckError> {
-        let memory = &mut report.memory;
-        let pinner = self.host.pinner()?;
-        memory.pin = pinner.kind().to_string();
-        memory.pin_reason = pinner.why().map(Into::into);
-        memory.counter = self.ledger.counter();
-        memory.runs = Some(self.runs.len() as u64);
-        (memory.charged_bytes, memory.charge_steps) = (self.mapped.charged, self.mapped.steps);
-        memory.mapped = self.found.counted;
-        report.tables = Some(self.found.tables);
-        report.placement = self.found.placement;
-        report.dma = Some(self.found.dma);
-        (report.times, report.left) = (self.found.times, self.found.left);
-        let storage = MappedStorage::new(table_bytes(memory.size_bytes), None);
-        let storage = storage.map_err(CheckError::TableMemory)?;
-        let beside = Arc::new(HostTables::new(storage, TABLE_WINDOW)?);
-        let sizes = page_sizes(self.software);
-        let table = AnyTable::new(self.software.format, LEVELS, sizes, beside)?;
-        let range = Span::new(IOVA, memory.size_bytes);
-        report.compared = Some(compare(table, &self.runs, range, watch)?);
-        Ok(())
-    }
-}
-
-/// "1 leaf", "3 leaves".
-fn leaves_of(number: u64) -> String {
-    match number {
-        1 => "1 leaf".into(),
-        number => format!("{} leaves", count(number)),
-    }
-}
+const BALLOON: &str = "cannot describe the memory to a balloon";
 
 /// Bytes of the most tables that `size` bytes can need, in leaves of 4 KiB.
 fn table_bytes(size: u64) -> u64 {

@@ -1,6 +1,6 @@
 //! The result as text: one screen.
 
-use super::report::{CheckReport, Compared, Done, MemoryReport, NodeShare, PlacementReport};
+use super::report::{CheckReport, Compared, DomainReport, Done, MemoryReport, NodeShare, Refused};
 use crate::draw::sheet::{Paint, Sheet};
 use crate::size::{bytes, count, counted, duration, three_digits};
 
@@ -8,8 +8,15 @@ use crate::size::{bytes, count, counted, duration, three_digits};
 pub(super) fn write(report: &CheckReport, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     memory(&mut sheet, report);
-    if let Some(found) = &report.placement {
-        placement(&mut sheet, found);
+    if let Some(placement) = &report.placement {
+        let tables = counted(placement.domains.len() as u64, "table");
+        sheet.value("placement", &format!("{}: {tables}", placement.policy));
+        for found in &placement.domains {
+            sheet.value("", &domain(found));
+        }
+        for misplaced in &placement.misplaced {
+            sheet.value("misplaced", misplaced);
+        }
     }
     sheet.gap();
     steps(&mut sheet, &report.steps);
@@ -18,6 +25,12 @@ pub(super) fn write(report: &CheckReport, paint: Paint) -> String {
     }
     end(&mut sheet, report);
     sheet.into_text()
+}
+
+/// The items in a line.
+fn listed<T>(items: impl IntoIterator<Item = T>, shown: impl Fn(T) -> String) -> String {
+    let items: Vec<_> = items.into_iter().map(shown).collect();
+    items.join(", ")
 }
 
 fn because(value: &str, reason: Option<&String>) -> String {
@@ -35,13 +48,7 @@ fn on(nodes: &[NodeShare]) -> String {
     };
     match nodes {
         [one] => of(one),
-        more => {
-            let more: Vec<_> = more
-                .iter()
-                .map(|one| format!("{} on {}", bytes(one.bytes), of(one)))
-                .collect();
-            more.join(", ")
-        }
+        more => listed(more, |one| format!("{} on {}", bytes(one.bytes), of(one))),
     }
 }
 
@@ -49,10 +56,8 @@ fn memory(sheet: &mut Sheet, report: &CheckReport) {
     let memory = &report.memory;
     let size = because(&bytes(memory.size_bytes), memory.size_reason.as_ref());
     sheet.value("memory", &format!("{size}; {}", on(&memory.nodes)));
-    sheet.value(
-        "backing",
-        &because(memory.backing, memory.backing_reason.as_ref()),
-    );
+    let backing = because(memory.backing, memory.backing_reason.as_ref());
+    sheet.value("backing", &backing);
     let paint = sheet.paint();
     match memory.addresses {
         "pagemap" | "kernel" => sheet.value("addresses", &memory.addresses_reason),
@@ -63,44 +68,31 @@ fn memory(sheet: &mut Sheet, report: &CheckReport) {
     }
     sheet.value("pinned by", &pinned(memory));
     if let Some(tables) = &report.tables {
+        let levels = counted(tables.levels.into(), "level");
         let pages = counted(tables.table_pages, "table page");
-        let format = format!(
-            "{}, {}",
-            tables.format,
-            counted(tables.levels.into(), "level")
-        );
-        sheet.value(
-            "tables",
-            &format!("{format}, {pages}; {}", on(&tables.nodes)),
-        );
+        let nodes = on(&tables.nodes);
+        let words = format!("{}, {levels}, {pages}; {nodes}", tables.format);
+        sheet.value("tables", &words);
     }
-    for device in report.kernel.iter().flat_map(|kernel| &kernel.devices) {
-        let mut words = vec![format!(
-            "{} ({}) by {}",
-            device.address, device.id, report.backend
-        )];
-        words.extend(device.group.map(|group| format!("group {group}")));
-        words.extend(device.unit.clone());
-        words.extend(device.node.map(|node| format!("node {node}")));
-        sheet.value("device", &words.join(", "));
+    let Some(kernel) = &report.kernel else {
+        return;
+    };
+    for device in &kernel.devices {
+        let named = format!("{} ({}) by {}", device.address, device.id, report.backend);
+        let group = device.group.map(|group| format!("group {group}"));
+        let node = device.node.map(|node| format!("node {node}"));
+        let words = [Some(named), group, device.unit.clone(), node];
+        sheet.value("device", &listed(words.into_iter().flatten(), |word| word));
     }
-    if let Some(kernel) = &report.kernel {
-        let pages = match &kernel.page_sizes_bytes {
-            Some(sizes) => sizes
-                .iter()
-                .copied()
-                .map(bytes)
-                .collect::<Vec<_>>()
-                .join(", "),
-            None => format!("{} and multiples of it", bytes(kernel.granule_bytes)),
-        };
-        sheet.value("pages", &pages);
-        let windows = kernel.windows.iter();
-        let windows: Vec<_> = windows
-            .map(|window| format!("{:#x} to {:#x}", window.first, window.last))
-            .collect();
-        sheet.value("windows", &windows.join(", "));
-    }
+    let pages = match &kernel.page_sizes_bytes {
+        Some(sizes) => listed(sizes, |size| bytes(*size)),
+        None => format!("{} and multiples of it", bytes(kernel.granule_bytes)),
+    };
+    sheet.value("pages", &pages);
+    let windows = listed(&kernel.windows, |window| {
+        format!("{:#x} to {:#x}", window.first, window.last)
+    });
+    sheet.value("windows", &windows);
 }
 
 fn pinned(memory: &MemoryReport) -> String {
@@ -112,57 +104,42 @@ fn pinned(memory: &MemoryReport) -> String {
     format!("{by}; counted in {}, {limit}", memory.counter)
 }
 
-fn placement(sheet: &mut Sheet, placement: &PlacementReport) {
-    let tables = counted(placement.domains.len() as u64, "table");
-    sheet.value("placement", &format!("{}: {tables}", placement.policy));
-    for domain in &placement.domains {
-        let of = match domain.node {
-            Some(node) => format!("of node {node}"),
-            None => "of no known node".into(),
-        };
-        let devices = counted(domain.devices, "device");
-        let lies = match (domain.table_bytes, &domain.nodes) {
-            (Some(len), Some(found)) => format!("{} of tables, {}", bytes(len), on(found)),
-            _ => "the kernel's tables".into(),
-        };
-        let charged = domain
-            .charged_bytes
-            .map(|len| format!("; {} charged", bytes(len)));
-        let charged = charged.unwrap_or_default();
-        sheet.value("", &format!("{devices} {of}; {lies}{charged}"));
-    }
-    for misplaced in &placement.misplaced {
-        sheet.value("misplaced", misplaced);
-    }
+fn domain(domain: &DomainReport) -> String {
+    let of = match domain.node {
+        Some(node) => format!("of node {node}"),
+        None => "of no known node".into(),
+    };
+    let devices = counted(domain.devices, "device");
+    let lies = match (domain.table_bytes, &domain.nodes) {
+        (Some(len), Some(found)) => format!("{} of tables, {}", bytes(len), on(found)),
+        _ => "the kernel's tables".into(),
+    };
+    let charged = domain.charged_bytes;
+    let charged = charged.map_or_else(String::new, |len| format!("; {} charged", bytes(len)));
+    format!("{devices} {of}; {lies}{charged}")
 }
 
 fn steps(sheet: &mut Sheet, steps: &[Done]) {
     let row = |done: &Done| {
-        let capability = |refused: &super::report::Refused| refused.capability.unwrap_or("limit");
-        let refused = done
-            .refused
-            .as_ref()
-            .map(|refused| format!("refused ({}); ", capability(refused)));
+        let refused = done.refused.as_ref().map(|refused| {
+            let capability = refused.capability.unwrap_or("limit");
+            format!("refused ({capability}); ")
+        });
         let wrong = if done.right { "" } else { "WRONG: " };
-        [
-            done.step.name().into(),
-            bytes(done.bytes),
-            duration(done.took_ns),
-            format!("{wrong}{}{}", refused.unwrap_or_default(), done.checked),
-        ]
+        let checked = format!("{wrong}{}{}", refused.unwrap_or_default(), done.checked);
+        let (bytes, time) = (bytes(done.bytes), duration(done.took_ns));
+        [done.step.name().into(), bytes, time, checked]
     };
     let head = ["step", "bytes", "time", "checked"].map(String::from);
     let rows: Vec<_> = std::iter::once(head).chain(steps.iter().map(row)).collect();
     sheet.table(&rows);
-    let refused = steps
-        .iter()
-        .filter_map(|done| Some((done.step.name(), done.refused.as_ref()?)));
-    let refused: Vec<_> = refused.collect();
+    let refused = |done: &Done| Some((done.step.name(), done.refused.clone()?));
+    let refused: Vec<(_, Refused)> = steps.iter().filter_map(refused).collect();
     if !refused.is_empty() {
         sheet.section("refused, and nothing has changed");
-        for (name, refused) in refused {
-            sheet.value(name, &refused.error);
-        }
+    }
+    for (name, refused) in refused {
+        sheet.value(name, &refused.error);
     }
 }
 
@@ -189,53 +166,53 @@ fn end(sheet: &mut Sheet, report: &CheckReport) {
         let devices = counted(dma.devices.into(), "device");
         let (read, wrote) = (bytes(dma.read_bytes), bytes(dma.written_bytes));
         let wrong = counted(dma.wrong_bytes, "byte");
-        sheet.value(
-            "DMA",
-            &format!("{devices} read {read} and wrote {wrote}; {wrong} wrong"),
-        );
-        let faults = [
-            dma.faults_expected,
-            dma.faults_unexpected,
-            dma.reached_in_holes,
-        ]
-        .map(count);
-        let [expected, unexpected, missing] = faults;
-        sheet.value(
-            "faults",
-            &format!("{expected} expected, {unexpected} unexpected, {missing} missing"),
-        );
+        let words = format!("{devices} read {read} and wrote {wrote}; {wrong} wrong");
+        sheet.value("DMA", &words);
+        let (expected, unexpected) = (count(dma.faults_expected), count(dma.faults_unexpected));
+        let missing = count(dma.reached_in_holes);
+        let words = format!("{expected} expected, {unexpected} unexpected, {missing} missing");
+        sheet.value("faults", &words);
         sheet.gap();
     }
     let paint = sheet.paint();
-    let said = match (report.is_right(), &report.dma) {
-        (true, Some(_)) => format!(
-            "{}  every byte was right, and everything was given back",
-            paint.good("OK")
+    if report.is_right() {
+        let words = match report.dma {
+            Some(_) => "every byte was right, and everything was given back",
+            None => "everything was given back; the devices did no DMA",
+        };
+        return sheet.line(&format!("{}  {words}", paint.good("OK")));
+    }
+    let wrong = report.steps.iter().filter(|done| !done.right);
+    let wrong = wrong.map(|done| done.step.name().to_owned());
+    let left = &report.left;
+    let left = [
+        (left.charged_bytes, bytes(left.charged_bytes), "charged"),
+        (left.held_bytes, bytes(left.held_bytes), "held"),
+        (
+            left.table_pages,
+            counted(left.table_pages, "page"),
+            "in tables",
         ),
-        (true, None) => format!(
-            "{}  everything was given back; the devices did no DMA",
-            paint.good("OK")
+        (
+            left.mappings,
+            counted(left.mappings, "mapping"),
+            "in the kernel",
         ),
-        (false, _) => {
-            let wrong = report.steps.iter().filter(|done| !done.right);
-            let mut wrong: Vec<_> = wrong.map(|done| done.step.name().to_owned()).collect();
-            let left = &report.left;
-            for (what, left) in [
-                ("charged", bytes(left.charged_bytes)),
-                ("held", bytes(left.held_bytes)),
-                ("in tables", counted(left.table_pages, "page")),
-                ("in the kernel", counted(left.mappings, "mapping")),
-                ("pinned", bytes(left.kernel.pinned_bytes)),
-                ("locked", bytes(left.kernel.locked_bytes)),
-            ] {
-                if !left.starts_with("0 ") && left != "0" {
-                    wrong.push(format!("{left} still {what}"));
-                }
-            }
-            format!("{}  {}", paint.bad("WRONG"), wrong.join(", "))
-        }
-    };
-    sheet.line(&said);
+        (
+            left.kernel.pinned_bytes,
+            bytes(left.kernel.pinned_bytes),
+            "pinned",
+        ),
+        (
+            left.kernel.locked_bytes,
+            bytes(left.kernel.locked_bytes),
+            "locked",
+        ),
+    ];
+    let left = left.into_iter().filter(|(left, ..)| *left > 0);
+    let left = left.map(|(_, left, what)| format!("{left} still {what}"));
+    let words = listed(wrong.chain(left), |word| word);
+    sheet.line(&format!("{}  {words}", paint.bad("WRONG")));
 }
 
 #[cfg(test)]
