@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use anyhow::bail;
-use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use hostmem::Backing;
 use ioas::Placement;
@@ -62,7 +61,7 @@ pub(crate) struct CheckArgs {
         default_value = "software",
         ignore_case = true
     )]
-    backend: BackendName,
+    backend: Backend,
 
     /// PCI address of a device for which the kernel maps the memory; repeatable
     ///
@@ -123,48 +122,11 @@ pub(crate) struct CheckArgs {
     pub(super) json: bool,
 }
 
-/// The back ends by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum BackendName {
-    /// Tables of our own, and a software IOMMU whose devices are threads
-    Software,
-    /// A container of VFIO's type 1, and a device of the machine with its group
-    Vfio,
-    /// An address space of iommufd, and a device of the machine by its own node
-    Iommufd,
-}
-
 impl CheckArgs {
     /// The job; an option without a meaning is refused.
     pub(super) fn job(&self) -> anyhow::Result<CheckJob> {
-        Ok(CheckJob {
-            size: self.size,
-            backing: self.backing.0,
-            backend: self.backend()?,
-            placement: self.placement,
-            times: self.report.is_some(),
-        })
-    }
-
-    fn backend(&self) -> anyhow::Result<Backend> {
-        let devices = self.device.clone();
-        let (name, backend) = match self.backend {
-            BackendName::Software => {
-                if !devices.is_empty() {
-                    bail!(
-                        "--device requires --backend vfio or iommufd: the software IOMMU has devices of its own"
-                    );
-                }
-                let default = Software::default();
-                return Ok(Backend::Software(Software {
-                    max_leaf: self.max_leaf,
-                    format: self.format.unwrap_or(default.format),
-                    devices: self.devices.unwrap_or(default.devices),
-                }));
-            }
-            BackendName::Vfio => ("vfio", Backend::Vfio(devices)),
-            BackendName::Iommufd => ("iommufd", Backend::Iommufd(devices)),
-        };
+        let software = self.backend == Backend::Software;
+        let name = self.backend.name();
         let tables = "the tables are the kernel's";
         let named = "they are those that --device names";
         for (given, option, why) in [
@@ -172,14 +134,33 @@ impl CheckArgs {
             (self.max_leaf.is_some(), "--max-leaf", tables),
             (self.devices.is_some(), "--devices", named),
         ] {
-            if given {
+            if given && !software {
                 bail!("{option} means nothing with --backend {name}: {why}");
             }
         }
-        if self.device.is_empty() {
-            bail!("--backend {name} requires --device ADDRESS; `dmaspace devices` lists them");
+        match (software, self.device.is_empty()) {
+            (true, false) => bail!(
+                "--device requires --backend vfio or iommufd: the software IOMMU has devices of its own"
+            ),
+            (false, true) => {
+                bail!("--backend {name} requires --device ADDRESS; `dmaspace devices` lists them")
+            }
+            _ => {}
         }
-        Ok(backend)
+        let default = Software::default();
+        Ok(CheckJob {
+            size: self.size,
+            backing: self.backing.0,
+            backend: self.backend,
+            devices: self.device.clone(),
+            software: Software {
+                max_leaf: self.max_leaf,
+                format: self.format.unwrap_or(default.format),
+                devices: self.devices.unwrap_or(default.devices),
+            },
+            placement: self.placement,
+            times: self.report.is_some(),
+        })
     }
 }
 
@@ -272,13 +253,13 @@ mod tests {
         let expected = CheckJob {
             size: Some(1 << 30),
             backing: Some(Backing::Hugetlb2M),
-            backend: Backend::Software(Software {
+            software: Software {
                 max_leaf: Some(2 << 20),
                 format: FormatId::AmdV1,
                 devices: 256,
-            }),
+            },
             placement: Some(Placement::PerNode),
-            times: false,
+            ..CheckJob::default()
         };
         assert_eq!(job(&options).unwrap(), expected);
         for backing in Backing::ALL {
@@ -286,27 +267,23 @@ mod tests {
             assert_eq!(found, Some(backing));
         }
         for format in FormatId::ALL {
-            let found = job(&["--format", format.name()]).unwrap().backend;
-            let software = Software {
-                format,
-                ..Software::default()
-            };
-            assert_eq!(found, Backend::Software(software));
+            let found = job(&["--format", format.name()]).unwrap().software;
+            assert_eq!(found.format, format);
         }
     }
 
     #[test]
     fn the_kernels_back_ends_take_devices_and_nothing_that_is_not_theirs() {
         let addresses = ["0000:00:05.0", "0000:00:06.0"];
-        let devices = || addresses.map(String::from).to_vec();
-        for (name, expected) in [
-            ("vfio", Backend::Vfio(devices())),
-            ("iommufd", Backend::Iommufd(devices())),
-        ] {
-            assert_eq!(expected.name(), name);
+        for expected in [Backend::Vfio, Backend::Iommufd] {
+            let name = expected.name();
             let [first, second] = addresses;
             let options = ["--backend", name, "--device", first, "--device", second];
-            assert_eq!(job(&options).unwrap().backend, expected);
+            let found = job(&options).unwrap();
+            assert_eq!(
+                (found.backend, found.devices),
+                (expected, addresses.map(String::from).into())
+            );
             let refusal = job(&options[..2]).unwrap_err();
             let start = format!("--backend {name} requires --device ADDRESS");
             assert!(refusal.starts_with(&start), "{refusal}");

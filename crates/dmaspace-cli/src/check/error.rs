@@ -33,6 +33,11 @@ pub(crate) enum CheckError {
 }
 
 impl CheckError {
+    /// A request that is refused for this reason.
+    pub(super) fn input(cause: impl ToString) -> Self {
+        Self::Input(cause.to_string())
+    }
+
     /// An error of a map at this step.
     pub(super) fn of_map(cause: MapError, step: Step) -> Self {
         let what = "cannot map the memory";

@@ -47,11 +47,9 @@ impl CheckJob {
             }
         }
         let mut job = Job::new(self, watch)?;
-        match &self.backend {
-            Backend::Software(software) => software::check(&mut job, *software),
-            Backend::Vfio(addresses) | Backend::Iommufd(addresses) => {
-                kernel::check(&mut job, addresses)
-            }
+        match self.backend {
+            Backend::Software => software::check(&mut job, self.software),
+            Backend::Vfio | Backend::Iommufd => kernel::check(&mut job),
         }?;
         Ok(job.report)
     }

@@ -45,11 +45,12 @@ const STEPS: &[StepOf<Kernel>] = &[
     (Step::Unmap, Kernel::unmap),
 ];
 
-pub(super) fn check(job: &mut Job<'_>, addresses: &[String]) -> Result<(), CheckError> {
+pub(super) fn check(job: &mut Job<'_>) -> Result<(), CheckError> {
+    let addresses = &job.asked.devices;
     let machine = DevicesReport::read(&Places::default()).failed("cannot list devices")?;
     // A container of type 1 counts by process, iommufd by user.
     let (attached, mode) = match job.asked.backend {
-        Backend::Iommufd(_) => {
+        Backend::Iommufd => {
             let found = find(&machine, addresses, Way::Iommufd)?;
             (Attached::iommufd(found, job)?, RlimitMode::User)
         }
@@ -165,7 +166,7 @@ impl Attached {
 
     fn new(space: Ioas, job: &Job<'_>) -> Result<Self, CheckError> {
         let placed = space.set_placement(job.asked.placement.unwrap_or_default());
-        placed.map_err(|cause| CheckError::Input(cause.to_string()))?;
+        placed.map_err(CheckError::input)?;
         Ok(Self {
             devices: Vec::new(),
             space,
@@ -192,7 +193,7 @@ fn find(
     let mut found: Vec<DeviceReport> = Vec::new();
     for address in addresses {
         let ready = machine.ready(address, way);
-        let shown = ready.map_err(|cause| CheckError::Input(cause.to_string()))?;
+        let shown = ready.map_err(CheckError::input)?;
         if found.iter().any(|other| other.address == shown.address) {
             let twice = format!("{} is named twice", shown.address);
             return Err(CheckError::Input(twice));
@@ -335,7 +336,7 @@ impl Kernel {
         let space = &self.attached.space;
         let (placed, took_ns) = timed(|| space.set_placement(Placement::Near(NodeId(0))));
         let back = space.set_placement(job.asked.placement.unwrap_or_default());
-        back.map_err(|cause| CheckError::Input(cause.to_string()))?;
+        back.map_err(CheckError::input)?;
         self.tried(placed, took_ns, "possible", job)
     }
 

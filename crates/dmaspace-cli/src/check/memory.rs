@@ -8,7 +8,7 @@ use ioas::iommufd::RlimitMode;
 use runs::Bytes;
 
 use super::job::{Job, LIMITS, PROBE, timed};
-use super::report::{Done, MemoryReport, nodes};
+use super::report::{Done, LIES, MemoryReport, nodes};
 use super::times::brought_in;
 use super::{Because as _, CheckError, CheckJob, Step};
 use crate::size::percent;
@@ -52,14 +52,11 @@ impl Account {
     pub(super) fn of_kernel(mode: RlimitMode) -> Result<Self, CheckError> {
         let limits = Limits::read().failed(LIMITS)?;
         let counter = mode.counter(&limits);
-        let room = limits
-            .left(counter)
-            .failed(LIMITS)?
-            .map(|left| left & !4095);
+        let left = limits.left(counter).failed(LIMITS)?;
         Ok(Self {
             counter,
             limits,
-            room,
+            room: left.map(|left| left & !4095),
             pieces: false,
         })
     }
@@ -113,10 +110,7 @@ pub(super) fn take(job: &mut Job<'_>, account: &Account) -> Result<Arc<Mapping>,
         let (mapping, took_ns) = timed(|| brought_in(backing, size, job));
         let mapping = mapping?;
         let frames = FrameSource::detect(&mapping);
-        let huge_bytes = mapping
-            .folios()
-            .failed("cannot learn where the memory lies")?
-            .huge;
+        let huge_bytes = mapping.folios().failed(LIES)?.huge;
         job.report.memory = MemoryReport {
             size_bytes: size,
             size_reason,

@@ -25,6 +25,7 @@ mod tests;
 mod text;
 mod times;
 
+use clap::ValueEnum;
 use hostmem::Backing;
 use ioas::Placement;
 use iopt::FormatId;
@@ -46,6 +47,10 @@ struct CheckJob {
     backing: Option<Backing>,
     /// The implementation that maps it.
     backend: Backend,
+    /// Addresses of the devices for which a kernel maps it.
+    devices: Vec<String>,
+    /// Tables of our own, and the software unit.
+    software: Software,
     /// Which devices share a page table, and where it lies; `None` is [`Placement::Shared`], about which nothing is
     /// reported.
     placement: Option<Placement>,
@@ -53,30 +58,25 @@ struct CheckJob {
     times: bool,
 }
 
-/// Implementations that map the memory, with their devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Implementations that map the memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Backend {
-    /// Tables of our own, for devices of the software unit.
-    Software(Software),
-    /// A container of VFIO's type 1, or with [`Placement::PerNode`] one for each node, for devices at these addresses.
-    Vfio(Vec<String>),
-    /// An address space of iommufd, for devices at these addresses.
-    Iommufd(Vec<String>),
-}
-
-impl Default for Backend {
-    fn default() -> Self {
-        Self::Software(Software::default())
-    }
+    /// Tables of our own, and a software IOMMU whose devices are threads
+    #[default]
+    Software,
+    /// A container of VFIO's type 1, and a device of the machine with its group
+    Vfio,
+    /// An address space of iommufd, and a device of the machine by its own node
+    Iommufd,
 }
 
 impl Backend {
     /// As the command line spells it.
-    const fn name(&self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
-            Self::Software(_) => "software",
-            Self::Vfio(_) => "vfio",
-            Self::Iommufd(_) => "iommufd",
+            Self::Software => "software",
+            Self::Vfio => "vfio",
+            Self::Iommufd => "iommufd",
         }
     }
 }

@@ -9,73 +9,46 @@ use super::{Because as _, CheckError};
 use crate::json::hex;
 use crate::size::SizeClass;
 
-/// The steps, in their order. Each back end has those that it can try.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Step {
-    /// Memory is taken and brought in.
-    #[default]
-    Memory,
-    /// Devices are attached.
-    Attach,
-    /// Memory is pinned and charged.
-    Pin,
-    /// Its physical runs are found.
-    FindRuns,
-    /// The page tables are filled; by a kernel, which pins in the same call.
-    Map,
-    /// Devices read, compare and write everything.
-    Dma,
-    /// More is mapped than the limit on locked memory leaves.
-    Limit,
-    /// Tables are wanted on each memory node.
-    Nodes,
-    /// A page is taken out of the largest leaf.
-    Hole,
-    /// It is put back.
-    CloseHole,
-    /// Leaves are split, and what devices write to is tracked.
-    Track,
-    /// Dirty pages are harvested.
-    Harvest,
-    /// Tracking ends, and leaves are merged.
-    Merge,
-    /// A balloon takes most of the memory.
-    Release,
-    /// It gives the memory back.
-    Restore,
-    /// Memory is unmapped and unpinned.
-    Unmap,
-    /// The address space ends.
-    Close,
-    /// The map is compared with one by pages, and other memory is timed.
-    Times,
+macro_rules! steps {
+    ($($step:ident: $name:literal,)+) => {
+        /// The steps, in their order. Each back end has those that it can try.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub(crate) enum Step {
+            #[default]
+            $($step,)+
+        }
+
+        impl Step {
+            /// The name in the table.
+            pub(crate) const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$step => $name,)+
+                }
+            }
+        }
+    };
 }
 
-impl Step {
-    /// The name in the table.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Attach => "attach",
-            Self::Pin => "pin",
-            Self::FindRuns => "find runs",
-            Self::Map => "map",
-            Self::Dma => "DMA",
-            Self::Limit => "limit",
-            Self::Nodes => "nodes",
-            Self::Hole => "hole",
-            Self::CloseHole => "close hole",
-            Self::Track => "track",
-            Self::Harvest => "harvest",
-            Self::Merge => "merge",
-            Self::Release => "release",
-            Self::Restore => "restore",
-            Self::Unmap => "unmap",
-            Self::Close => "close",
-            Self::Times => "times",
-        }
-    }
+steps! {
+    Memory: "memory",
+    Attach: "attach",
+    Pin: "pin",
+    FindRuns: "find runs",
+    Map: "map",
+    Dma: "DMA",
+    Limit: "limit",
+    Nodes: "nodes",
+    Hole: "hole",
+    CloseHole: "close hole",
+    Track: "track",
+    Harvest: "harvest",
+    Merge: "merge",
+    Release: "release",
+    Restore: "restore",
+    Unmap: "unmap",
+    Close: "close",
+    Times: "times",
 }
 
 /// The result of a step: a line of the table.
@@ -198,15 +171,13 @@ pub(super) struct NodeShare {
     pub(super) bytes: u64,
 }
 
+pub(super) const LIES: &str = "cannot learn where the memory lies";
+
 /// Bytes of memory by node.
 pub(super) fn nodes(mapping: &Mapping) -> Result<Vec<NodeShare>, CheckError> {
-    let shares = mapping.nodes();
-    let shares = shares
-        .failed("cannot learn where the memory lies")?
-        .into_iter();
-    Ok(shares
-        .map(|(node, bytes)| NodeShare { node, bytes })
-        .collect())
+    let shares = mapping.nodes().failed(LIES)?.into_iter();
+    let share = |(node, bytes)| NodeShare { node, bytes };
+    Ok(shares.map(share).collect())
 }
 
 /// Counters of the kernel for this process, as `/proc/self/status` has it: `VmLck`, `VmPin`.

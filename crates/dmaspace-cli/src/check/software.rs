@@ -13,11 +13,9 @@ use ioas::{
     BuildDomain, Cause, Endpoint, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory,
     NodeTables, Tracking, WhenUnmapped,
 };
-use iommu::{
-    BadTarget, Config, DeviceId, DomainId, NodeId, RunMap, SoftwareUnit, TargetMemory, Unit,
-};
+use iommu::{Config, DeviceId, DomainId, NodeId, RunMap, SoftwareUnit, Unit};
 use iopt::{AnyTable, Interruption, Prot, TABLE_BYTES};
-use runs::{Bytes, GuestAddr, Iova, Joiner, Offset, Pa, PageSizes, Run, SizeHistogram, Span};
+use runs::{Bytes, GuestAddr, Iova, Joiner, Offset, PageSizes, Run, SizeHistogram, Span};
 use virtio_balloon::{Dma as _, MemoryMap, Part, Region};
 
 use super::devices::Dma;
@@ -33,6 +31,8 @@ const IOVA: u64 = 1 << 40;
 const TABLE_WINDOW: u64 = 1 << 46;
 /// 48 bits of addresses.
 const LEVELS: u8 = 4;
+const RUNS: &str = "cannot find the physical runs of pinned memory";
+const BALLOON: &str = "cannot describe the memory to a balloon";
 const TABLE_MEMORY: &str = "cannot get memory for the page tables";
 
 /// All steps but the first and the last.
@@ -61,7 +61,7 @@ pub(super) fn check(job: &mut Job<'_>, software: Software) -> Result<(), CheckEr
     let mut own = OwnTables::new(software, mapping, &pinner, account.ledger()?)?;
     own.space
         .set_placement(job.asked.placement.unwrap_or_default())
-        .map_err(|cause| CheckError::Input(cause.to_string()))?;
+        .map_err(CheckError::input)?;
     for (step, work) in STEPS {
         job.step(*step, |job| {
             let done = work(&mut own, job);
@@ -112,22 +112,7 @@ impl AsRef<[AtomicU64]> for Piece {
 }
 
 /// Physical memory as the devices reach it.
-#[derive(Clone, Default)]
-struct Frames(Arc<RwLock<Option<RunMap<Piece>>>>);
-
-impl TargetMemory for Frames {
-    fn with_cells(
-        &self,
-        span: Span<Pa>,
-        visit: &mut dyn FnMut(&[AtomicU64]),
-    ) -> Result<(), BadTarget> {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let nothing = BadTarget {
-            address: span.start,
-        };
-        known.as_ref().ok_or(nothing)?.with_cells(span, visit)
-    }
-}
+type Frames = Arc<RwLock<RunMap<Piece>>>;
 
 /// Builds a table for each domain.
 struct Builder {
@@ -198,12 +183,12 @@ impl OwnTables {
         }));
         let mut balloon = BalloonDma::new();
         balloon.add_space(Arc::clone(&space));
-        let frames = Frames::default();
+        let frames: Frames = Arc::new(RwLock::new(RunMap::new([]).failed(RUNS)?));
         let mut config = Config::default();
         config.capabilities.dirty_tracking = true;
         // Not every format has a bit for it.
         config.capabilities.snoop_control = false;
-        let unit = SoftwareUnit::with_config(Arc::clone(&tables), frames.clone(), config);
+        let unit = SoftwareUnit::with_config(Arc::clone(&tables), Arc::clone(&frames), config);
         Ok(Self {
             dma: Dma::new(software.devices, Span::new(IOVA, mapping.len())),
             balloon,
@@ -236,20 +221,15 @@ impl OwnTables {
         (leaves, counted(number, "leaf"))
     }
 
-    /// Whether leaves are those that they were at first.
+    /// A step after which leaves are those that they were at first.
     fn merged(&self, bytes: u64, took_ns: u64) -> Done {
         let (now, leaves) = self.leaves_now();
-        Done::new(
-            bytes,
-            took_ns,
-            now == self.leaves,
-            format!("{leaves} again"),
-        )
+        let right = now == self.leaves;
+        Done::new(bytes, took_ns, right, format!("{leaves} again"))
     }
 
     /// Notes where memory that is mapped at these addresses lies. Everything else is forgotten.
     fn find_frames(&self, mapped: &[Span<Iova>]) -> Result<(), CheckError> {
-        const RUNS: &str = "cannot find the physical runs of pinned memory";
         let mut pieces = Vec::new();
         let mut batch = vec![Span::default(); 4096];
         for range in mapped.iter().filter(|range| !range.is_empty()) {
@@ -273,12 +253,7 @@ impl OwnTables {
             }
         }
         let known = RunMap::new(pieces).failed(RUNS)?;
-        let mut frames = self
-            .frames
-            .0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        *frames = Some(known);
+        *self.frames.write().unwrap_or_else(PoisonError::into_inner) = known;
         Ok(())
     }
 
@@ -290,10 +265,10 @@ impl OwnTables {
                 let device = DeviceId(1 << 8 | n);
                 self.devices.push(device);
                 let near = nodes.get(n as usize % nodes.len().max(1));
+                let near = near.map(|node| NodeId(*node));
                 let unit = Arc::clone(&self.unit) as Arc<dyn Unit>;
-                let endpoint = Endpoint::from((unit, device));
-                self.space
-                    .attach(endpoint.near(near.map(|node| NodeId(*node))))
+                let endpoint = Endpoint::from((unit, device)).near(near);
+                self.space.attach(endpoint)
             })
         });
         attached.failed("cannot attach a device")?;
@@ -307,10 +282,8 @@ impl OwnTables {
     fn pin(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
         self.times = job.map(&self.space, IOVA, &self.memory, &self.ledger)?;
         self.find_frames(&[self.range()])?;
-        let (charged, steps) = (
-            job.report.memory.charged_bytes,
-            job.report.memory.charge_steps,
-        );
+        let charged = job.report.memory.charged_bytes;
+        let steps = job.report.memory.charge_steps;
         let took_ns = self.times.of(&[ioas::Step::Charge, ioas::Step::Pin]);
         // The kernel's own count is reported, not judged: Linux 7.2 counts nothing for who has CAP_IPC_LOCK.
         let right = steps == 1 && charged >= self.memory.len();
@@ -576,8 +549,6 @@ impl OwnTables {
         Ok(Done::new(range.len, took_ns, right, checked))
     }
 }
-
-const BALLOON: &str = "cannot describe the memory to a balloon";
 
 /// Bytes of the most tables that `size` bytes can need, in leaves of 4 KiB.
 fn table_bytes(size: u64) -> u64 {
