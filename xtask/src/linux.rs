@@ -17,7 +17,6 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::{
-    balloon,
     cargo::{self, Repository},
     conformance::{NO_SOURCE, SOURCE_MISSING},
     guests,
@@ -144,7 +143,7 @@ const HARDENED_FLAGS: [&str; 6] = [
     "-Cjump-tables=n",
 ];
 
-/// The kernel that most is tried with: a program.
+/// A kernel that is a program: fast enough to be timed.
 pub(crate) const UML: &str = "um";
 /// That of the guests in QEMU.
 pub(crate) const GUEST: &str = "guest";
@@ -181,13 +180,7 @@ pub(crate) struct Options {
 
 /// The part `linux` of the test command: the kernels of all that follow, and that what is ours in them works.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
-    let module = with(UML, repository, || {
-        balloon::check(&["--only", "module_comes_and_goes"], repository)
-    })?;
-    match module {
-        Outcome::Passed => with(GUEST, repository, || guests::with_ours(repository)),
-        not_run => Ok(not_run),
-    }
+    with(GUEST, repository, || guests::with_ours(repository))
 }
 
 /// The command.

@@ -114,16 +114,9 @@ pub(crate) const PARTS: &[Part] = &[
     ),
     part("units", Group::Rig, 200, units::NEEDS, units_and_examples),
     part("linux", Group::Rig, 600, linux::NEEDS, linux::part),
-    part("balloon", Group::Rig, 150, linux::NEEDS, balloon::part),
+    part("balloon", Group::Rig, 240, linux::NEEDS, balloon::part),
     part("guests", Group::Rig, 240, guests::NEEDS, guests::part),
     part("vfio-user", Group::Rig, 75, device::NEEDS, device::part),
-    part(
-        "balloon-guest",
-        Group::Rig,
-        90,
-        linux::NEEDS,
-        balloon::guest_part,
-    ),
 ];
 
 /// The rigs' own packages: their tests are needed where the rigs run.

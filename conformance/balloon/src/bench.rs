@@ -138,7 +138,8 @@ impl Bench {
         device: &mut impl Timed,
         driver: Driver,
     ) -> anyhow::Result<(u64, [Times; 2])> {
-        checks::prepare(guest, driver)?;
+        checks::load(guest, driver)?;
+        checks::prepare(guest)?;
         checks::touch(guest)?;
         let mut bytes = u64::from(self.balloon) * MIB;
         if self.scattered {

@@ -3,8 +3,8 @@
 //! What the balloon did is seen from outside: the pages that the machine holds for the guest's memory
 //! ([`Guest::held`]), and what the guest's own kernel counts.
 
+use std::thread;
 use std::time::Duration;
-use std::{mem, thread};
 
 use anyhow::{Context, ensure};
 
@@ -35,15 +35,6 @@ pub trait Balloon {
     ///
     /// When the device has gone.
     fn actual(&mut self) -> anyhow::Result<u64>;
-
-    /// Bytes that the guest has reported as free.
-    ///
-    /// # Errors
-    ///
-    /// When the device has gone.
-    fn reported(&mut self) -> anyhow::Result<u64> {
-        Ok(0)
-    }
 
     /// Bytes that were given so far, and that were taken, where the device tells.
     ///
@@ -136,7 +127,7 @@ pub fn module_comes_and_goes(
     let free = free(guest)?;
     balloon.reach(bytes)?;
     for _ in 0..3 {
-        guest.run("rmmod /dmaspace_balloon.ko")?;
+        unload(guest, driver)?;
         let back = free_now(guest)?;
         ensure!(
             back >= free - SLACK,
@@ -144,7 +135,7 @@ pub fn module_comes_and_goes(
         );
         let held = count_of(guest, "nr_balloon_pages")?;
         ensure!(held == 0, "{held} pages in no balloon");
-        guest.run(&format!("insmod {}", driver.module()))?;
+        load(guest, driver)?;
         // The target is still there.
         until("a balloon that fills again", || {
             Ok((free_now(guest)? + bytes <= free + SLACK).then_some(()))
@@ -201,17 +192,32 @@ pub fn removal(guest: &mut Guest, balloon: &mut impl Balloon, bytes: u64) -> any
     balloon.reach(0)
 }
 
-/// Loads the driver, and makes a file system of memory as large as the guest.
+/// Makes a file system of memory as large as the guest.
 ///
 /// # Errors
 ///
 /// When the guest cannot.
-pub fn prepare(guest: &mut Guest, driver: Driver) -> anyhow::Result<()> {
-    let module = driver.module();
-    guest.run(&format!(
-        "insmod {module} && mount -t tmpfs -o size=100%,nr_inodes=0 tmp /tmp"
-    ))?;
+pub fn prepare(guest: &mut Guest) -> anyhow::Result<()> {
+    guest.run("mount -t tmpfs -o size=100%,nr_inodes=0 tmp /tmp")?;
     Ok(())
+}
+
+/// Loads a driver.
+///
+/// # Errors
+///
+/// When the guest cannot.
+pub fn load(guest: &mut Guest, driver: Driver) -> anyhow::Result<()> {
+    guest.run(&format!("insmod {}", driver.module())).map(drop)
+}
+
+/// Unloads it.
+///
+/// # Errors
+///
+/// When the guest cannot.
+pub fn unload(guest: &mut Guest, driver: Driver) -> anyhow::Result<()> {
+    guest.run(&format!("rmmod {}", driver.file())).map(drop)
 }
 
 /// Has the guest use all but about 48 MiB of the memory that is free there, and let it go again: the
@@ -228,7 +234,7 @@ pub fn touch(guest: &mut Guest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Inflating gives memory back to the machine, and deflating gives it to the guest again.
+/// Inflating gives memory back to the machine, and deflating gives it to the guest again, which reports no free pages.
 ///
 /// # Errors
 ///
@@ -239,21 +245,14 @@ pub fn memory_comes_and_goes(
     bytes: u64,
 ) -> anyhow::Result<()> {
     let most = guest.memory_bytes()?.saturating_sub(bytes);
-    // The guest may report what it has just freed before it is in the balloon: then it is tried again.
-    let mut tries = 0;
-    let (held, free) = loop {
-        let free = free(guest)?;
-        let reported = balloon.reported()?;
-        touch(guest)?;
-        let held = guest.held()?;
-        balloon.reach(bytes)?;
-        if balloon.reported()? == reported && held > most + SLACK {
-            break (held, free);
-        }
-        balloon.reach(0)?;
-        tries += 1;
-        ensure!(tries < 10, "the guest reports free pages all the time");
-    };
+    let free = free(guest)?;
+    touch(guest)?;
+    let held = guest.held()?;
+    ensure!(
+        held > most + SLACK,
+        "the guest used {held} bytes only of its memory"
+    );
+    balloon.reach(bytes)?;
     let given = free.saturating_sub(free_now(guest)?);
     let left = guest.held()?;
     ensure!(
@@ -271,18 +270,13 @@ pub fn memory_comes_and_goes(
         Ok((back >= free - SLACK).then_some(()))
     })
     .with_context(|| format!("of {free} bytes free in the guest {back} are"))?;
-    let mut again = 0;
-    until(
-        "as much use of the guest's memory as before the balloon",
-        || {
-            let reported = balloon.reported()?;
-            touch(guest)?;
-            // What it used is free again by now, and may have been reported.
-            again = guest.held()? + (balloon.reported()? - reported);
-            Ok((again >= held - SLACK).then_some(()))
-        },
-    )
-    .with_context(|| format!("the guest used {again} bytes of {held}"))
+    touch(guest)?;
+    let again = guest.held()?;
+    ensure!(
+        again >= held - SLACK,
+        "the guest used {again} bytes of {held}"
+    );
+    Ok(())
 }
 
 /// The driver takes all features of those that are offered and that it has; the poison only if the kernel has one.
@@ -321,8 +315,7 @@ pub fn poisons(guest: &mut Guest) -> anyhow::Result<bool> {
 /// When it is not.
 pub fn statistics(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
     let total = 1024 * guest.number("awk '/^MemTotal/ { print $2 }' /proc/meminfo")?;
-    // The buffer that comes back first was filled when the driver was loaded, and the guest may be
-    // reporting blocks while one of them is asked.
+    // The buffer that comes back first was filled when the driver was loaded.
     let mut agreed = 0;
     let mut last = String::new();
     until("free memory in the statistics as in the guest", || {
@@ -342,28 +335,28 @@ pub fn statistics(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> 
     .with_context(|| last)
 }
 
-/// Free pages that the guest reports are given back, without a balloon. Returns how many bytes are free.
+/// Free pages that the guest reports, from the load of this driver on, are given back. The driver is unloaded again.
 ///
 /// # Errors
 ///
 /// When they are not.
-pub fn reporting(guest: &mut Guest) -> anyhow::Result<u64> {
-    let (mut free, mut used) = (0, 0);
-    // They may be reported as soon as they are free.
-    until("use of all of the guest's memory", || {
-        touch(guest)?;
-        let held = guest.held()?;
-        free = self::free(guest)?;
-        used = 1024 * guest.number("awk '/^MemTotal/ { print $2 }' /proc/meminfo")? - free;
-        Ok((held > used + free / 2).then_some(()))
-    })?;
-    // It reports blocks of 4 MiB, and not all at once.
-    until("the guest's report of half of its free memory", || {
+pub fn reporting(guest: &mut Guest, driver: Driver) -> anyhow::Result<()> {
+    touch(guest)?;
+    let (blocks, held) = (blocks(guest)?, guest.held()?);
+    ensure!(blocks > 64 * MIB, "only {blocks} bytes are free in blocks");
+    load(guest, driver)?;
+    until("a report of half of the free blocks", || {
         // It ends when it hears nothing for long.
         guest.run("true")?;
-        Ok((guest.held()? < used + free / 2).then_some(()))
+        Ok((guest.held()? + blocks / 2 <= held).then_some(()))
     })?;
-    Ok(free)
+    unload(guest, driver)
+}
+
+/// Bytes that are free in blocks of 4 MiB, the largest.
+fn blocks(guest: &mut Guest) -> anyhow::Result<u64> {
+    let count = guest.number("awk '{ count += $NF } END { print count }' /proc/buddyinfo")?;
+    Ok(count * 4 * MIB)
 }
 
 /// The driver hints at its free pages when the host asks, and has them again afterwards.
@@ -375,13 +368,18 @@ pub fn hinting(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
     let free = free(guest)?;
     let mut before = 0;
     for _ in 0..2 {
+        let blocks = blocks(guest)?;
+        ensure!(blocks > 32 * MIB, "only {blocks} bytes are free in blocks");
         daemon.forget()?;
         daemon.say("hint")?;
         daemon.wait_for("hints_begin")?;
         let end = daemon.wait_for("hints_end")?;
         let hinted = end["hinted_bytes"].as_u64().unwrap_or(0) - before;
         before += hinted;
-        ensure!(hinted > free / 2, "{hinted} bytes were hinted at of {free}");
+        ensure!(
+            hinted >= blocks / 2,
+            "{hinted} bytes were hinted at of {blocks} in blocks"
+        );
         until("the return of the pages hinted at", || {
             Ok((free_now(guest)? + SLACK > free).then_some(()))
         })?;
@@ -433,24 +431,30 @@ pub fn scatter(guest: &mut Guest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pages of the balloon that the guest moves, to have its free memory in one piece, are exchanged: the
-/// new one is given, then the old one taken. Returns how many.
+/// MiB of a guest with a whole block of movable memory, and its kernel's word for that: the block of 128 MiB at 256 MiB.
+pub const MOVABLE_GUEST: u32 = 400;
+/// See [`MOVABLE_GUEST`].
+pub const MOVABLE: &str = "movablecore=176M";
+/// More than there is movable memory beside that block.
+const MOVABLE_BALLOON: u64 = 56 * MIB;
+
+/// Pages of the balloon in a block of memory that goes offline are exchanged: the new one is given, then the old one
+/// taken. Returns how many.
 ///
 /// # Errors
 ///
 /// When there are none, or the books of both sides stay different.
 pub fn migration(guest: &mut Guest, balloon: &mut impl Balloon) -> anyhow::Result<u64> {
-    let before = until(
-        "a page of the balloon that the guest's compaction moves",
-        || {
-            let before = in_scattered_memory(guest, balloon)?;
-            guest.run("rm -r /tmp/scattered && echo 1 > /proc/sys/vm/compact_memory")?;
-            // Only pages below others that are free: it is chance who lies where.
-            let moved = books(guest, balloon)?.moved > before.moved;
-            Ok(moved.then_some(before))
-        },
-    )?;
-    until("books of both sides that say the same", || {
+    const BLOCK: &str = "/sys/devices/system/memory/memory2";
+    let zone = guest.run(&format!("cat {BLOCK}/valid_zones"))?;
+    ensure!(zone.trim() == "Movable", "{BLOCK} is of {zone}");
+    // In steps so small that all are single pages, which can be moved and come from movable memory first.
+    for bytes in (MIB..=MOVABLE_BALLOON).step_by(MIB as usize) {
+        balloon.reach(bytes)?;
+    }
+    let before = books(guest, balloon)?;
+    guest.run(&format!("echo offline > {BLOCK}/state"))?;
+    let moved = until("books of both sides that say the same", || {
         let now = books(guest, balloon)?;
         let moved = now.moved - before.moved;
         let taken = (moved + before.held).saturating_sub(now.held);
@@ -459,27 +463,13 @@ pub fn migration(guest: &mut Guest, balloon: &mut impl Balloon) -> anyhow::Resul
             .map(|[given, back]| [given + 4096 * moved, back + 4096 * taken]);
         let same = now.exchanged == exchanged && balloon.actual()? == 4096 * now.held;
         Ok(same.then_some(moved))
-    })
-}
-
-/// A balloon of single pages, whatever its driver takes first, and what was counted then.
-fn in_scattered_memory(guest: &mut Guest, balloon: &mut impl Balloon) -> anyhow::Result<Books> {
-    balloon.reach(0)?;
-    scatter(guest)?;
-    let bytes = free(guest)?.saturating_sub(24 * MIB) & !(MIB - 1);
-    balloon.reach(bytes)?;
-    // From now on any process that starts may find no room for its stack but by compaction, or by the OOM notifier,
-    // and the guest may go on with it in the background: the pages that moved are those that moved from here.
-    let mut before = books(guest, balloon)?;
-    until("a guest that moves nothing", || {
-        let was = mem::replace(&mut before, books(guest, balloon)?);
-        Ok((was == before).then_some(()))
     })?;
-    Ok(before)
+    ensure!(moved > 0, "no page of the balloon was moved");
+    guest.run(&format!("echo online_movable > {BLOCK}/state"))?;
+    Ok(moved)
 }
 
-/// What the guest has counted, in pages, and the device in bytes.
-#[derive(PartialEq)]
+/// Counts of the guest, in pages, and of the device, in bytes.
 struct Books {
     moved: u64,
     held: u64,
@@ -517,8 +507,8 @@ pub fn data_is_intact(guest: &mut Guest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes that are free in the guest: the most of ten readings in half a second, since blocks that the
-/// guest is reporting are not free meanwhile, up to 32 of 4 MiB.
+/// Bytes that are free in the guest: the most of ten readings in half a second, since what was freed last may still be
+/// on its way.
 ///
 /// # Errors
 ///
@@ -544,7 +534,7 @@ pub fn count_of(guest: &mut Guest, name: &str) -> anyhow::Result<u64> {
     ))
 }
 
-/// Bytes that are free in the guest at this moment, and not being reported.
+/// Bytes that are free in the guest at this moment.
 fn free_now(guest: &mut Guest) -> anyhow::Result<u64> {
     Ok(1024 * guest.number("awk '/^MemFree/ { print $2 }' /proc/meminfo")?)
 }

@@ -155,10 +155,6 @@ impl Balloon for Daemon {
         self.count("actual_bytes")
     }
 
-    fn reported(&mut self) -> anyhow::Result<u64> {
-        self.count("reported_bytes")
-    }
-
     fn exchanged(&mut self) -> anyhow::Result<Option<[u64; 2]>> {
         let given = self.count("inflated_bytes")?;
         Ok(Some([given, self.count("deflated_bytes")?]))

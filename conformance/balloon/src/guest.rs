@@ -65,6 +65,14 @@ impl Driver {
             Self::Bulk => "/dmaspace_balloon.ko",
         }
     }
+
+    /// The module's file.
+    pub const fn file(self) -> &'static str {
+        match self {
+            Self::Stock => "/virtio_balloon.ko",
+            Self::Pages | Self::Bulk => "/dmaspace_balloon.ko",
+        }
+    }
 }
 
 /// What the guest consists of.
@@ -111,6 +119,11 @@ impl Parts {
             initramfs,
             words: words.to_vec(),
         })
+    }
+
+    /// True when guests are machines of QEMU.
+    pub const fn emulated(&self) -> bool {
+        self.qemu.is_some()
     }
 }
 
@@ -274,6 +287,15 @@ impl Guest {
             .with_context(|| format!("`{command}` said {said:?}"))
     }
 
+    /// True when its devices can be removed, and it can sleep.
+    ///
+    /// # Errors
+    ///
+    /// When it does not say.
+    pub fn has_pci(&mut self) -> anyhow::Result<bool> {
+        Ok(self.run("ls /sys/bus")?.contains("pci"))
+    }
+
     /// Bytes of the guest's memory that the machine holds pages for.
     ///
     /// # Errors
@@ -353,7 +375,11 @@ impl Guest {
                     self.tail()
                 ),
                 Err(RecvTimeoutError::Disconnected) => {
-                    bail!("the guest has gone; its kernel:\n  | {}", self.tail())
+                    let status = self.kernel.wait()?;
+                    bail!(
+                        "the guest has gone ({status}); its kernel:\n  | {}",
+                        self.tail()
+                    )
                 }
             }
         }
