@@ -118,32 +118,34 @@ impl Attached {
     ) -> Result<Self, CheckError> {
         let mut attached = Self::new(Ioas::over_kernel(Type1::open(Some(GRANULE))), job)?;
         let mut groups: Vec<(u32, Arc<Group>)> = Vec::new();
-        for shown in found {
+        for device in found {
             // A device that is ready has one.
-            let number = shown.group.unwrap_or_default();
+            let number = device.group.unwrap_or_default();
             let known = groups.iter().find(|(known, _)| *known == number);
             let group = match known {
                 Some((_, group)) => Arc::clone(group),
                 None => {
-                    let group = Group::open(number).refused(cannot_open(&shown))?;
-                    if !group.status().refused(cannot_open(&shown))?.viable {
+                    let group = Group::open(number).refused(cannot_open(&device))?;
+                    if !group.status().refused(cannot_open(&device))?.viable {
                         // A device of it was bound since it was looked at.
                         return Err(CheckError::Input(format!(
                             "group {number} of {} is not viable: a driver of the host has a device of it",
-                            shown.address
+                            device.address
                         )));
                     }
                     let group = Arc::new(group);
                     let near = machine.node_of_group(number).map(NodeId);
-                    attached.attach(&shown, Endpoint::from(Arc::clone(&group)).near(near))?;
+                    attached.attach(&device, Endpoint::from(Arc::clone(&group)).near(near))?;
                     groups.push((number, Arc::clone(&group)));
                     group
                 }
             };
-            let device = group.device(&shown.address).refused(cannot_open(&shown))?;
+            let open = group
+                .device(&device.address)
+                .refused(cannot_open(&device))?;
             // Where iommufd plays the container, only an open device says what can be mapped.
-            attached.space.refresh().refused(cannot_open(&shown))?;
-            attached.devices.push((Opened::OfGroup(device), shown));
+            attached.space.refresh().refused(cannot_open(&device))?;
+            attached.devices.push((Opened::OfGroup(open), device));
         }
         Ok(attached)
     }
@@ -154,12 +156,12 @@ impl Attached {
         let owner = Owner::new(Iommufd::open().refused(&first)?);
         let mapper = SpaceMapper::new(&owner).refused(&first)?;
         let mut attached = Self::new(Ioas::over_kernel(Space::new(mapper, Some(GRANULE))), job)?;
-        for shown in found {
-            let bound = owner.open_device(shown.cdev.as_deref().unwrap_or("".as_ref()));
-            let bound = Arc::new(bound.refused(cannot_open(&shown))?);
-            let near = shown.node.map(NodeId);
-            attached.attach(&shown, Endpoint::from(Arc::clone(&bound)).near(near))?;
-            attached.devices.push((Opened::Bound(bound), shown));
+        for device in found {
+            let bound = owner.open_device(device.cdev.as_deref().unwrap_or("".as_ref()));
+            let bound = Arc::new(bound.refused(cannot_open(&device))?);
+            let near = device.node.map(NodeId);
+            attached.attach(&device, Endpoint::from(Arc::clone(&bound)).near(near))?;
+            attached.devices.push((Opened::Bound(bound), device));
         }
         Ok(attached)
     }
@@ -174,11 +176,11 @@ impl Attached {
         })
     }
 
-    fn attach(&mut self, shown: &DeviceReport, endpoint: Endpoint) -> Result<(), CheckError> {
+    fn attach(&mut self, device: &DeviceReport, endpoint: Endpoint) -> Result<(), CheckError> {
         let (entered, ns) = timed(|| self.space.attach(endpoint));
         self.took_ns += ns;
         entered.map_err(|source| CheckError::Refused {
-            what: format!("cannot attach {}{}", shown.address, hint(&source)),
+            what: format!("cannot attach {}{}", device.address, hint(&source)),
             source: source.into(),
         })
     }
@@ -193,12 +195,12 @@ fn find(
     let mut found: Vec<DeviceReport> = Vec::new();
     for address in addresses {
         let ready = machine.ready(address, way);
-        let shown = ready.map_err(CheckError::input)?;
-        if found.iter().any(|other| other.address == shown.address) {
-            let twice = format!("{} is named twice", shown.address);
+        let device = ready.map_err(CheckError::input)?;
+        if found.iter().any(|other| other.address == device.address) {
+            let twice = format!("{} is named twice", device.address);
             return Err(CheckError::Input(twice));
         }
-        found.push(shown.clone());
+        found.push(device.clone());
     }
     Ok(found)
 }
@@ -227,7 +229,7 @@ impl Kernel {
     fn attached(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
         let (space, devices) = (&self.attached.space, &self.attached.devices);
         let (windows, can) = (space.windows(), space.capabilities());
-        let devices: Vec<_> = devices.iter().map(|(_, shown)| shown.clone()).collect();
+        let devices: Vec<_> = devices.iter().map(|(_, device)| device.clone()).collect();
         let number = counted(devices.len() as u64, "device");
         let checked = format!("{number}, {}", counted(windows.len() as u64, "window"));
         let window = |window: &Span<Iova>| WindowReport {
