@@ -34,6 +34,7 @@ mod migration;
 mod server;
 mod socket;
 mod translation;
+mod unreported;
 mod wire;
 
 pub use device::{

@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 use hostmem::{Mapping, PeerFile, ShrinkWatch};
 use ioas::{AttachError, Builder, DomainIds, GivenRuns, Ioas, Ledger, Listener, Memory, Tracking};
 use iommu::{Config, DeviceId, Fault, SoftwareUnit, Unit as _};
-use iopt::{FormatId, HeapTables, Interruption, Pending, Prot};
+use iopt::{FormatId, HeapTables, Interruption, Pending, Prot, Shown};
 use runs::{Iova, Pa, Span};
 use rustix::fs::{
     AtFlags, FileType, SealFlags, StatxFlags, fcntl_get_seals, fstat, fstatfs, statx,
@@ -48,6 +48,7 @@ use vm_memory::{
 
 use crate::error::{DirtyRefusal, MapRefusal, UnmapRefusal};
 use crate::translation::{Unit, UnitIommu};
+use crate::unreported::Unreported;
 use crate::wire::MOST_DATA;
 
 /// The device, as the unit and its faults name it.
@@ -103,6 +104,7 @@ pub struct ClientMemory {
     limits: Limits,
     view: RwLock<Arc<View>>,
     maps: Mutex<Maps>,
+    unreported: Mutex<Unreported>,
 }
 
 #[derive(Default)]
@@ -185,6 +187,7 @@ impl ClientMemory {
             limits,
             view: RwLock::new(Arc::new(view)),
             maps: Mutex::default(),
+            unreported: Mutex::default(),
         }))
     }
 
@@ -457,16 +460,28 @@ impl ClientMemory {
             leaf: Some(PAGE),
             interruption: Interruption::Refused,
         };
-        Ok(self.space.track_dirty(tracking)?)
+        self.space.track_dirty(tracking)?;
+        *self.unreported() = Unreported::default();
+        Ok(())
     }
 
     pub(crate) fn untrack(&self) {
         self.space.untrack_dirty();
+        *self.unreported() = Unreported::default();
     }
 
-    /// What the device has written to since it was asked last: a bit for each `page` bytes of `len` bytes from `iova`
-    /// on.
-    pub(crate) fn written(&self, iova: u64, len: u64, page: u64) -> Result<Vec<u64>, DirtyRefusal> {
+    fn unreported(&self) -> MutexGuard<'_, Unreported> {
+        let unreported = self.unreported.lock();
+        unreported.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A bitmap to report: a bit for each `page` bytes of `len` bytes from `iova` on. It has a word for each 64 of them.
+    pub(crate) fn bitmap(
+        &self,
+        iova: u64,
+        len: u64,
+        page: u64,
+    ) -> Result<Pending<Vec<u64>>, DirtyRefusal> {
         if !self.space.tracks_dirty() {
             return Err(DirtyRefusal::NotTracked);
         }
@@ -477,24 +492,43 @@ impl ClientMemory {
         let words = len.div_ceil(page).div_ceil(64);
         let fits = words > 0 && words * 8 <= MOST_DATA as u64 && iova % page == 0;
         let span = Span::<Iova>::checked(iova, len).filter(|_| fits);
-        let Some(span) = span else {
-            return Err(refused);
-        };
-        let Ok(mut pending) = Pending::new(vec![0; words as usize], span, page) else {
-            return Err(refused);
-        };
-        self.space.harvest(&mut pending)?;
-        let shown = self.space.show(&mut pending)?;
-        // An access that has marked its page may still be copying: it is over when the client reads the page.
-        self.iommu
-            .settle()
-            .map_err(|waited| iommu::FlushError::Held {
-                range: span,
-                waited,
-            })?;
-        let words = shown.words().to_vec();
-        shown.acknowledge();
+        let pending = span.map(|span| Pending::new(vec![0; words as usize], span, page));
+        pending.and_then(Result::ok).ok_or(refused)
+    }
+
+    /// Reports pages that the device has written to since they were reported last, as the words of `pending`. A report
+    /// that is refused leaves them for the next ones.
+    pub(crate) fn written(&self, mut pending: Pending<Vec<u64>>) -> Result<Vec<u64>, DirtyRefusal> {
+        let span = pending.span();
+        let unreported = &mut *self.unreported();
+        if let Some(mut earlier) = unreported.pending.take() {
+            let of = earlier.span();
+            let shown = self.shown(&mut earlier);
+            if let Err(refused) = shown.map(|shown| unreported.flushed(of, shown.runs())) {
+                unreported.pending = Some(earlier);
+                return Err(refused);
+            }
+        }
+        unreported.mark(&mut pending);
+        let pending = unreported.pending.insert(pending);
+        self.space.harvest(pending)?;
+        let words = self.shown(pending)?.words().to_vec();
+        unreported.pending = None;
+        unreported.reported(span);
         Ok(words)
+    }
+
+    /// Flushes what was harvested, and waits until it can be copied.
+    fn shown<'p>(
+        &self,
+        pending: &'p mut Pending<Vec<u64>>,
+    ) -> Result<Shown<'p, Vec<u64>>, DirtyRefusal> {
+        let range = pending.span();
+        let shown = self.space.show(pending)?;
+        // An access that has marked its page may still be copying: it is over when the client reads the page.
+        let settled = self.iommu.settle();
+        settled.map_err(|waited| iommu::FlushError::Held { range, waited })?;
+        Ok(shown)
     }
 }
 

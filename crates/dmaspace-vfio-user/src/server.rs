@@ -526,7 +526,10 @@ impl Session<'_> {
             _ => {
                 let mut fields = exactly(data, 24)?;
                 let (iova, len, page) = (fields.u64(), fields.u64(), fields.u64());
-                let words = memory.written(iova, len, page)?;
+                let pending = memory.bitmap(iova, len, page)?;
+                // A reply without room would lose what it says.
+                room(argsz, 32 + 8 * len.div_ceil(page).div_ceil(64) as u32)?;
+                let words = memory.written(pending)?;
                 found.u64(iova).u64(len).u64(page);
                 words.iter().for_each(|word| {
                     found.u64(*word);

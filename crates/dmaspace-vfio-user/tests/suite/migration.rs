@@ -1,8 +1,10 @@
 //! Stop, copy and resume with a client that has them: QEMU's (11.1) has none.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use dmaspace_vfio_user::Limits;
+use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 
 use crate::client::*;
 use crate::engine::STORE;
@@ -138,6 +140,67 @@ fn what_one_client_has_tracked_is_not_tracked_for_the_next() {
     assert_eq!(next.ask(FEATURE, &report, &[]).0, EINVAL);
     assert!(bench.engine.refusal().contains("is not tracked"));
     drop(next);
+    bench.end();
+}
+
+/// Asks for a bit for each `page` bytes of `len` bytes from `iova` on.
+fn report(client: &mut Client, argsz: u32, [iova, len, page]: [u64; 3]) -> Result<Vec<u64>, u32> {
+    let ask = [words(&[argsz, 8 | GET]), longs(&[iova, len, page])].concat();
+    match client.ask(FEATURE, &ask, &[]) {
+        (0, reply) => {
+            let bits = reply[32..].chunks(8).map(|word| word.try_into().unwrap());
+            Ok(bits.map(u64::from_ne_bytes).collect())
+        }
+        (error, _) => Err(error),
+    }
+}
+
+#[test]
+fn a_refused_report_is_in_the_next_ones() {
+    let limits = Limits {
+        wait: Duration::from_millis(100),
+        ..Limits::default()
+    };
+    let bench = Bench::new(1, limits);
+    let file = memory_file(64 * PAGE);
+    let start = [words(&[64, 6 | SET]), longs(&[PAGE]), words(&[0, 0])].concat();
+    let mut client = bench.client();
+    assert_eq!(client.map(&file, 0, 0, 64 * PAGE), 0);
+    assert_eq!(client.ask(FEATURE, &start, &[]).0, 0);
+    // No room for the reply.
+    let all = [0, 64 * PAGE, PAGE];
+    assert!(client.dma(STORE, PAGE, 8));
+    assert_eq!(report(&mut client, 39, all), Err(EINVAL));
+    assert!(bench.engine.refusal().contains("39"));
+    assert_eq!(report(&mut client, 40, all), Ok(vec![1 << 1]));
+    // An access that does not end.
+    let (view, at) = (bench.memory.view(), GuestAddress(5 * PAGE));
+    let access = view.get_slices(at, 8, Permissions::Write).unwrap();
+    assert_eq!(report(&mut client, 64, all), Err(EINVAL));
+    bench.engine.refusal();
+    assert!(client.dma(STORE, 40 * PAGE, 8));
+    // Part of that is asked for while it goes on: nothing is lost of the rest.
+    let low = [0, 16 * PAGE, 4 * PAGE];
+    assert_eq!(report(&mut client, 64, low), Err(EINVAL));
+    bench.engine.refusal();
+    drop(access);
+    assert_eq!(report(&mut client, 64, low), Ok(vec![0b10]));
+    assert_eq!(report(&mut client, 64, all), Ok(vec![1 << 40]));
+    assert_eq!(report(&mut client, 64, all), Ok(vec![0]));
+    // Written to again, it is dirty again.
+    assert!(client.dma(STORE, 5 * PAGE, 8));
+    assert_eq!(report(&mut client, 64, all), Ok(vec![1 << 5]));
+    // Tracking that begins anew, or has ended, begins with nothing.
+    for again in [&start[..], &words(&[64, 7 | SET])] {
+        let access = view.get_slices(at, 8, Permissions::Write).unwrap();
+        assert_eq!(report(&mut client, 64, all), Err(EINVAL));
+        bench.engine.refusal();
+        drop(access);
+        assert_eq!(client.ask(FEATURE, again, &[]).0, 0);
+        assert_eq!(client.ask(FEATURE, &start, &[]).0, 0);
+        assert_eq!(report(&mut client, 64, all), Ok(vec![0]));
+    }
+    drop((view, client));
     bench.end();
 }
 
