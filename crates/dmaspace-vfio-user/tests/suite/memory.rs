@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use dmaspace_vfio_user::{Limits, MOST_ACCESS};
-use vm_memory::{Bytes as _, GuestAddress};
+use vm_memory::{Bytes as _, GuestAddress, GuestMemory as _, Permissions};
 
 use crate::client::*;
 use crate::engine::{FETCH, STORE};
@@ -76,6 +76,13 @@ fn a_map_for_reading_only_is_not_written_to() {
     assert!(client.dma(STORE, PAGE, 8));
     assert!(!client.dma(FETCH, PAGE, 8));
     assert!(bench.engine.fault().contains("read of 0x1000"));
+    // An access for both needs both.
+    let view = bench.memory.view();
+    for page in [0, PAGE] {
+        let both = view.get_slices(GuestAddress(page), 8, Permissions::ReadWrite);
+        assert!(both.is_err(), "{page:#x}");
+    }
+    drop(view);
     drop(client);
     bench.end();
 }
@@ -89,9 +96,11 @@ fn an_unmap_takes_all_maps_in_its_range_and_cuts_none() {
         assert_eq!(client.map(&file, page * PAGE, 2 * page * PAGE, PAGE), 0);
     }
     assert_eq!(client.map(&file, 32 * PAGE, 64 * PAGE, 4 * PAGE), 0);
-    // Half of the last one.
-    assert_eq!(client.unmap(0, 66 * PAGE), EINVAL);
-    assert!(bench.engine.refusal().contains("cuts the map"));
+    // Either half of the last one, and its middle.
+    for [first, pages] in [[0, 66], [66, 10], [65, 1]] {
+        assert_eq!(client.unmap(first * PAGE, pages * PAGE), EINVAL);
+        assert!(bench.engine.refusal().contains("cuts the map"));
+    }
     assert_eq!(bench.memory.counts().maps, 17);
     assert!(client.dma(FETCH, 65 * PAGE, 8));
     // Where nothing is, nothing happens.

@@ -189,11 +189,13 @@ fn intx_is_masked_when_it_is_raised_until_the_client_unmasks_it() {
     let (_, irqs) = client.ask(GET_IRQ_INFO, &words(&[16, 0, 0, 0]), &[]);
     assert_eq!(irqs, words(&[16, 7, 0, 1]));
     let event = event(0);
-    let mut set = |flags| {
+    let mut set_with = |flags, bools: &[u8]| {
         let fds = [event.as_fd()];
         let fds = if flags & EVENTFD == 0 { &[][..] } else { &fds };
-        client.ask(SET_IRQS, &words(&[20, flags, 0, 0, 1]), fds).0
+        let fixed = words(&[20 + bools.len() as u32, flags, 0, 0, 1]);
+        client.ask(SET_IRQS, &[&fixed, bools].concat(), fds).0
     };
+    let mut set = |flags| set_with(flags, &[]);
     assert_eq!(set(EVENTFD | TRIGGER), 0);
     for _ in 0..3 {
         assert!(bench.irqs.trigger(INTX, 0));
@@ -211,6 +213,20 @@ fn intx_is_masked_when_it_is_raised_until_the_client_unmasks_it() {
     assert_eq!(set(NONE | UNMASK), 0);
     assert_eq!(value(&event), 1);
     assert_eq!(set(EVENTFD | UNMASK), EINVAL);
+    // A 0 means none of them.
+    bench.irqs.trigger(INTX, 0);
+    for (bool, raised) in [(0, 0), (1, 1)] {
+        assert_eq!(set_with(BOOL | UNMASK, &[bool]), 0);
+        assert_eq!(value(&event), raised);
+    }
+    assert_eq!(set_with(BOOL | UNMASK, &[1]), 0);
+    for (bool, raised) in [(0, 1), (1, 0)] {
+        assert_eq!(set_with(BOOL | MASK, &[bool]), 0);
+        bench.irqs.trigger(INTX, 0);
+        assert_eq!(value(&event), raised);
+        bench.irqs.lower(INTX, 0);
+        assert_eq!(set_with(NONE | UNMASK, &[]), 0);
+    }
     drop(client);
     bench.end();
 }
