@@ -417,3 +417,22 @@ impl Backend for Balloon {
         self.lock().reset();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_hears_is_counted_beyond_a_bound() {
+        let balloon = Balloon::new(Settings::default(), 0).unwrap();
+        for more in [0, 1, 44] {
+            for _ in 0..MOST_EVENTS + more {
+                balloon.lock().device.monitor().tell(Event::Connected);
+            }
+            let mut told = vec![Event::Connected; MOST_EVENTS];
+            let events = more as u64;
+            told.extend((more > 0).then_some(Event::Lost { events }));
+            assert_eq!(balloon.heard().0, told);
+        }
+    }
+}

@@ -18,8 +18,8 @@ use super::*;
 /// `VHOST_USER_SET_MEM_TABLE`, `_SET_VRING_KICK`, `_CALL` and `_ERR`, `_SET_BACKEND_REQ_FD`.
 const GET_FEATURES: u32 = 1;
 const MEM_TABLE: u32 = 5;
-const KICK: u32 = 12;
-const CALL: u32 = 13;
+pub(super) const KICK: u32 = 12;
+pub(super) const CALL: u32 = 13;
 const ERR: u32 = 14;
 const REQ_FD: u32 = 21;
 /// `VIRTIO_RING_F_EVENT_IDX`.
@@ -32,7 +32,7 @@ fn message(request: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn queue(queue: usize) -> Vec<u8> {
+pub(super) fn queue(queue: usize) -> Vec<u8> {
     (queue as u64).to_ne_bytes().to_vec()
 }
 
@@ -77,7 +77,7 @@ fn lingering() -> (OwnedFd, TcpStream) {
 
 impl Monitor {
     /// Sends a message with a file, and waits until it is taken.
-    fn give(&mut self, request: u32, payload: &[u8], file: impl AsFd) {
+    pub(super) fn give(&mut self, request: u32, payload: &[u8], file: impl AsFd) {
         send(&self.socket, &message(request, payload), &[file.as_fd()]);
         self.front.get_features().unwrap();
     }

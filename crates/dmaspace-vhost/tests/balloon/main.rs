@@ -68,12 +68,17 @@ impl Operator for Channels {
 
 impl Running {
     fn start(target: u64) -> Self {
+        Self::start_asking(target, None)
+    }
+
+    /// Asks for statistics so often.
+    fn start_asking(target: u64, stats: Option<Duration>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("socket");
         let job = BalloonJob {
             socket: socket.clone(),
             target,
-            stats: None,
+            stats,
             bulk: None,
             reporting: true,
         };
@@ -156,32 +161,27 @@ impl Monitor {
         wanted: u64,
         poison: Option<u32>,
     ) -> Self {
+        let socket = UnixStream::connect(socket).unwrap();
+        Self::over(socket, file, bases, wanted, poison)
+    }
+
+    /// The same over a connection.
+    fn over(
+        socket: UnixStream,
+        file: &File,
+        bases: &[u16],
+        wanted: u64,
+        poison: Option<u32>,
+    ) -> Self {
         let begin = file.metadata().unwrap().len() - BYTES as u64;
         let place = FileOffset::new(file.try_clone().unwrap(), begin);
         let ranges = [(GuestAddress(BASE), BYTES, Some(place))];
         let memory = GuestMemoryMmap::from_ranges_with_files(ranges).unwrap();
-        let socket = UnixStream::connect(socket).unwrap();
-        let ours = socket.try_clone().unwrap();
-        let mut front = Frontend::from_stream(ours, bases.len() as u64);
-        front.set_owner().unwrap();
-        let features = front.get_features().unwrap();
-        assert_eq!(features & wanted, wanted);
-        let protocol = VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::BACKEND_REQ
-            | VhostUserProtocolFeatures::CONFIG;
-        assert!(front.get_protocol_features().unwrap().contains(protocol));
-        front.set_protocol_features(protocol).unwrap();
-        front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-        let (channel, theirs) = UnixStream::pair().unwrap();
-        channel.set_read_timeout(Some(PATIENCE)).unwrap();
-        front.set_backend_request_fd(&theirs).unwrap();
-        front.set_features(wanted).unwrap();
+        let (mut front, channel) = Self::agree(&socket, bases.len() as u64, wanted);
         if let Some(poison) = poison {
             set_poison(&mut front, poison);
         }
-        let region = memory.iter().next().unwrap();
-        let info = VhostUserMemoryRegionInfo::from_guest_region(region).unwrap();
-        front.set_mem_table(&[info]).unwrap();
+        Self::share(&front, &memory);
         let host = |address| memory.get_host_address(GuestAddress(address)).unwrap() as u64;
         let (mut kicks, mut calls) = (Vec::new(), Vec::new());
         for (queue, base) in bases.iter().copied().enumerate() {
@@ -214,6 +214,32 @@ impl Monitor {
             kicks,
             calls,
         }
+    }
+
+    /// Agrees on features, and gives the channel on which the back end tells of changes.
+    fn agree(socket: &UnixStream, queues: u64, wanted: u64) -> (Frontend, UnixStream) {
+        let mut front = Frontend::from_stream(socket.try_clone().unwrap(), queues);
+        front.set_owner().unwrap();
+        let features = front.get_features().unwrap();
+        assert_eq!(features & wanted, wanted);
+        let protocol = VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::CONFIG;
+        assert!(front.get_protocol_features().unwrap().contains(protocol));
+        front.set_protocol_features(protocol).unwrap();
+        front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        let (channel, theirs) = UnixStream::pair().unwrap();
+        channel.set_read_timeout(Some(PATIENCE)).unwrap();
+        front.set_backend_request_fd(&theirs).unwrap();
+        front.set_features(wanted).unwrap();
+        (front, channel)
+    }
+
+    /// Shares this memory.
+    fn share(front: &Frontend, memory: &GuestMemoryMmap) {
+        let region = memory.iter().next().unwrap();
+        let info = VhostUserMemoryRegionInfo::from_guest_region(region).unwrap();
+        front.set_mem_table(&[info]).unwrap();
     }
 
     /// Makes `bytes` available in `queue` as message number `nth`.
@@ -372,6 +398,41 @@ fn a_buffer_for_statistics_outlasts_a_front_end() {
     running.wait(|event| said(event) == Some(2));
     drop(monitor);
     assert_eq!(running.end().refused, 0);
+}
+
+#[test]
+fn statistics_are_asked_for_as_often_as_the_job_says() {
+    let running = Running::start_asking(0, Some(Duration::from_millis(1)));
+    let monitor = Monitor::connect(&running.socket, &guest(), [0; 3]);
+    for nth in 0..3 {
+        monitor.send(STATS, nth, &[0; 10]);
+        monitor.used(STATS, nth + 1);
+    }
+    drop(monitor);
+    assert_eq!(running.end().refused, 0);
+}
+
+#[test]
+fn a_front_end_is_told_of_changes_only_once_it_has_given_its_own_memory() {
+    let mut running = Running::start(0);
+    drop(Monitor::connect(&running.socket, &guest(), [0; 3]));
+    running.wait(|event| matches!(event, Event::Disconnected { .. }));
+    let socket = UnixStream::connect(&running.socket).unwrap();
+    let (front, mut channel) = Monitor::agree(&socket, 3, FEATURES);
+    // Told after the message would have been.
+    running.commands.send(Command::Target(1 << 20)).unwrap();
+    running.wait(|event| matches!(event, Event::Balloon(report) if report.target_bytes == 1 << 20));
+    channel.set_nonblocking(true).unwrap();
+    let early = channel.read(&mut [0; 12]).unwrap_err();
+    assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock);
+    channel.set_nonblocking(false).unwrap();
+    let place = FileOffset::new(guest(), OFFSET);
+    let ranges = [(GuestAddress(BASE), BYTES, Some(place))];
+    let memory = GuestMemoryMmap::from_ranges_with_files(ranges).unwrap();
+    Monitor::share(&front, &memory);
+    channel.read_exact(&mut [0; 12]).unwrap();
+    drop((front, socket));
+    running.end();
 }
 
 #[test]

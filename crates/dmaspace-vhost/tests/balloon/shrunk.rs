@@ -1,7 +1,15 @@
 //! A front end that makes its memory file shorter while the balloon has it mapped.
 
-use hostmem::ShrinkWatch;
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
+use dmaspace_vhost::{Backend, Link, Memory, Vring};
+use hostmem::ShrinkWatch;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use vm_memory::GuestAddressSpace as _;
+
+use super::events::{CALL, KICK, queue};
 use super::*;
 
 /// A message that waits in the ring behind one that went in, and of which the balloon was not told.
@@ -63,4 +71,93 @@ fn a_front_end_that_shrinks_its_memory_ends_by_name_and_the_next_one_is_served()
 /// The guest's memory, as it is shown.
 fn runs_span() -> String {
     runs::Span::<runs::GuestAddr>::new(BASE, BYTES as u64).to_string()
+}
+
+const NOW: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// A device that looks at the guest's memory when it is told of a kick, and counts how often it found nothing.
+#[derive(Default)]
+struct Looks {
+    memory: Mutex<Option<Memory>>,
+    gone: AtomicU32,
+    woken: AtomicU32,
+}
+
+impl Backend for Looks {
+    const QUEUES: u16 = 1;
+
+    fn features(&self) -> u64 {
+        1 << 32
+    }
+
+    fn negotiated(&self, _features: u64) {}
+
+    fn read_config(&self, _offset: u32, _size: u32) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn write_config(&self, _offset: u32, _bytes: &[u8]) {}
+
+    fn memory(&self, memory: &Memory) -> std::io::Result<()> {
+        *self.memory.lock().unwrap() = Some(memory.clone());
+        Ok(())
+    }
+
+    fn kicked(&self, _queue: u16, _vrings: &[Vring]) {
+        let memory = self.memory.lock().unwrap().clone().unwrap().memory();
+        if memory.read_obj::<u64>(GuestAddress(PAGES)).unwrap() == 0 {
+            self.gone.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn woken(&self, _vrings: &[Vring]) {
+        self.woken.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn stopped(&self, _queue: u16) {}
+
+    fn reset(&self) {}
+}
+
+#[test]
+fn a_device_is_told_of_nothing_once_memory_was_found_to_be_gone() {
+    ShrinkWatch::install().unwrap();
+    let (theirs, front) = UnixStream::pair().unwrap();
+    let device = Arc::new(Looks::default());
+    let link = Link::new(front, device.clone()).unwrap();
+    let file = guest();
+    file.write_all_at(&[1; 8], OFFSET + PAGES - BASE).unwrap();
+    let mut monitor = Monitor::over(theirs, &file, &[0], 1 << 32 | 1 << 30, None);
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    monitor.front.get_vring_base(0).unwrap();
+    monitor.give(CALL, &queue(0), &event);
+    monitor.give(KICK, &queue(0), &event);
+    file.set_len(OFFSET).unwrap();
+    let kick = || {
+        rustix::io::write(&event, &1_u64.to_ne_bytes()).unwrap();
+        // It is taken before the device is told.
+        let deadline = Instant::now() + PATIENCE;
+        let raised = || poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&NOW)) != Ok(0);
+        while raised() {
+            assert!(Instant::now() < deadline, "the kick is not taken");
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    kick();
+    let deadline = Instant::now() + PATIENCE;
+    let told = || [&device.gone, &device.woken].map(|count| count.load(Ordering::Relaxed));
+    while told() != [1, 0] {
+        assert!(Instant::now() < deadline, "{:?}", told());
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(link.lost().is_some());
+    link.wake();
+    kick();
+    kick();
+    // Waits for the thread that tells it.
+    link.close();
+    assert_eq!(told(), [1, 0]);
 }
