@@ -389,6 +389,49 @@ fn what_was_copied_is_copied_again_when_an_unmap_stops_half_way() {
 }
 
 #[test]
+fn pages_that_others_have_copied_are_charged_once_more_when_they_are_mapped_anew() {
+    // An unmap that stops half way, and a cut that fails after the first call.
+    for cut in [false, true] {
+        let world = World::new(Plain::<true>::PROFILE);
+        let shares: Arc<Shares> = Arc::default();
+        let ledger = Ledger::new("user->locked_vm", Some(GIB), 0);
+        let space = || Ioas::over_kernel(Kernel::new(Plain::<true>::new(&world, &shares), None));
+        let (first, second) = (space(), space());
+        let (address, file) = (None, Some(File::open("/dev/null").unwrap()));
+        let len = GIB;
+        let memory = Memory::new(Arc::new(Fake { len, address, file }), &ledger);
+        for space in [&first, &second] {
+            space.attach(Arc::<Device>::default()).unwrap();
+            let part = Span::new(0, 4 * MIB);
+            let mapped = space.map(GIB, &memory, part, Prot::RW, &mut ());
+            mapped.unwrap();
+        }
+        let part = Span::new(4 * MIB, MIB);
+        let mapped = first.map(4 * GIB, &memory, part, Prot::RW, &mut ());
+        mapped.unwrap();
+        let charged = || (ledger.in_use(), world.lock().unwrap().locked());
+        assert_eq!(charged(), (5 * MIB, 5 * MIB));
+        if cut {
+            world.lock().unwrap().fail.insert(1);
+            let part = Span::new(GIB + MIB, MIB);
+            let refused = first.unmap_cutting(part, Interruption::Allowed, &mut ());
+            refused.unwrap_err();
+        } else {
+            let held = Span::new(4 * GIB, PAGE);
+            world.lock().unwrap().held.push(held);
+            first.unmap_all(&mut ()).unwrap_err();
+            world.lock().unwrap().held.clear();
+        }
+        // The copy keeps the pages that it has.
+        assert_eq!(charged(), (9 * MIB, 9 * MIB), "{cut}");
+        for space in [first, second] {
+            space.close().unwrap();
+        }
+        assert_eq!(charged(), (0, 0));
+    }
+}
+
+#[test]
 fn two_containers_charge_twice() {
     let world = World::new(Plain::<false>::PROFILE);
     let ledger = Ledger::new("mm->locked_vm", Some(3 * MIB), 0);
