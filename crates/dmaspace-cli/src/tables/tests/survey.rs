@@ -165,10 +165,11 @@ fn tables_that_larger_leaves_would_replace_are_counted_and_drawn_in_one_line() {
             "3: [0] 16384 x 4096 to 0x180000000 rw-",
         ]
     );
-    // With other permissions the second table's leaves are another run.
+    // Leaves with other permissions are another run, in a table of their own or in the same one.
     let maps = [
         (GIB, 6 * GIB, 2 * MIB, Prot::RW),
-        (GIB + 2 * MIB, 6 * GIB + 2 * MIB, 2 * MIB, Prot::READ),
+        (GIB + 2 * MIB, 6 * GIB + 2 * MIB, MIB, Prot::READ),
+        (GIB + 3 * MIB, 6 * GIB + 3 * MIB, MIB, Prot::RW),
     ];
     let (image, _) = image_with("vtd-ss", 4096, &maps);
     let found = survey(&Tables::of_image(parsed(&image)), Limits::default());
@@ -179,7 +180,8 @@ fn tables_that_larger_leaves_would_replace_are_counted_and_drawn_in_one_line() {
             "2: [0] 1 tables of level 0",
             "3: [0] 512 x 4096 to 0x180000000 rw-",
             "2: [1] 1 tables of level 0",
-            "3: [0] 512 x 4096 to 0x180200000 r--",
+            "3: [0] 256 x 4096 to 0x180200000 r--",
+            "3: [256] 256 x 4096 to 0x180300000 rw-",
         ]
     );
     // Misaligned memory can have no larger leaf.
