@@ -16,10 +16,9 @@ pub(crate) fn run(repository: &Repository) -> anyhow::Result<()> {
     let names = names(repository)?;
     ensure!(!names.is_empty(), "{PACKAGE} has no examples");
     let programs = Programs::build(repository)?;
+    let path = programs.path_of_qemu(repository)?;
     for name in names {
-        let mut example = programs.example(&name, repository);
-        programs.with_qemu(&mut example, repository)?;
-        cargo::run(&mut example)?;
+        cargo::run(programs.example(&name, repository).env("PATH", &path))?;
     }
     Ok(())
 }

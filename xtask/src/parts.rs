@@ -201,8 +201,8 @@ fn rig_tests(repository: &Repository) -> anyhow::Result<Outcome> {
         command
     };
     properties::settle(&mut command, runner::in_ci());
-    Programs::build(repository)?.with_qemu(&mut command, repository)?;
-    cargo::run(&mut command)?;
+    let path = Programs::build(repository)?.path_of_qemu(repository)?;
+    cargo::run(command.env("PATH", path))?;
     // Left out loudly by the part `tests` where there is no strace.
     let mut command = suites(repository);
     command.args(["--test", "faults", "some_of_all_system_calls"]);

@@ -3,7 +3,7 @@
 //! Without optimization and with every feature, as the tests are: the libraries are compiled for them already.
 //! What is measured, and what does the same millions of times, is built with `--release` where it is started.
 
-use std::{env, process::Command};
+use std::{env, ffi::OsString, process::Command};
 
 use cargo_metadata::camino::Utf8PathBuf;
 use clap::Args;
@@ -52,12 +52,8 @@ impl Programs {
         })
     }
 
-    /// Has `command` find QEMU 11 before the distribution's, and fetches it unless it is there.
-    pub(crate) fn with_qemu(
-        &self,
-        command: &mut Command,
-        repository: &Repository,
-    ) -> anyhow::Result<()> {
+    /// A `PATH` with QEMU 11 before the distribution's. It is fetched unless it is there.
+    pub(crate) fn path_of_qemu(&self, repository: &Repository) -> anyhow::Result<OsString> {
         let work = repository.metadata.target_directory.join("conformance");
         let mut fetch = self.command("dmaspace-conformance", repository);
         cargo::run(fetch.args(["--work", work.as_str(), "qemu"]))?;
@@ -66,8 +62,7 @@ impl Programs {
             path.push(":");
             path.push(others);
         }
-        command.env("PATH", path);
-        Ok(())
+        Ok(path)
     }
 
     /// Where the program `name` is.
