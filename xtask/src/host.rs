@@ -18,11 +18,6 @@ pub(crate) enum Need {
     Subcommand(&'static str, &'static str),
 }
 
-/// A package, for people.
-pub(crate) const fn described(package: &str) -> &str {
-    package
-}
-
 /// The machine, as a seam: tests put another one in its place.
 pub(crate) trait Host {
     /// Which of these packages are not installed.

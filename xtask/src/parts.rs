@@ -87,9 +87,11 @@ const fn part(
 const FMT: Need = Need::Subcommand("fmt", "rustup component add rustfmt");
 const CLIPPY: Need = Need::Subcommand("clippy", "rustup component add clippy");
 
-/// For the tests of system calls that fail, for libvirt's schema, and for fetching the emulator.
+/// For the tests of system calls that fail, for libvirt's schema, for fetching the emulator, and for the distribution's
+/// own, whose process `inspect` looks at.
 const RIG_TESTS: &[Need] = &[
     Need::Package("debian-archive-keyring"),
+    Need::Package("qemu-system-x86"),
     Need::Package("strace"),
     Need::Package("libxml2-utils"),
     Need::Package("libvirt0"),

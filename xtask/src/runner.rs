@@ -15,7 +15,7 @@ use clap::Args;
 
 use crate::{
     cargo::Repository,
-    host::{Host, Need, described},
+    host::{Host, Need},
     parts::{Group, Outcome, Part},
 };
 
@@ -205,7 +205,7 @@ pub(crate) fn lacking(name: &str, parts: &[Part], host: &mut dyn Host) -> Option
 }
 
 fn list(packages: impl Iterator<Item = &'static str>) -> String {
-    packages.map(described).collect::<Vec<_>>().join(" ")
+    packages.collect::<Vec<_>>().join(" ")
 }
 
 fn packages(part: &Part) -> impl Iterator<Item = &'static str> {
