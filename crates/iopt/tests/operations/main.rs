@@ -29,4 +29,5 @@ mod narrow;
 mod planned;
 mod protect;
 mod regressions;
+mod sizes;
 mod threads;

@@ -210,15 +210,25 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if extent.merges {
             return;
         }
-        let slot = 1u64 << F::shift(level);
-        for (cell, nth) in cells.iter().zip(0..) {
-            layout.with_cursor(extent, nth * slot, |mut cursor| {
-                if self.goes_below(level, &cursor) {
-                    cursor.end_after(slot);
-                    let state = state | late;
-                    self.link_lower((level, cell), cursor, extent.bits, state, work);
+        // Leaves are where `write_leaves` has put them: some span several entries.
+        let own = F::shift(level);
+        let (mut rest, mut skip) = (cells, 0);
+        while let [cell, ..] = rest {
+            let room = (rest.len() as u64) << own;
+            let log2 = layout.with_cursor(extent, skip, |mut cursor| {
+                match self.leaves_here(level, &cursor, room) {
+                    Some((log2, _)) => log2,
+                    None if level == 0 => own,
+                    None => {
+                        cursor.end_after(1 << own);
+                        let state = state | late;
+                        self.link_lower((level, cell), cursor, extent.bits, state, work);
+                        own
+                    }
                 }
             });
+            skip += 1 << log2;
+            rest = rest.get(1 << (log2 - own)..).unwrap_or_default();
         }
     }
 
@@ -265,14 +275,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             cursor.skip(1 << log2);
         }
         late
-    }
-
-    /// True when the entry that `cursor` is at becomes a table.
-    fn goes_below(&self, level: usize, cursor: &Cursor<'_>) -> bool {
-        level > 0
-            && self
-                .leaves_here(level, cursor, 1 << F::shift(level))
-                .is_none()
     }
 
     /// Fills a table with the leaves that `cursor` is at, and puts it in the place of the leaf in
