@@ -70,7 +70,7 @@ mod tests {
         );
         kept.reported(Span::new(2 * 4096, 3 * 4096));
         assert_eq!(kept.runs, [page(1), Span::new(5 * 4096, 4 * 4096)]);
-        // What comes with a span replaces what was known of it.
+        // News of a span replace all that was known of it.
         kept.flushed(Span::new(5 * 4096, 1 << 20), [page(6)].into_iter());
         assert_eq!(kept.runs, [page(1), page(6)]);
         let all = Span::new(0, 1 << 40);

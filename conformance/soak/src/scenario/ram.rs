@@ -314,7 +314,7 @@ impl MemoryObject for Ram {
             faults: Arc::clone(&self.faults),
             physical: Arc::clone(&self.physical),
         };
-        // Dropping it takes back what was told.
+        // A drop takes the frames back.
         pin.tell().map_err(PinFailed::Refused)?;
         Ok(Box::new(pin))
     }

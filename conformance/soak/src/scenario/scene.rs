@@ -232,7 +232,7 @@ impl Scene {
     }
 }
 
-/// What a thread that plays devices does until it is to stop.
+/// Work of a thread that plays devices, until it is to stop.
 pub(crate) type Play = Box<dyn FnOnce(&Scene) + Send>;
 
 /// The threads that play devices. Dropped, they stop.

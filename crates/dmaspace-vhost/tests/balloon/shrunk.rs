@@ -138,7 +138,7 @@ fn a_device_is_told_of_nothing_once_memory_was_found_to_be_gone() {
     file.set_len(OFFSET).unwrap();
     let kick = || {
         rustix::io::write(&event, &1_u64.to_ne_bytes()).unwrap();
-        // It is taken before the device is told.
+        // The kick is taken before the device hears of it.
         let deadline = Instant::now() + PATIENCE;
         let raised = || poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&NOW)) != Ok(0);
         while raised() {

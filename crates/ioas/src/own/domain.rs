@@ -185,12 +185,9 @@ impl Domain {
         self.join(&mut gathers.left, fresh);
     }
 
-    /// True when something is left for a later flush, or one is under way that has units take a new root: until it
-    /// is over they may walk the table before, in which nothing is mapped any more.
+    /// True when something is left for a later flush.
     pub(crate) fn waits(&self) -> bool {
-        let gathers = &*self.gathers.lock();
-        let under_way = gathers.under_way.as_deref();
-        !gathers.left.is_empty() || under_way.is_some_and(|what| what.new_root().is_some())
+        !self.gathers.lock().left.is_empty()
     }
 
     /// True when something must be flushed before `range` is mapped.
@@ -204,7 +201,6 @@ impl Domain {
             .chain([left])
             .any(|what| {
                 what.tables_unlinked()
-                    || what.new_root().is_some()
                     || what.ranges().iter().any(|waiting| waiting.overlaps(&range))
             })
     }
