@@ -8,7 +8,9 @@
 use std::error::Error;
 
 use iommu::{AmdVi, DomainId, Unit, amdvi};
-use iopt::{Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, format::AmdV1};
+use iopt::{
+    Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, TableOps as _, format::AmdV1,
+};
 use machine::{DEVICE, Machine, PC};
 use runs::Span;
 

@@ -9,7 +9,9 @@
 use std::error::Error;
 
 use iommu::{DomainId, RiscvIommu, Unit, riscv};
-use iopt::{Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, format::RiscV};
+use iopt::{
+    Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, TableOps as _, format::RiscV,
+};
 use machine::{DEVICE, Machine, RISCV};
 use runs::Span;
 

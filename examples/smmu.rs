@@ -15,7 +15,7 @@ use std::{
 
 use iommu::{DeviceId, DomainId, Registers, Smmu, Unit, smmu};
 use iopt::walk::{Access, Walker};
-use iopt::{Gather, HeapTables, NoRuns, Prot, Table, TableMemory};
+use iopt::{Gather, HeapTables, NoRuns, Prot, Table, TableMemory, TableOps as _};
 use iopt::{format::ArmStage1, format::K4};
 use runs::Span;
 

@@ -8,7 +8,7 @@
 use std::error::Error;
 
 use iommu::{DomainId, SmmuV3, Unit, smmuv3};
-use iopt::{Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory};
+use iopt::{Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, TableOps as _};
 use iopt::{format::ArmStage1, format::K4};
 use machine::{ARM, DEVICE, Machine};
 use runs::Span;

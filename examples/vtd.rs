@@ -8,7 +8,9 @@
 use std::error::Error;
 
 use iommu::{DomainId, Unit, Vtd, vtd};
-use iopt::{Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, format::VtdSs};
+use iopt::{
+    Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, TableOps as _, format::VtdSs,
+};
 use machine::{DEVICE, Machine, PC};
 use runs::Span;
 

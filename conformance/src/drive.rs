@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, bail, ensure};
 use iopt::format::Above;
-use iopt::{Format, Gather, NoRuns, Prot, Table, TableMapError, TableUnmapError};
+use iopt::{Format, Gather, NoRuns, Prot, Table, TableMapError, TableOps as _, TableUnmapError};
 use runs::{Iova, Pa, PageSizes, Span};
 
 use crate::compare::{Counts, compare};

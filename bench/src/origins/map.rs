@@ -349,7 +349,10 @@ impl Space {
             for at in (page..bracket.size).step_by(page as usize) {
                 let call = black_box(Span::<Iova>::new(start + at, page));
                 if unmaps {
-                    table.unmap(call, &mut gather, &mut NoRuns).ok()?;
+                    table
+                        .owning(call)
+                        .unmap(call, &mut gather, &mut NoRuns)
+                        .ok()?;
                 } else {
                     let run = black_box(Span::<Pa>::new(RAM.start + part.start + at, page));
                     table.map(call.start, &[run], Prot::RW).ok()?;

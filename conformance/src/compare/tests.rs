@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use iopt::format::{AmdV1, VtdSs, X86_64};
-use iopt::{HeapTables, Prot, Table};
+use iopt::{HeapTables, Prot, Table, TableOps as _};
 use runs::Span;
 
 use super::*;

@@ -5,6 +5,7 @@
 
 mod common;
 
+use iopt::TableOps as _;
 use std::convert::Infallible;
 use std::fs;
 use std::path::PathBuf;

@@ -14,7 +14,7 @@ use hostmem::{Backing, Mapping, MappingError};
 use ioas::{HostTables, MappedStorage};
 use iopt::format::VtdSs;
 use iopt::walk::{Access, Walker};
-use iopt::{Cell, FormatId, Gather, NoRuns, Prot, Root, Table, Takeover};
+use iopt::{Cell, FormatId, Gather, NoRuns, Prot, Root, Table, TableOps as _, Takeover};
 use runs::{PageSizes, Span};
 
 const BYTES: u64 = 1 << 20;

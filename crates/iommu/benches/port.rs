@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use iommu::{DeviceId, DomainId, RunMap, SoftwareUnit, Unit};
 use iopt::format::VtdSs;
-use iopt::{HeapTables, Prot, Table};
+use iopt::{HeapTables, Prot, Table, TableOps as _};
 use runs::{PageSizes, Span};
 
 const PAGES: u64 = 4096;

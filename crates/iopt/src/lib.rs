@@ -9,8 +9,7 @@
 //! bytes that an IOMMU reads. It is filled and emptied by **runs**: one descent per leaf table,
 //! the largest leaves that fit, all or nothing.
 //!
-//! * [`Table`], [`SharedTable`] for many threads, [`MapPages`] for drivers' narrow calls, and the
-//!   protocol of their operations: [`engine`];
+//! * [`Table`], its operations [`TableOps`], [`SharedTable`] for many threads, and their protocol: [`engine`];
 //! * what an entry looks like: [`format`](mod@format), one file a format, each citing its
 //!   specification;
 //! * where tables lie: the seam [`TableMemory`] and the [`Arena`];
@@ -68,14 +67,16 @@ pub mod walk;
 mod wide;
 
 #[cfg(feature = "alloc")]
-pub use any::{AnyAdopted, AnyCell, AnyMemory, AnyOwner, AnyPlanned, AnyTable, ErasableMemory};
+pub use any::{
+    AnyAdopted, AnyCell, AnyMemory, AnyOps, AnyOwner, AnyPlanned, AnyTable, ErasableMemory,
+};
 pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 #[cfg(feature = "alloc")]
 pub use arena::{HeapArena, HeapStorage, HeapTables};
 pub use cell::{Cell, Series};
 pub use engine::{
-    Damage, DamageKind, Inside, Interruption, Leaf, Leaves, MapPages, NoRuns, Nodes, Planned,
-    Progress, RunSink, SharedTable, Table, Wants, WithDirty,
+    Bound, Damage, DamageKind, Inside, Interruption, Leaf, Leaves, NoRuns, Nodes, Planned,
+    Progress, RunSink, SharedTable, Table, TableOps, Wants, WithDirty,
 };
 pub use error::{
     BrokenMemory, BuildError, DirtyError, NoTables, PageSizeError, ProtectError, RangeError,

@@ -181,14 +181,14 @@ pub trait TableMemory {
 /// Bytes of a table in most formats.
 pub const TABLE_BYTES: u64 = 4096;
 
-/// What the engine notes about one table, beside the hardware's page. Nothing of it changes while the
-/// table is linked.
+/// Notes of the engine about one table, beside the hardware's page.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Meta<Link, Count> {
     /// The next table while this one is in a chain.
     pub(crate) next: Link,
-    /// What an operation that holds the table aside notes about it.
+    /// Of a table in a chain, a note of the operation that holds it. Of a linked one, the entry that was in use when the
+    /// table was last looked at whole: a hint.
     pub(crate) note: Count,
 }
 

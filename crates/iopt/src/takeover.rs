@@ -356,6 +356,7 @@ impl<F: Format> Adopted<F> {
             dirty: M::Link::default(),
             keeps_empty: false,
             has_empty: false,
+            shared: false,
             sizes: self.sizes,
             tables,
             broken: M::Link::default(),

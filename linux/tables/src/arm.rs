@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_void};
 
 use iopt::format::{ArmOptions, ArmStage1, ArmStage2, Granule, K4, K16, K64Lpa};
-use iopt::{BuildError, Gather};
+use iopt::{BuildError, Gather, TableOps as _};
 use runs::{Iova, Span};
 
 use crate::{
@@ -111,7 +111,7 @@ unsafe extern "C" fn map<F: Coded, const FLUSHED: u64>(
     let Ok(table) = (unsafe { table::<F, FLUSHED>(call) }) else {
         return -EINVAL;
     };
-    let inside = table.unguarded();
+    let mut inside = table.unguarded();
     let large = call.sizes >> F::shift(0) > 1;
     if large && !given_back && inside.may_have_empty_tables(Span::new(iova, len)) {
         return -EAGAIN;

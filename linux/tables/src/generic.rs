@@ -6,7 +6,7 @@ use core::ffi::{c_int, c_void};
 use iopt::format::RiscV;
 #[cfg(target_arch = "x86_64")]
 use iopt::format::{AmdV1, VtdSs, X86_64};
-use iopt::{BuildError, Format, Gather};
+use iopt::{BuildError, Format, Gather, TableOps as _};
 #[cfg(planted)]
 use iopt::{Cell as _, Chain, TableMemory};
 use runs::{Iova, Pa, Span};
@@ -71,7 +71,7 @@ unsafe fn map<F: Coded, const FLUSHED: u64>(
     let Ok(table) = (unsafe { table::<F, FLUSHED>(call) }) else {
         return -EINVAL;
     };
-    let inside = table.unguarded();
+    let mut inside = table.unguarded();
     // Where a large leaf fits, an empty table may be in its place.
     let mapped = if run.len >> F::shift(1) == 0 {
         inside.map_leaves(iova, &[run], call.bits | F::PRESENT)

@@ -32,7 +32,7 @@ use core::sync::atomic::AtomicU64;
 
 use iopt::{
     AtomicMeta, BuildError, Cell as _, Chain, DirtyError, Format, Gather, NoRuns, NoTables,
-    Reserve, Table, TableMapError, TableMemory, TableUnmapError,
+    Reserve, Table, TableMapError, TableMemory, TableOps as _, TableUnmapError,
 };
 use runs::{Iova, PageSizes, Span};
 

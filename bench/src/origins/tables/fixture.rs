@@ -4,7 +4,8 @@ use std::convert::Infallible;
 use std::hint::black_box;
 
 use iopt::{
-    ArenaError, Cell, Format, Gather, Interruption, Invalidation, Pending, Prot, Table, TableMemory,
+    ArenaError, Cell, Format, Gather, Interruption, Invalidation, Pending, Prot, Table,
+    TableMemory, TableOps as _,
 };
 use runs::{Iova, PageSizes, Run, Span};
 

@@ -1,4 +1,4 @@
-//! What both forms do by calls of the same names. A macro, since the tables have no trait in common.
+//! Operations by either way to a table.
 
 use std::convert::Infallible;
 use std::hint::black_box;
@@ -12,17 +12,20 @@ pub(super) fn flush(what: &Invalidation) -> Result<(), Infallible> {
     Ok(())
 }
 
+/// The operations of `$ops`, which leads to those of the table `$table`.
 macro_rules! alike {
-    () => {
+    ($table:ident => $ops:expr) => {
         #[inline]
         fn map(&mut self, iova: u64, runs: &[Span<Pa>]) -> bool {
-            self.0.map(iova, runs, Prot::RW).is_ok()
+            let $table = &mut self.0;
+            $ops.map(iova, runs, Prot::RW).is_ok()
         }
 
         #[inline]
         fn unmap<S: iopt::RunSink>(&mut self, range: Span<Iova>, mut sink: S) -> bool {
             let mut gather = iopt::Gather::new();
-            let removed = self.0.unmap(range, &mut gather, &mut sink);
+            let $table = &mut self.0;
+            let removed = $ops.unmap(range, &mut gather, &mut sink);
             let Ok(flushed) = gather.flush_with(flush);
             self.0.reclaim(flushed);
             removed.is_ok()
@@ -31,36 +34,65 @@ macro_rules! alike {
         #[inline]
         fn clear(&mut self, range: Span<Iova>) -> bool {
             let mut gather = iopt::Gather::new();
-            let removed = self.0.clear(range, &mut gather);
+            let $table = &mut self.0;
+            let removed = $ops.clear(range, &mut gather);
             let Ok(flushed) = gather.flush_with(flush);
             self.0.reclaim(flushed);
             removed.is_ok()
         }
 
         #[inline]
+        fn map_each(&mut self, ranges: &[Span<Iova>], runs: &[Span<Pa>]) -> bool {
+            let $table = &mut self.0;
+            #[allow(unused_mut, reason = "one of the ways is a reference")]
+            let (mut ops, mut well) = ($ops, true);
+            for range in ranges {
+                well &= ops.map(range.start, black_box(runs), Prot::RW).is_ok();
+            }
+            well
+        }
+
+        #[inline]
+        fn unmap_each<S: iopt::RunSink>(&mut self, ranges: &[Span<Iova>], mut sink: S) -> bool {
+            let mut gather = iopt::Gather::new();
+            let mut well = true;
+            {
+                let $table = &mut self.0;
+                #[allow(unused_mut, reason = "one of the ways is a reference")]
+                let mut ops = $ops;
+                for range in ranges {
+                    well &= ops.unmap(*range, &mut gather, &mut sink).is_ok();
+                }
+            }
+            let Ok(flushed) = gather.flush_with(flush);
+            self.0.reclaim(flushed);
+            well
+        }
+
+        #[inline]
         fn translate(&self, iova: u64) -> Option<u64> {
-            self.0.translate(iova)
+            let $table = &self.0;
+            $ops.translate(iova)
         }
 
         fn harvest(&mut self, range: Span<Iova>, pending: &mut iopt::Pending<Vec<u64>>) -> bool {
-            let harvested = self.0.harvest(range, pending).is_ok();
+            let $table = &mut self.0;
+            let harvested = $ops.harvest(range, pending).is_ok();
             let Ok(shown) = pending.flush_with(flush);
             shown.acknowledge();
             harvested
         }
 
         fn set_dirty(&mut self, range: Span<Iova>) -> bool {
-            self.0
-                .set_dirty(range)
-                .is_ok_and(|bytes| bytes == range.len)
+            let $table = &mut self.0;
+            $ops.set_dirty(range).is_ok_and(|bytes| bytes == range.len)
         }
 
         fn split(&mut self, range: Span<Iova>, size: u64) -> bool {
             let mut gather = iopt::Gather::new();
-            let done = self
-                .0
-                .split(range, size, iopt::Interruption::Allowed, &mut gather, flush)
-                .is_ok();
+            let $table = &mut self.0;
+            let allowed = iopt::Interruption::Allowed;
+            let done = $ops.split(range, size, allowed, &mut gather, flush).is_ok();
             let Ok(flushed) = gather.flush_with(flush);
             self.0.reclaim(flushed);
             done
@@ -68,10 +100,9 @@ macro_rules! alike {
 
         fn merge(&mut self, range: Span<Iova>) -> bool {
             let mut gather = iopt::Gather::new();
-            let done = self
-                .0
-                .merge(range, iopt::Interruption::Allowed, &mut gather, flush)
-                .is_ok();
+            let $table = &mut self.0;
+            let allowed = iopt::Interruption::Allowed;
+            let done = $ops.merge(range, allowed, &mut gather, flush).is_ok();
             let Ok(flushed) = gather.flush_with(flush);
             self.0.reclaim(flushed);
             done

@@ -1,15 +1,15 @@
-//! The exclusive form: one owner, by `&mut`.
+//! One owner, by `&mut`.
 
 use std::hint::black_box;
 use std::sync::Arc;
 
-use iopt::{Format, Gather, Prot, RunSink, Table};
+use iopt::{Format, Prot, Table, TableOps as _};
 use runs::{Iova, Pa, Span};
 
 use super::alike::{alike, flush};
 use super::{Access, Memory};
 
-/// The exclusive form.
+/// The table by `&mut`.
 pub struct Exclusive<F: Format, M: Memory>(Table<F, Arc<M>>);
 
 impl<F: Format, M: Memory> Access<F, M> for Exclusive<F, M> {
@@ -19,28 +19,7 @@ impl<F: Format, M: Memory> Access<F, M> for Exclusive<F, M> {
         Self(table)
     }
 
-    alike!();
-
-    #[inline]
-    fn map_each(&mut self, ranges: &[Span<Iova>], runs: &[Span<Pa>]) -> bool {
-        let mut well = true;
-        for range in ranges {
-            well &= self.0.map(range.start, black_box(runs), Prot::RW).is_ok();
-        }
-        well
-    }
-
-    #[inline]
-    fn unmap_each<S: RunSink>(&mut self, ranges: &[Span<Iova>], mut sink: S) -> bool {
-        let mut gather = Gather::new();
-        let mut well = true;
-        for range in ranges {
-            well &= self.0.unmap(*range, &mut gather, &mut sink).is_ok();
-        }
-        let Ok(flushed) = gather.flush_with(flush);
-        self.0.reclaim(flushed);
-        well
-    }
+    alike!(table => table);
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use anyhow::{Context as _, ensure};
 use iopt::{
     ArenaError, Cell, Chain, Format, HeapArena, Pending, Prot, RunSink, Table, TableMemory,
-    WideCell, WithDirty,
+    TableOps as _, WideCell, WithDirty,
 };
 use runs::{Iova, Pa, PageSizes, Run, Span};
 

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use iopt::{Format, Gather, Prot, SharedTable, Table};
+use iopt::{Format, Gather, Prot, SharedTable, Table, TableOps as _};
 use runs::{Iova, PageSizes, Span};
 
 use super::{Memory, arena, plain, take};
@@ -71,9 +71,11 @@ pub fn threads<F: Format, M: Memory>(
         }
     };
     let cycle = |range: &Span<Iova>| {
-        let mapped = table.map(range.start, &[Span::new(pa, range.len)], Prot::RW);
+        let mapped = table
+            .enter()
+            .map(range.start, &[Span::new(pa, range.len)], Prot::RW);
         let mut gather = Gather::new();
-        let unmapped = table.unmap_mapped(*range, &mut gather, &mut take);
+        let unmapped = table.enter().unmap_mapped(*range, &mut gather, &mut take);
         let flushed = gather.flush_with(|what| {
             black_box(what);
             Ok::<_, ()>(())

@@ -13,7 +13,7 @@ use super::*;
 
 /// Where the entry of `page` is, which is mapped by a leaf at level 0: its table, and its index.
 fn place(memory: &Tables, table: &Shared, page: u64) -> (u64, usize) {
-    let mut address = table.root().address;
+    let mut address = table.enter().root().address;
     for level in [2, 1] {
         let word = memory.entries(address, 2)[(page >> level) as usize & 1].get();
         let Entry::Table(below) = <Tiny>::decode(level, word) else {
@@ -50,7 +50,7 @@ fn range(page: u64, pages: u64) -> Span<Iova> {
 fn harvest(table: &Shared, pages: u64) -> Vec<Span<Iova>> {
     let all = range(0, pages);
     let mut pending = Pending::new([0; 1], all, PAGE).unwrap();
-    table.harvest(all, &mut pending).unwrap();
+    table.enter().harvest(all, &mut pending).unwrap();
     let shown = pending.flush_with(|_| Ok::<_, ()>(())).unwrap();
     shown.runs().collect()
 }
@@ -60,7 +60,10 @@ fn take(table: &Shared, pages: Span<Iova>) -> Vec<(Run, bool)> {
     let mut runs = Vec::new();
     let mut gather = Gather::new();
     let mut sink = WithDirty(|run, dirty| runs.push((run, dirty)));
-    table.unmap_mapped(pages, &mut gather, &mut sink).unwrap();
+    table
+        .enter()
+        .unmap_mapped(pages, &mut gather, &mut sink)
+        .unwrap();
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
     runs
 }
@@ -87,8 +90,12 @@ fn nothing_is_lost(bits: u64, harvests: bool) {
         assert_eq!(runs.len(), 1);
         found |= runs[0].1;
         assert_eq!(found, written);
-        assert_eq!(table.translate(0), None, "a leaf that was unmapped is back");
-        assert_eq!(table.translate(PAGE), Some(17 * PAGE));
+        assert_eq!(
+            table.enter().translate(0),
+            None,
+            "a leaf that was unmapped is back"
+        );
+        assert_eq!(table.enter().translate(PAGE), Some(17 * PAGE));
         table.track_dirty(false).unwrap();
         finish(table, &memory, [0, 1, 0, 0, 0, 0, 0, 0], 4);
     });
@@ -118,7 +125,9 @@ fn when_tracking_is_on_no_unmap_goes_on_that_loses_dirty_state() {
         let other = Arc::clone(&table);
         let thread = thread::spawn(move || {
             let mut gather = Gather::new();
-            let result = other.unmap_mapped(range(0, 1), &mut gather, &mut iopt::NoRuns);
+            let result = other
+                .enter()
+                .unmap_mapped(range(0, 1), &mut gather, &mut iopt::NoRuns);
             let _ = gather.never_walked();
             result
         });
@@ -147,11 +156,14 @@ fn a_protect_is_whole_while_its_neighbour_goes_and_the_unit_loses_nothing() {
         let other = Arc::clone(&table);
         let thread = thread::spawn(move || assert_eq!(unmap(&other, 0, 1), PAGE));
         let mut gather = Gather::new();
-        table.protect(range(1, 4), Prot::READ, &mut gather).unwrap();
+        table
+            .enter()
+            .protect(range(1, 4), Prot::READ, &mut gather)
+            .unwrap();
         assert!(!write(&memory, entry));
         thread.join().unwrap();
         for page in 1..5 {
-            assert_eq!(table.leaf_at(page * PAGE).unwrap().prot, Prot::READ);
+            assert_eq!(table.enter().leaf_at(page * PAGE).unwrap().prot, Prot::READ);
         }
         let _ = gather.never_walked();
         finish(table, &memory, [0, 1, 1, 1, 1, 0, 0, 0], 8);
@@ -169,7 +181,10 @@ fn what_the_unit_writes_while_a_page_becomes_read_only_is_harvested() {
         let units = Arc::clone(&memory);
         let unit = thread::spawn(move || write(&units, entry));
         let mut gather = Gather::new();
-        table.protect(range(0, 1), Prot::READ, &mut gather).unwrap();
+        table
+            .enter()
+            .protect(range(0, 1), Prot::READ, &mut gather)
+            .unwrap();
         let early = harvest(&table, 8);
         let written = unit.join().unwrap();
         assert_eq!(early == [range(0, 1)], written);
@@ -185,7 +200,7 @@ fn what_the_unit_writes_to_a_leaf_that_is_split_is_harvested_from_its_parts() {
         let table = shared(&memory);
         table.track_dirty(true).unwrap();
         map(&table, 0, 2).unwrap();
-        let root = table.root().address;
+        let root = table.enter().root().address;
         let Entry::Table(below) = <Tiny>::decode(2, memory.entries(root, 2)[0].get()) else {
             panic!("no table");
         };
@@ -225,6 +240,7 @@ fn what_the_unit_writes_to_pages_that_become_one_leaf_is_harvested_from_it() {
         };
         let mut gather = Gather::new();
         table
+            .enter()
             .merge(range(0, 2), Interruption::Refused, &mut gather, flush)
             .unwrap();
         let expected = if written { vec![range(0, 2)] } else { vec![] };

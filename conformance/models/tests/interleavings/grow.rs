@@ -27,7 +27,7 @@ fn a_reader_meets_no_old_root_that_is_used_for_something_else() {
         let table = growing(&memory);
         let other = Arc::clone(&table);
         // The old root is empty: it is not linked, and is a table of the page at the end.
-        let reader = thread::spawn(move || assert_eq!(other.translate(PAGE), None));
+        let reader = thread::spawn(move || assert_eq!(other.enter().translate(PAGE), None));
         grow(&table);
         while let Err(error) = map(&table, 4, 1) {
             assert!(matches!(error, TableMapError::NoTables(_)));
@@ -47,8 +47,8 @@ fn a_reader_finds_what_is_mapped_while_the_top_grows() {
         map(&table, 0, 1).unwrap();
         let other = Arc::clone(&table);
         let reader = thread::spawn(move || {
-            assert_eq!(other.translate(0), Some(16 * PAGE));
-            let above = other.translate(5 * PAGE);
+            assert_eq!(other.enter().translate(0), Some(16 * PAGE));
+            let above = other.enter().translate(5 * PAGE);
             assert!(above.is_none() || above == Some(21 * PAGE), "{above:x?}");
         });
         grow(&table);

@@ -1,7 +1,7 @@
 //! Lazy flushing: several unmaps in one gather, and a unit that goes on with what it has cached until it is
 //! told to forget it.
 
-use iopt::{Cell as _, TableMemory as _};
+use iopt::{Cell as _, TableMemory as _, TableOps as _};
 use loom::sync::Mutex;
 
 use super::*;
@@ -9,7 +9,7 @@ use super::*;
 /// The table of the lowest level in which page 0 is, as a unit keeps it after a walk.
 fn cached(memory: &Tables, table: &Shared) -> u64 {
     let below = |table: u64| memory.entries(table, 2)[0].get_acquire() & !0xf;
-    below(below(table.root().address))
+    below(below(table.enter().root().address))
 }
 
 /// Owns the half in which the page lies.

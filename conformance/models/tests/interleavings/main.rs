@@ -35,7 +35,7 @@ mod tiny;
 use std::sync::Arc;
 
 use iopt::reclaim::Slots;
-use iopt::{Gather, Prot, SharedTable, Table, TableMapError};
+use iopt::{Gather, Prot, SharedTable, Table, TableMapError, TableOps as _};
 use loom::thread;
 use runs::Span;
 
@@ -55,7 +55,7 @@ fn map<const GROWS: bool>(
     page: u64,
     pages: u64,
 ) -> Result<(), TableMapError> {
-    table.map(
+    table.enter().map(
         page * PAGE,
         &[Span::new((16 + page) * PAGE, pages * PAGE)],
         Prot::RW,
@@ -87,7 +87,7 @@ fn unmap_owning<const GROWS: bool>(
 /// What is mapped, page by page; every page is mapped to its own frame or not at all.
 fn pages<const GROWS: bool>(table: &Shared<GROWS>) -> Vec<bool> {
     (0..8)
-        .map(|page| match table.translate(page * PAGE) {
+        .map(|page| match table.enter().translate(page * PAGE) {
             None => false,
             Some(pa) => {
                 assert_eq!(pa, (16 + page) * PAGE);
@@ -233,7 +233,7 @@ fn a_reader_never_meets_a_table_that_is_used_for_something_else() {
         let other = Arc::clone(&table);
         let reader = thread::spawn(move || {
             // Page 0 is mapped to its frame or not at all, whatever its old tables are used for.
-            let found = other.translate(0);
+            let found = other.enter().translate(0);
             assert!(found.is_none() || found == Some(16 * PAGE), "{found:x?}");
         });
         assert_eq!(unmap_owning(&table, 0, 1, (0, 8)), PAGE);

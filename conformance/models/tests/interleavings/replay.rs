@@ -31,7 +31,7 @@ fn a_unit_that_learns_the_root_finds_everything_that_was_replayed() {
         let table = shared(&memory);
         map(&table, 0, 1).unwrap();
         map(&table, 1, 1).unwrap();
-        root.store(table.root().address, Ordering::Release);
+        root.store(table.enter().root().address, Ordering::Release);
         unit.join().unwrap();
         finish(table, &memory, [1, 1, 0, 0, 0, 0, 0, 0], 4);
     });

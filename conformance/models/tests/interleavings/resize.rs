@@ -9,6 +9,7 @@ pub(super) fn split(table: &Shared, page: u64, pages: u64) {
     let range = Span::new(page * PAGE, pages * PAGE);
     let flush = |_: &Invalidation| Ok::<_, ()>(());
     table
+        .enter()
         .split(range, PAGE, Interruption::Refused, &mut gather, flush)
         .unwrap();
 }
@@ -18,6 +19,7 @@ fn merge(table: &Shared, page: u64, pages: u64) {
     let range = Span::new(page * PAGE, pages * PAGE);
     let flush = |_: &Invalidation| Ok::<_, ()>(());
     table
+        .enter()
         .merge(range, Interruption::Refused, &mut gather, flush)
         .unwrap();
 }
@@ -62,7 +64,10 @@ fn a_reader_sees_no_hole_while_leaves_are_split_and_merged() {
         let other = Arc::clone(&table);
         let reader = thread::spawn(move || {
             for page in [0, 1] {
-                assert_eq!(other.translate(page * PAGE), Some((16 + page) * PAGE));
+                assert_eq!(
+                    other.enter().translate(page * PAGE),
+                    Some((16 + page) * PAGE)
+                );
             }
         });
         split(&table, 0, 2);

@@ -10,7 +10,7 @@ use std::cell::{Cell as Plain, RefCell};
 use std::rc::Rc;
 
 use iopt::reclaim::{Clock, Reclaim, Record};
-use iopt::{Cell, TableMemory};
+use iopt::{Cell, TableMemory, TableOps as _};
 use loom::sync::atomic::{AtomicBool, Ordering, fence};
 
 use super::*;
@@ -237,7 +237,7 @@ impl Reclaim for TwoThreads {
 
 /// Page 0 is mapped to its frame or not at all, whatever its old tables are used for.
 fn translate(table: &SharedTable<Tiny, Arc<Tables>, TwoThreads>) {
-    let found = table.translate(0);
+    let found = table.enter().translate(0);
     assert!(found.is_none() || found == Some(16 * PAGE), "{found:x?}");
 }
 
@@ -249,7 +249,7 @@ fn a_reader_of_a_table_that_is_reused(signal: usize, preemptions: usize) {
         let processor = Arc::clone(&reclaim.processor);
         let table = Arc::new(SharedTable::with_reclaim(table, reclaim));
         let frames = |page: u64| [Span::new((16 + page) * PAGE, PAGE)];
-        table.map(0, &frames(0), Prot::RW).unwrap();
+        table.enter().map(0, &frames(0), Prot::RW).unwrap();
         let other = Arc::clone(&table);
         let reader = thread::spawn(move || {
             let handlers = Arc::clone(&other);
@@ -259,17 +259,17 @@ fn a_reader_of_a_table_that_is_reused(signal: usize, preemptions: usize) {
         let mut gather = Gather::new();
         let range = Span::new(0, PAGE);
         let all = Span::new(0, 8 * PAGE);
-        let owner = table.owning(all);
+        let mut owner = table.owning(all);
         owner.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
         drop(owner);
         table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
-        while let Err(error) = table.map(7 * PAGE, &frames(7), Prot::RW) {
+        while let Err(error) = table.enter().map(7 * PAGE, &frames(7), Prot::RW) {
             assert!(matches!(error, TableMapError::NoTables(_)));
             table.poll();
             thread::yield_now();
         }
         reader.join().unwrap();
-        assert_eq!(table.translate(7 * PAGE), Some(23 * PAGE));
+        assert_eq!(table.enter().translate(7 * PAGE), Some(23 * PAGE));
         assert_eq!((table.poll(), memory.free()), (true, 0));
     });
 }

@@ -9,7 +9,9 @@ use anyhow::{Context as _, ensure};
 use ioas::{Ioas, Ledger, Memory, Synthetic};
 use iommu::{BadTarget, DeviceId, DomainId, SoftwareUnit, TargetMemory};
 use iopt::format::VtdSs;
-use iopt::{AnyTable, FormatId, Gather, HeapTables, Prot, SharedTable, Table, TableMapError};
+use iopt::{
+    AnyTable, FormatId, Gather, HeapTables, Prot, SharedTable, Table, TableMapError, TableOps as _,
+};
 use runs::{Iova, Pa, PageSizes, Span};
 
 use crate::{anonymous, any};
@@ -196,7 +198,7 @@ pub(crate) fn threads(count: u64, rounds: u64) -> anyhow::Result<String> {
 
 fn unmap(table: &SharedTable<VtdSs, Arc<HeapTables>>, range: Span<Iova>) -> anyhow::Result<()> {
     let mut gather = Gather::new();
-    table.unmap(range, &mut gather, &mut iopt::NoRuns)?;
+    table.enter().unmap(range, &mut gather, &mut iopt::NoRuns)?;
     let flushed = gather.flush_with(|_| Ok::<_, std::convert::Infallible>(()))?;
     table.reclaim(flushed);
     Ok(())
@@ -218,7 +220,10 @@ fn play(
         let frame = (1 << 40) + own.start;
         // Tables come back when every reader that was under way has left: a thread that waits for its
         // processor meanwhile has all others wait.
-        while let Err(cause) = table.map(own.start, &[Span::new(frame, PAGE)], Prot::RW) {
+        while let Err(cause) = table
+            .enter()
+            .map(own.start, &[Span::new(frame, PAGE)], Prot::RW)
+        {
             ensure!(
                 matches!(cause, TableMapError::NoTables(_)),
                 "thread {number}: {cause}"
@@ -227,19 +232,20 @@ fn play(
             thread::yield_now();
         }
         ensure!(
-            table.translate(own.start) == Some(frame),
+            table.enter().translate(own.start) == Some(frame),
             "thread {number}: its page"
         );
         let frame = (number + 2) << 40;
         if let Ok(_given) = given.try_lock() {
             had += 1;
             table
+                .enter()
                 .map(wanted.start, &[Span::new(frame, wanted.len)], Prot::RW)
                 .map_err(any)?;
             // Others are to find it given away.
             thread::yield_now();
             for offset in [0, wanted.len - PAGE] {
-                let found = table.translate(wanted.start + offset);
+                let found = table.enter().translate(wanted.start + offset);
                 ensure!(found == Some(frame + offset), "thread {number}: {found:x?}");
             }
             unmap(table, wanted)?;

@@ -6,7 +6,9 @@
 
 use anyhow::{Context as _, ensure};
 use iommu::Registers as _;
-use iopt::{Cell, Gather, NoRuns, Prot, Root, Table, TableMemory as _, format::VtdSs};
+use iopt::{
+    Cell, Gather, NoRuns, Prot, Root, Table, TableMemory as _, TableOps as _, format::VtdSs,
+};
 use qtest::pci::Address;
 use runs::{Pa, Span};
 

@@ -11,7 +11,7 @@
 
 use anyhow::{bail, ensure};
 use fastrand::Rng;
-use iopt::{Format, Gather, Pending, Prot, Table};
+use iopt::{Format, Gather, Pending, Prot, Table, TableOps as _};
 use runs::{Iova, Pa, Span};
 
 use super::processor::{Processor, Tables};

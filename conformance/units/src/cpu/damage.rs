@@ -3,6 +3,7 @@
 //! The walker is written from the specification, and so is QEMU. Of a table that is right, a few bits of
 //! one entry on the way to an address are turned over; then both are asked where the address leads.
 
+use iopt::TableOps as _;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, ensure};

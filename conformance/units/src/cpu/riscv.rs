@@ -7,7 +7,7 @@
 //! "Svpbmt".
 
 use anyhow::ensure;
-use iopt::{Format, Prot, Table, format::RiscV, walk::Walker};
+use iopt::{Format, Prot, Table, TableOps as _, format::RiscV, walk::Walker};
 use runs::{PageSizes, Span};
 
 use super::{

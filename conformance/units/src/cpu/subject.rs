@@ -4,7 +4,7 @@ use std::{convert::Infallible, sync::atomic::AtomicU32};
 
 use anyhow::{Context as _, ensure};
 use fastrand::Rng;
-use iopt::{Cell as _, Format, Gather, HeapArena, NoRuns, Prot, Table, TableMemory};
+use iopt::{Cell as _, Format, Gather, HeapArena, NoRuns, Prot, Table, TableMemory, TableOps as _};
 use runs::{Iova, Pa, Run, Span};
 
 use super::{

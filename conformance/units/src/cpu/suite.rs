@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 
 use anyhow::{Context as _, ensure};
-use iopt::{Format, Interruption, Prot, Table};
+use iopt::{Format, Interruption, Prot, Table, TableOps as _};
 use runs::{Iova, Span};
 
 use super::{

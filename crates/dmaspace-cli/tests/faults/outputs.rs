@@ -1,5 +1,6 @@
 //! Nobody takes what a command says: the disk is full, or the reader has left.
 
+use iopt::TableOps as _;
 use std::convert::Infallible;
 use std::fs::{self, File};
 use std::io::Write as _;

@@ -382,7 +382,7 @@ impl Dma {
         if mapped > 0 {
             let range = Span::new(whole(buffer.range, self.granule).start, mapped);
             let table = &self.domain.table;
-            if let Err(cause) = table.unmap(range, &mut gather, &mut NoRuns) {
+            if let Err(cause) = table.owning(range).unmap(range, &mut gather, &mut NoRuns) {
                 // Not reached: it was mapped just now. Devices might reach the memory, so it stays held.
                 debug_assert!(false, "what was just mapped cannot be unmapped: {cause}");
                 return;
@@ -442,7 +442,7 @@ impl Dma {
         if matches!(self.flushing, Flushing::Strict) && local.waiting == 0 {
             drop(local);
             let mut gather = Gather::new();
-            if let Err(cause) = table.unmap(range, &mut gather, &mut NoRuns) {
+            if let Err(cause) = table.owning(range).unmap(range, &mut gather, &mut NoRuns) {
                 return Err(DmaUnmapError::Mapped { buffer, cause });
             }
             let settled = self.settle(gather, buffer, (shard, &attached.devices));
@@ -450,7 +450,7 @@ impl Dma {
         }
         // With others that wait for a flush.
         let gather = &mut local.unmapped.gather;
-        if let Err(cause) = table.unmap(range, gather, &mut NoRuns) {
+        if let Err(cause) = table.owning(range).unmap(range, gather, &mut NoRuns) {
             return Err(DmaUnmapError::Mapped { buffer, cause });
         }
         local.wait(buffer);

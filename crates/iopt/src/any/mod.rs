@@ -10,21 +10,19 @@ mod object;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use runs::{Iova, Pa, PageSizes, SizeHistogram, Span};
+use runs::{Iova, Pa, PageSizes, Span};
 
 use crate::arena::Storage;
 use crate::arena::erased::Erased;
 use crate::engine::{
-    Amount, Interruption, Leaf, NoRuns, Nodes, Plan, Progress, RunSink, SharedTable, Table,
+    Amount, Bound, Interruption, Leaf, NoRuns, Owned, Plan, Progress, RunSink, SharedTable, Table,
 };
-use crate::error::{
-    BrokenMemory, BuildError, DirtyError, NoTables, ProtectError, ResizeError, TableMapError,
-    TableUnmapError,
-};
-use crate::format::{Aperture, Format, FormatId, Root};
-use crate::gather::{Flushed, Gather, Invalidation};
+use crate::error::{BuildError, DirtyError, NoTables, ResizeError, TableMapError, TableUnmapError};
+use crate::format::{Format, FormatId, Root};
+use crate::gather::{Gather, Invalidation};
 use crate::memory::{Chain, TableMemory};
 use crate::pending::Pending;
 use crate::prot::Prot;
@@ -32,15 +30,18 @@ use crate::reclaim::{DefaultReclaim, Guard};
 use crate::takeover::{AdoptError, Adopted, Takeover};
 
 use formats::Adopt;
-use object::{AnyFormat, DynSink, Failed, Resize};
+use object::{AnyFormat, DynSink, Failed, Removal, Resize};
+
+pub use object::AnyOps;
 
 pub use formats::AnyCell;
 use formats::ByWidth;
 
-/// A [`SharedTable`] of any format in any memory: one virtual call per operation, whatever its size.
+/// A [`SharedTable`] of any format in any memory: one virtual call per operation, whatever its size. Its operations are
+/// [`AnyOps`], those of [`AnyOwner`] that unmap, and those here, in which a caller has a say by its types.
 ///
-/// Operations that change it and run at once have ranges that do not overlap. An unmap frees tables that
-/// its range covers whole, or what it [owns](Self::owning).
+/// Operations that change it and run at once have ranges that do not overlap. An unmap frees tables in what its caller
+/// [owns](Self::owning).
 ///
 /// [`new`](Self::new) builds it from what a [`Root`] says: the format's name with its
 /// configuration, and the levels. A format with other options is built as a [`Table`] and
@@ -80,12 +81,11 @@ pub struct AnyPlanned<'t> {
     _guard: Guard<'t, DefaultReclaim>,
 }
 
-/// An [`AnyTable`] for an operation that owns more than its range.
+/// The operations of an [`AnyTable`] that unmap.
 #[derive(Clone, Copy, Debug)]
 pub struct AnyOwner<'t> {
     table: &'t AnyTable,
-    /// `None` for all that there is.
-    owned: Option<Span<Iova>>,
+    owned: Owned,
 }
 
 impl AnyTable {
@@ -127,73 +127,12 @@ impl AnyTable {
         Self { table, memory }
     }
 
-    /// See [`Table::root`].
-    pub fn root(&self) -> Root {
-        self.table.root()
-    }
-
-    /// The addresses that it translates.
-    pub fn aperture(&self) -> Aperture {
-        self.table.aperture()
-    }
-
-    /// See [`Table::intact`].
-    pub fn intact(&self) -> Result<(), BrokenMemory> {
-        self.table.intact()
-    }
-
-    /// See [`Table::grow`].
-    pub fn grow(&self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
-        self.table.grow(levels, gather)
-    }
-
     /// Where its tables lie.
     pub fn memory(&self) -> &AnyMemory {
         &self.memory
     }
 
-    /// See [`Table::table_log2`].
-    pub fn table_log2(&self, level: usize) -> Option<u32> {
-        self.table.table_log2(level)
-    }
-
-    /// See [`Table::page_sizes`].
-    pub fn page_sizes(&self) -> PageSizes {
-        self.table.page_sizes()
-    }
-
-    /// True when entries can say this: see [`Format::leaf_bits`].
-    pub fn expresses(&self, prot: Prot) -> bool {
-        self.table.expresses(prot)
-    }
-
-    /// See [`Table::tables`].
-    pub fn tables(&self) -> u64 {
-        self.table.tables()
-    }
-
-    /// See [`Table::leaf_sizes`].
-    pub fn leaf_sizes(&self) -> SizeHistogram {
-        self.table.leaf_sizes()
-    }
-
-    /// See [`Table::map`].
-    pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError> {
-        self.table.map(iova, runs, prot)
-    }
-
-    /// See [`MapPages::map_pages`](crate::MapPages::map_pages).
-    pub fn map_pages(
-        &self,
-        iova: u64,
-        page: Span<Pa>,
-        count: u64,
-        prot: Prot,
-    ) -> Progress<TableMapError> {
-        self.table.map_pages(iova, page, count, prot)
-    }
-
-    /// See [`Table::plan_map`].
+    /// See [`TableOps::plan_map`].
     pub fn plan_map<'t>(
         &'t self,
         iova: u64,
@@ -211,46 +150,25 @@ impl AnyTable {
         })
     }
 
-    /// See [`Table::unmap`].
-    pub fn unmap(
-        &self,
-        range: Span<Iova>,
-        gather: &mut Gather,
-        sink: &mut impl RunSink,
-    ) -> Result<(), TableUnmapError> {
-        self.owning(range).unmap(range, gather, sink)
-    }
-
-    /// See [`Table::unmap_mapped`].
-    pub fn unmap_mapped(
-        &self,
-        range: Span<Iova>,
-        gather: &mut Gather,
-        sink: &mut impl RunSink,
-    ) -> Result<u64, TableUnmapError> {
-        self.owning(range).unmap_mapped(range, gather, sink)
-    }
-
-    /// See [`Table::clear`].
-    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), TableUnmapError> {
-        self.owning(range).clear(range, gather)
-    }
-
-    /// For an operation that owns `owned` and not only what it removes: see
+    /// The operations that unmap, for a caller that owns `owned`, which may be more than what it removes: see
     /// [`SharedTable::owning`].
     pub fn owning(&self, owned: Span<Iova>) -> AnyOwner<'_> {
-        let owned = Some(owned);
-        AnyOwner { table: self, owned }
+        AnyOwner {
+            table: self,
+            owned: Owned::Span(owned),
+        }
     }
 
-    /// For an operation beside which there is no other: it owns all that there is, and leaves no empty
-    /// table behind.
+    /// [`owning`](Self::owning) for an operation beside which there is no other: it owns all that there is, and leaves no
+    /// empty table behind.
     pub fn alone(&self) -> AnyOwner<'_> {
-        let owned = None;
-        AnyOwner { table: self, owned }
+        AnyOwner {
+            table: self,
+            owned: Owned::All,
+        }
     }
 
-    /// See [`Table::unmap_cutting`].
+    /// See [`TableOps::unmap_cutting`].
     pub fn unmap_cutting<E>(
         &self,
         range: Span<Iova>,
@@ -262,11 +180,12 @@ impl AnyTable {
         for end in self.table.check_ends(range)?.into_iter().flatten() {
             self.cut(end, interruption, gather, &mut flush)?;
         }
-        self.unmap_mapped(range, gather, sink)
+        self.owning(range)
+            .unmap_mapped(range, gather, sink)
             .map_err(ResizeError::Unmap)
     }
 
-    /// See [`Table::split`].
+    /// See [`TableOps::split`].
     pub fn split<E>(
         &self,
         range: Span<Iova>,
@@ -278,7 +197,7 @@ impl AnyTable {
         self.resize(Resize::Split(range, size), interruption, gather, flush)
     }
 
-    /// See [`Table::cut`].
+    /// See [`TableOps::cut`].
     pub fn cut<E>(
         &self,
         at: u64,
@@ -289,7 +208,7 @@ impl AnyTable {
         self.resize(Resize::Cut(at), interruption, gather, flush)
     }
 
-    /// See [`Table::merge`].
+    /// See [`TableOps::merge`].
     pub fn merge<E>(
         &self,
         range: Span<Iova>,
@@ -316,22 +235,7 @@ impl AnyTable {
         }
     }
 
-    /// See [`Table::protect`].
-    pub fn protect(
-        &self,
-        range: Span<Iova>,
-        prot: Prot,
-        gather: &mut Gather,
-    ) -> Result<(), ProtectError> {
-        self.table.protect(range, prot, gather)
-    }
-
-    /// See [`Table::track_dirty`].
-    pub fn track_dirty(&self, on: bool) -> Result<(), DirtyError> {
-        self.table.track_dirty(on)
-    }
-
-    /// See [`Table::harvest`].
+    /// See [`TableOps::harvest`].
     pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
         &self,
         range: Span<Iova>,
@@ -357,45 +261,23 @@ impl AnyTable {
         failed.map_or(Ok(written), Err)
     }
 
-    /// See [`Table::nodes`].
-    pub fn nodes(&self) -> Nodes {
-        self.table.nodes()
-    }
-
-    /// See [`Table::translate`].
-    pub fn translate(&self, iova: u64) -> Option<u64> {
-        self.table.translate(iova)
-    }
-
-    /// See [`Table::leaf_at`].
-    pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
-        self.table.leaf_at(iova)
-    }
-
-    /// See [`Table::is_one_run`].
-    pub fn is_one_run(&self, range: Span<Iova>) -> bool {
-        self.table.is_one_run(range)
-    }
-
     /// Calls `each` for every leaf that maps at least one byte of `range`, in order. See
     /// [`Table::leaves`].
     pub fn for_each_leaf(&self, range: Span<Iova>, mut each: impl FnMut(Leaf)) {
         self.table.for_each_leaf(range, &mut each);
     }
 
-    /// See [`Table::reclaim`].
-    pub fn reclaim(&self, flushed: Flushed) {
-        self.table.reclaim(flushed);
-    }
-
-    /// See [`SharedTable::poll`].
-    pub fn poll(&self) -> bool {
-        self.table.poll()
-    }
-
     /// See [`Table::tear_down`].
     pub fn tear_down(self) -> (Gather, AnyMemory) {
         (self.table.tear_down(), self.memory)
+    }
+}
+
+impl Deref for AnyTable {
+    type Target = dyn AnyOps;
+
+    fn deref(&self) -> &Self::Target {
+        self.table.as_ops()
     }
 }
 
@@ -406,33 +288,46 @@ impl<F: Format, M: ErasableMemory> From<Table<F, M>> for AnyTable {
 }
 
 impl AnyOwner<'_> {
-    /// See [`Table::unmap`].
+    /// See [`TableOps::unmap`].
     pub fn unmap(
         &self,
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), TableUnmapError> {
-        self.remove(range, Amount::Whole, gather, sink).map(|_| ())
+        self.remove(range, Removal::Amount(Amount::Whole), gather, sink)
+            .result
     }
 
-    /// See [`Table::unmap_mapped`].
+    /// See [`TableOps::unmap_mapped`].
     pub fn unmap_mapped(
         &self,
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, TableUnmapError> {
-        self.remove(range, Amount::Mapped, gather, sink)
+        let done = self.remove(range, Removal::Amount(Amount::Mapped), gather, sink);
+        done.result.map(|()| done.bytes)
     }
 
-    /// See [`Table::clear`].
+    /// See [`TableOps::clear`].
     pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), TableUnmapError> {
-        self.remove(range, Amount::Untold, gather, &mut NoRuns)
-            .map(|_| ())
+        let removal = Removal::Amount(Amount::Untold);
+        self.remove(range, removal, gather, &mut NoRuns).result
     }
 
-    /// See [`MapPages::unmap_pages`](crate::MapPages::unmap_pages).
+    /// See [`TableOps::unmap_some`].
+    pub fn unmap_some(
+        &self,
+        range: Span<Iova>,
+        bound: Bound,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+    ) -> Progress<TableUnmapError> {
+        self.remove(range, Removal::Some(bound), gather, sink)
+    }
+
+    /// See [`TableOps::unmap_pages`].
     pub fn unmap_pages(
         &self,
         iova: u64,
@@ -440,21 +335,19 @@ impl AnyOwner<'_> {
         count: u64,
         gather: &mut Gather,
     ) -> Progress<TableUnmapError> {
-        let table = &self.table.table;
-        table.unmap_pages(iova, size, count, self.owned, gather)
+        let range = Span::new(iova, size.saturating_mul(count));
+        self.remove(range, Removal::Pages { size, count }, gather, &mut NoRuns)
     }
 
     fn remove(
         &self,
         range: Span<Iova>,
-        amount: Amount,
+        removal: Removal,
         gather: &mut Gather,
         sink: &mut impl RunSink,
-    ) -> Result<u64, TableUnmapError> {
-        let told = DynSink::of(sink);
-        self.table
-            .table
-            .unmap(range, self.owned, amount, gather, told)
+    ) -> Progress<TableUnmapError> {
+        let (table, sink) = (&self.table.table, DynSink::of(sink));
+        table.unmap(range, self.owned, removal, gather, sink)
     }
 }
 

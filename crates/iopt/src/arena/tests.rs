@@ -1,3 +1,4 @@
+use crate::engine::TableOps as _;
 use runs::Span;
 
 use super::*;

@@ -2,19 +2,16 @@
 
 use runs::{Iova, Span};
 
-use super::access::Access;
+use super::claim::Claim;
 use super::dirty::{take_leaf, take_word};
 use super::removed::Removed;
-use super::row::are_empty;
+use super::row::{are_empty, first_occupied_in_parts};
 use super::sink::{RunSink, Wants};
 use super::{L, Level, Table, part};
 use crate::cell::{Cell, Series};
 use crate::error::TableUnmapError;
 use crate::format::{Entry, Format};
 use crate::memory::TableMemory;
-
-/// Entries that are looked at before all of them are.
-const PROBES: usize = 16;
 
 /// Why a row of entries is not to be emptied, by stripped address.
 pub(super) enum Refusal {
@@ -98,9 +95,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 continue;
             };
             let (count, dirty) = if removed.wants() == Wants::DirtyRuns {
-                take_dirty_run::<F, L<0>, M::Cell>(part.row(), log2)
+                take_dirty_run::<F, M::Cell>(L::<0>, part.row(), log2)
             } else {
-                (same_run::<F, L<0>, M::Cell, true>(part.row(), log2), false)
+                (
+                    same_run::<F, M::Cell, true>(L::<0>, part.row(), log2),
+                    false,
+                )
             };
             let bytes = (count as u64) << F::shift(0);
             removed.leaves(0, part.base(), pa, bytes, dirty);
@@ -113,9 +113,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// True when the operation unlinks the table at `level` with an entry for `at` once it is empty: it
     /// owns all that the table spans.
     #[inline(always)]
-    pub(super) fn frees_emptied<P: Access>(&self, level: usize, at: u64, access: P) -> bool {
+    pub(super) fn frees_emptied(&self, level: usize, at: u64, claim: Claim) -> bool {
         let (at, rest) = (self.aperture().strip(at), self.span_mask(level));
-        !self.keeps_empty && access.owns(at & !rest, at | rest)
+        !self.keeps_empty && claim.covers(at & !rest, at | rest)
     }
 
     /// True when no entry of `table`, from which those of `[at, at + todo)` were removed, is in use.
@@ -125,11 +125,20 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let room = self.room(level, at, todo);
         let first = self.index(level, at);
         let count = self.index(level, at.wrapping_add(room - 1)) - first + 1;
-        // What a table holds lies beside most often, or fills some part of it; only an empty one is looked at whole.
-        let mut some = cells.iter().step_by((cells.len() / PROBES).max(1));
-        !has_neighbour::<F, _>(cells, first, count)
-            && some.all(|cell| F::is_empty(cell.get()))
-            && are_empty::<F, _>(cells)
+        if has_neighbour::<F, _>(cells, first, count) {
+            return false;
+        }
+        // The entry that was found in use when the table was last looked at whole is in use still, most often.
+        let hint = &self.memory.meta(table).note;
+        let last = hint.get() as usize;
+        if cells.get(last).is_some_and(|cell| !F::is_empty(cell.get())) {
+            return false;
+        }
+        let found = first_occupied_in_parts::<F, _>(cells);
+        if let Some(index) = found {
+            hint.set(index as u64);
+        }
+        found.is_none()
     }
 
     /// True when no entry of `table` is in use.
@@ -152,18 +161,19 @@ pub(super) fn has_neighbour<F: Format, C: Cell>(cells: &[C], first: usize, count
 /// each, each going on in memory where the one before ended. A group counts with all its entries.
 /// With `TAKE` they are emptied.
 #[inline(always)]
-pub(super) fn same_run<F: Format, V: Level, C: Cell, const TAKE: bool>(
+pub(super) fn same_run<F: Format, C: Cell, const TAKE: bool>(
+    v: impl Level,
     cells: &[C],
     log2: u32,
 ) -> usize {
     let Some(first) = cells.first() else { return 0 };
-    let own = F::shift(V::N);
+    let own = F::shift(v.n());
     let series = |next, stride| Series {
         next,
         stride,
         ignored: F::HARDWARE_BITS,
     };
-    if F::GROUPS_ADVANCE || F::leaf_sizes(V::N).bits().count_ones() <= 1 || log2 == own {
+    if F::GROUPS_ADVANCE || F::leaf_sizes(v.n()).bits().count_ones() <= 1 || log2 == own {
         let series = series(first.get(), F::stride(own));
         return if TAKE {
             C::take_series(cells, series)
@@ -190,8 +200,8 @@ pub(super) fn same_run<F: Format, V: Level, C: Cell, const TAKE: bool>(
 /// How many entries, from the first of `cells` on, which has a leaf of 2^`log2` bytes, are known to have
 /// leaves after one look at the row: the entries of one run, or else single leaves wherever they lead.
 #[inline(always)]
-pub(super) fn row_of_leaves<F: Format, V: Level, C: Cell>(cells: &[C], log2: u32) -> usize {
-    let own = F::shift(V::N);
+pub(super) fn row_of_leaves<F: Format, C: Cell>(v: impl Level, cells: &[C], log2: u32) -> usize {
+    let own = F::shift(v.n());
     let goes_on = || {
         let words = cells.first().zip(cells.get(1));
         words.is_some_and(|(first, second)| {
@@ -200,10 +210,10 @@ pub(super) fn row_of_leaves<F: Format, V: Level, C: Cell>(cells: &[C], log2: u32
         })
     };
     if log2 > own || goes_on() {
-        return same_run::<F, V, C, false>(cells, log2);
+        return same_run::<F, C, false>(v, cells, log2);
     }
     let others = cells.iter().skip(1).take_while(
-        |cell| matches!(F::decode(V::N, cell.get()), Entry::Leaf { log2, .. } if log2 == own),
+        |cell| matches!(F::decode(v.n(), cell.get()), Entry::Leaf { log2, .. } if log2 == own),
     );
     1 + others.count()
 }
@@ -212,7 +222,7 @@ pub(super) fn row_of_leaves<F: Format, V: Level, C: Cell>(cells: &[C], log2: u32
 #[inline(always)]
 pub(super) fn first_empty<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
     let row = match F::decode(0, cells.first().map_or(0, Cell::get)) {
-        Entry::Leaf { log2, .. } => row_of_leaves::<F, L<0>, C>(cells, log2),
+        Entry::Leaf { log2, .. } => row_of_leaves::<F, C>(L::<0>, cells, log2),
         _ => 0,
     };
     let rest = cells.get(row..)?;
@@ -223,12 +233,13 @@ pub(super) fn first_empty<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
 /// Empties the entries, from the first of `cells` on, whose leaves are one run and were all written
 /// to, or all not. Returns how many there were, and which it is.
 #[inline(always)]
-pub(super) fn take_dirty_run<F: Format, V: Level, C: Cell>(
+pub(super) fn take_dirty_run<F: Format, C: Cell>(
+    v: impl Level,
     cells: &[C],
     log2: u32,
 ) -> (usize, bool) {
-    if log2 > F::shift(V::N) {
-        return take_leaf::<F, V, C>(cells, log2);
+    if log2 > F::shift(v.n()) {
+        return take_leaf::<F, C>(v, cells, log2);
     }
     let mut next = cells.first().map_or(0, Cell::get);
     let (mut taken, mut all) = (0, false);

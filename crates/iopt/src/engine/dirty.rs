@@ -26,12 +26,11 @@
 //! setting bits in it.
 
 use super::sink::{RunSink, Wants};
-use super::{Level, SharedTable, Table};
+use super::{Level, Table};
 use crate::cell::Cell;
 use crate::error::{DirtyError, TableUnmapError};
 use crate::format::Format;
 use crate::memory::TableMemory;
-use crate::reclaim::Reclaim;
 
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Switches dirty tracking on or off; it is off at first.
@@ -40,6 +39,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// its sink does not take dirty state ([`WithDirty`](crate::WithDirty) does). Fails when the
     /// format does not keep dirty state. Tearing the table down does not ask: harvest before.
     pub fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError> {
+        self.set_tracking(on)
+    }
+
+    pub(super) fn set_tracking(&self, on: bool) -> Result<(), DirtyError> {
         self.check_kept()?;
         self.dirty.set(on.into());
         Ok(())
@@ -71,22 +74,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return Err(TableUnmapError::DirtyWanted);
         }
         Ok(())
-    }
-}
-
-impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
-    /// See [`Table::track_dirty`]. Waits for every operation that is under way: when it returns, no
-    /// unmap goes on that has not seen the change. Not to be called [inside](SharedTable::enter).
-    pub fn track_dirty(&self, on: bool) -> Result<(), DirtyError> {
-        self.table.check_kept()?;
-        self.table.dirty.set(on.into());
-        self.readers.wait_for_all(&self.table.memory);
-        Ok(())
-    }
-
-    /// True when dirty tracking is on.
-    pub fn tracks_dirty(&self) -> bool {
-        self.table.tracks_dirty()
     }
 }
 
@@ -124,8 +111,12 @@ pub(super) fn take_word<F: Format, C: Cell>(cell: &C, word: u64) -> bool {
 /// Empties the entries of the leaf of 2^`log2` bytes that begins at the first of `cells`. Returns
 /// how many there were, and whether one of them was dirty.
 #[inline]
-pub(super) fn take_leaf<F: Format, V: Level, C: Cell>(cells: &[C], log2: u32) -> (usize, bool) {
-    let own = F::shift(V::N);
+pub(super) fn take_leaf<F: Format, C: Cell>(
+    v: impl Level,
+    cells: &[C],
+    log2: u32,
+) -> (usize, bool) {
+    let own = F::shift(v.n());
     let count = 1usize << log2.saturating_sub(own);
     let stride = if F::GROUPS_ADVANCE { F::stride(own) } else { 0 };
     let mut expected = cells.first().map_or(0, Cell::get) & !F::HARDWARE_BITS;

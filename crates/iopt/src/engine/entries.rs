@@ -5,12 +5,12 @@
 //! An operation on a range is a recursion over tables, and in each table a loop over [`Entries`]:
 //!
 //! ```text
-//! let mut entries = self.entries_in(table, V::N, at, todo);
+//! let mut entries = self.entries_in(table, v.n(), at, todo);
 //! while let Some(part) = entries.next() {
 //!     match part.entry() {
 //!         Entry::Empty => ...
 //!         Entry::Leaf { .. } => { ... of `part.row()`; entries.pass(n) }
-//!         Entry::Table(below) => self.pass_below::<V::Below>(below, part.at(), part.len(), ...)
+//!         Entry::Table(below) => below!(v, v => self.pass(v, below, part.at(), part.len(), ...))
 //!     }
 //! }
 //! ```
@@ -34,8 +34,7 @@
 //! are compiled once and not for each level.
 //!
 //! Two kinds of passes have loops of their own. Those of *map* (`map.rs`, `row.rs`) are led by the
-//! runs of a request, not by entries; those to a *single address* (`descend.rs`, `page.rs`,
-//! [`translate`](super::Table::translate)) have one entry in each table.
+//! runs of a request, not by entries; the way *down* (`descend.rs`) has one entry in each table.
 
 use core::convert::Infallible;
 use core::marker::PhantomData;
@@ -220,20 +219,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             first: at,
             last,
             format: PhantomData,
-        }
-    }
-
-    /// The lowest table that has an entry for `at`, but not below level `lowest`; its level, and what
-    /// the entry says.
-    pub(super) fn lowest_with(&self, at: u64, lowest: usize) -> (u64, usize, Entry) {
-        let (mut table, mut level) = self.begin().table();
-        loop {
-            let cell = self.cells(table, level).get(self.index(level, at));
-            let entry = decode::<F>(level, cell.map_or(0, Cell::get_acquire));
-            match entry {
-                Entry::Table(below) if level > lowest => (table, level) = (below, level - 1),
-                _ => return (table, level, entry),
-            }
         }
     }
 

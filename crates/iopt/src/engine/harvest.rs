@@ -19,14 +19,13 @@ use runs::{Iova, Joiner, Span};
 
 use super::dirty::{is_settled, some_dirty};
 use super::entries::{Part, decode};
-use super::{L, Level, SharedTable, Table, at_top};
+use super::{L, Level, Table, at_level, below};
 use crate::cell::{Cell, Series};
 use crate::error::DirtyError;
 use crate::format::{Aperture, Entry, Format};
 use crate::memory::TableMemory;
 use crate::pending::Pending;
 use crate::prot::Prot;
-use crate::reclaim::Reclaim;
 
 /// Receives dirty leaves.
 trait Visitor {
@@ -91,19 +90,6 @@ impl<T: FnMut(Span<Iova>), const CLEAN: bool> Visitor for Tell<'_, T, CLEAN> {
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Moves what the device has written to in `range` out of the table, where it is clean
-    /// afterwards, into `pending`, which shows it after the flush. Returns the bytes of the leaves
-    /// that were dirty.
-    ///
-    /// Dirty tracking must be on. A range that begins or ends inside a large leaf is refused.
-    pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
-        &mut self,
-        range: Span<Iova>,
-        pending: &mut Pending<W>,
-    ) -> Result<u64, DirtyError> {
-        self.harvest_as(range, pending)
-    }
-
     /// Calls `each` for what the device has written to in `range`, as runs in order; everything
     /// stays as it is, for the next harvest. Leaves at the ends count whole. Returns the bytes, `u64::MAX`
     /// if they are all of 2^64.
@@ -114,19 +100,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         range: Span<Iova>,
         each: impl FnMut(Span<Iova>),
     ) -> Result<u64, DirtyError> {
-        self.tell_dirty::<false>(range, each)
+        self.visit_dirty::<false>(range, each)
     }
 
-    /// [`peek_dirty`](Self::peek_dirty) that leaves everything clean, as [`harvest`](Self::harvest) does.
-    pub(crate) fn take_dirty(
-        &self,
-        range: Span<Iova>,
-        each: impl FnMut(Span<Iova>),
-    ) -> Result<u64, DirtyError> {
-        self.tell_dirty::<true>(range, each)
-    }
-
-    fn tell_dirty<const CLEAN: bool>(
+    /// Calls `each` for dirty leaves, which are clean afterwards with `CLEAN`.
+    pub(super) fn visit_dirty<const CLEAN: bool>(
         &self,
         range: Span<Iova>,
         mut each: impl FnMut(Span<Iova>),
@@ -137,7 +115,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             each: &mut each,
             joiner,
         };
-        let bytes = self.visit_dirty(at, range.len, &mut tell);
+        let bytes = self.visit(at, range.len, &mut tell);
         if let Some(run) = tell.joiner.finish() {
             each(run);
         }
@@ -164,7 +142,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(at)
     }
 
-    fn harvest_as<W: AsRef<[u64]> + AsMut<[u64]>>(
+    /// See [`TableOps::harvest`](super::TableOps::harvest).
+    pub(super) fn harvest_range<W: AsRef<[u64]> + AsMut<[u64]>>(
         &self,
         range: Span<Iova>,
         pending: &mut Pending<W>,
@@ -192,7 +171,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             joiner: Joiner::new(),
             levels: 0,
         };
-        let bytes = self.visit_dirty(at, range.len, &mut harvest);
+        let bytes = self.visit(at, range.len, &mut harvest);
         if let Some(run) = harvest.joiner.finish() {
             harvest.pending.harvested(run, harvest.levels);
         }
@@ -200,27 +179,29 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(bytes)
     }
 
-    fn visit_dirty<T: Visitor>(&self, at: u64, len: u64, visitor: &mut T) -> u64 {
+    fn visit<T: Visitor>(&self, at: u64, len: u64, visitor: &mut T) -> u64 {
         let mut pass = Pass {
             visitor,
             aperture: self.aperture(),
             bytes: 0,
         };
-        at_top!(self.begin(), F, Top, root => self.visit_below::<Top, T>(root, at, len, &mut pass));
+        let (root, level) = self.begin().table();
+        at_level!(level, v => self.visit_below(v, root, at, len, &mut pass));
         pass.bytes
     }
 
     /// Visits the dirty leaves of `[at, at + todo)` in `table` and below.
-    fn visit_below<V: Level, T: Visitor>(
+    fn visit_below<T: Visitor>(
         &self,
+        v: impl Level,
         table: u64,
         at: u64,
         todo: u64,
         pass: &mut Pass<'_, T>,
     ) {
-        let mut entries = self.entries_in(table, V::N, at, todo);
+        let mut entries = self.entries_in(table, v.n(), at, todo);
         loop {
-            if V::N == 0 {
+            if v.n() == 0 {
                 match first_dirty::<F, _>(entries.rest()) {
                     Some(clean) => entries.pass_next(clean),
                     None => break,
@@ -228,15 +209,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
             let Some(part) = entries.next() else { break };
             let word = part.word();
-            match decode::<F>(V::N, word) {
+            match decode::<F>(v.n(), word) {
                 Entry::Table(below) => {
-                    self.visit_below::<V::Below, T>(below, part.at(), part.len(), pass);
+                    below!(v, v => self.visit_below(v, below, part.at(), part.len(), pass));
                 }
                 Entry::Leaf { .. } if F::is_dirty(word) => {
-                    entries.pass(if V::N == 0 {
+                    entries.pass(if v.n() == 0 {
                         self.visit_pages(table, &part, pass)
                     } else {
-                        self.visit_leaf::<V, T>(table, &part, word, pass)
+                        self.visit_leaf(v, table, &part, word, pass)
                     });
                 }
                 _ => {}
@@ -284,7 +265,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             end += count;
         }
         if end == 0 {
-            return self.visit_leaf::<L<0>, T>(table, part, last, pass);
+            return self.visit_leaf(L::<0>, table, part, last, pass);
         }
         if T::CLEAN {
             self.memory.written(cells.get(..end).unwrap_or(&[]));
@@ -299,20 +280,21 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Visits the dirty leaf with the entry `word` that `part` is, or is one of. Returns how many
     /// entries it has from there on.
     #[inline]
-    fn visit_leaf<V: Level, T: Visitor>(
+    fn visit_leaf<T: Visitor>(
         &self,
+        v: impl Level,
         table: u64,
         part: &Part<'_, F, M::Cell>,
         word: u64,
         pass: &mut Pass<'_, T>,
     ) -> usize {
-        let own = F::shift(V::N);
-        let log2 = match F::decode(V::N, word) {
+        let own = F::shift(v.n());
+        let log2 = match F::decode(v.n(), word) {
             Entry::Leaf { log2, .. } if !F::DIRTY_BY_ENTRY => log2.max(own),
             _ => own,
         };
         let count = 1usize << (log2 - own);
-        let nth = self.index(V::N, part.base()) & (count - 1);
+        let nth = self.index(v.n(), part.base()) & (count - 1);
         let rest = (1u64 << log2) - 1;
         let first = part.base() & !rest;
         if T::CLEAN {
@@ -320,8 +302,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             let group = match count {
                 1 => slice::from_ref(part.cell),
                 _ => {
-                    let begin = self.index(V::N, first);
-                    super::part(self.cells(table, V::N), begin, count)
+                    let begin = self.index(v.n(), first);
+                    super::part(self.cells(table, v.n()), begin, count)
                 }
             };
             group.iter().for_each(clean::<F, _>);
@@ -329,7 +311,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         pass.add(rest + 1);
         let leaf = Span::new(pass.aperture.extend(first), rest + 1);
-        pass.visitor.leaf(leaf, V::N);
+        pass.visitor.leaf(leaf, v.n());
         count - nth
     }
 
@@ -348,35 +330,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             });
         }
         bytes
-    }
-}
-
-impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
-    /// See [`Table::harvest`]. What is written to meanwhile is in this harvest or in the next one.
-    pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
-        &self,
-        range: Span<Iova>,
-        pending: &mut Pending<W>,
-    ) -> Result<u64, DirtyError> {
-        let _guard = self.guard();
-        self.table.harvest_as(range, pending)
-    }
-
-    /// See [`Table::peek_dirty`]. `each` is called inside: it must not wait for another operation
-    /// on this table.
-    pub fn peek_dirty(
-        &self,
-        range: Span<Iova>,
-        each: impl FnMut(Span<Iova>),
-    ) -> Result<u64, DirtyError> {
-        let _guard = self.guard();
-        self.table.peek_dirty(range, each)
-    }
-
-    /// See [`Table::set_dirty`].
-    pub fn set_dirty(&self, range: Span<Iova>) -> Result<u64, DirtyError> {
-        let _guard = self.guard();
-        self.table.set_dirty(range)
     }
 }
 

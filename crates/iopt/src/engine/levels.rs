@@ -1,117 +1,60 @@
-//! Levels as types.
+//! Levels, as constants where most work is.
 
-/// A level as a type, so that everything that depends on it is a constant.
-pub(crate) trait Level {
-    /// The level; 0 is that of the smallest page.
-    const N: usize;
-    /// The level below; of level 0 itself.
-    type Below: Level;
+/// A level; 0 is that of the smallest page. Passes that decide about speed are compiled for each type of it: by [`L`] for
+/// levels 0 and 1, where nearly all entries are, so that shifts, table sizes and sizes of leaves are constants, and once by
+/// [`Upper`] for all above.
+pub(crate) trait Level: Copy {
+    fn n(self) -> usize;
 }
 
+/// A level that is a constant.
+#[derive(Clone, Copy)]
 pub(crate) struct L<const N: usize>;
 
-macro_rules! levels {
-    ($($n:literal => $below:literal),*) => {$(
-        impl Level for L<$n> {
-            const N: usize = $n;
-            type Below = L<$below>;
-        }
-    )*};
+impl<const N: usize> Level for L<N> {
+    #[inline(always)]
+    fn n(self) -> usize {
+        N
+    }
 }
 
-levels!(0 => 0, 1 => 0, 2 => 1, 3 => 2, 4 => 3, 5 => 4);
+/// A level from 2 on.
+#[derive(Clone, Copy)]
+pub(crate) struct Upper(pub(crate) usize);
 
-/// Calls `$body` with `$root` as the root of a table that begins at `$begin`, a
-/// [`Begin`](super::top::Begin), and `$level` as the type of its top level.
-macro_rules! at_top {
-    ($begin:expr, $format:ty, $level:ident, $root:ident => $body:expr) => {{
-        use $crate::engine::L;
-        let $crate::engine::top::Begin {
-            root: $root,
-            levels,
-        } = $begin;
-        // The guards are constants: levels that the format cannot have cost no code. The most
-        // levels that it can have need no comparison.
-        match levels {
-            1 if <$format>::MIN_LEVELS <= 1 && <$format>::MAX_LEVELS > 1 => {
-                type $level = L<0>;
-                $body
-            }
-            2 if <$format>::MIN_LEVELS <= 2 && <$format>::MAX_LEVELS > 2 => {
-                type $level = L<1>;
-                $body
-            }
-            3 if <$format>::MIN_LEVELS <= 3 && <$format>::MAX_LEVELS > 3 => {
-                type $level = L<2>;
-                $body
-            }
-            4 if <$format>::MIN_LEVELS <= 4 && <$format>::MAX_LEVELS > 4 => {
-                type $level = L<3>;
-                $body
-            }
-            5 if <$format>::MIN_LEVELS <= 5 && <$format>::MAX_LEVELS > 5 => {
-                type $level = L<4>;
-                $body
-            }
-            _ if <$format>::MAX_LEVELS >= 6 => {
-                type $level = L<5>;
-                $body
-            }
-            _ if <$format>::MAX_LEVELS == 5 => {
-                type $level = L<4>;
-                $body
-            }
-            _ if <$format>::MAX_LEVELS == 4 => {
-                type $level = L<3>;
-                $body
-            }
-            _ if <$format>::MAX_LEVELS == 3 => {
-                type $level = L<2>;
-                $body
-            }
-            _ if <$format>::MAX_LEVELS == 2 => {
-                type $level = L<1>;
-                $body
-            }
-            _ => {
-                type $level = L<0>;
-                $body
-            }
-        }
-    }};
+impl Level for Upper {
+    #[inline(always)]
+    fn n(self) -> usize {
+        self.0
+    }
 }
-pub(crate) use at_top;
 
-/// Calls `$body` with `$type` as the type of the level that the number `$level` says.
+/// Does `$body` with `$v` as the [`Level`] that the number `$level` says.
 macro_rules! at_level {
-    ($level:expr, $format:ty, $type:ident => $body:expr) => {{
-        use $crate::engine::L;
+    ($level:expr, $v:ident => $body:expr) => {
         match $level {
             0 => {
-                type $type = L<0>;
+                let $v = $crate::engine::L::<0>;
                 $body
             }
-            1 if <$format>::MAX_LEVELS > 1 => {
-                type $type = L<1>;
+            1 => {
+                let $v = $crate::engine::L::<1>;
                 $body
             }
-            2 if <$format>::MAX_LEVELS > 2 => {
-                type $type = L<2>;
-                $body
-            }
-            3 if <$format>::MAX_LEVELS > 3 => {
-                type $type = L<3>;
-                $body
-            }
-            4 if <$format>::MAX_LEVELS > 4 => {
-                type $type = L<4>;
-                $body
-            }
-            _ => {
-                type $type = L<5>;
+            upper => {
+                let $v = $crate::engine::Upper(upper);
                 $body
             }
         }
-    }};
+    };
 }
 pub(crate) use at_level;
+
+/// Does `$body` with `$v` as the level below that of the value `$above`. A table at level 0 has none below, and what is
+/// said of one there is never done.
+macro_rules! below {
+    ($above:ident, $v:ident => $body:expr) => {
+        $crate::engine::at_level!($above.n().saturating_sub(1), $v => $body)
+    };
+}
+pub(crate) use below;

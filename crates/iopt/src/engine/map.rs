@@ -1,19 +1,18 @@
 //! Map: plan, reserve, fill.
 
-use runs::{Pa, Span};
+use runs::{Pa, PageSizes, Span};
 
-use super::access::{Access, Exclusive};
+use super::claim::Claim;
 use super::entries::Order;
 use super::request::{Attributes, Cursor, Request};
 use super::row::{are_empty, first_occupied, store_leaves, store_single_leaves};
 use super::trust::set_aside;
-use super::{L, Level, Table, at_level, part};
+use super::{L, Level, Table, at_level, below, part};
 use crate::cell::{Cell, Series};
 use crate::error::{BrokenMemory, NoTables, TableMapError};
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::{Reserve, TableMemory};
-use crate::prot::Prot;
 
 /// Why a request was not filled in.
 pub(super) enum Stop {
@@ -43,91 +42,42 @@ pub(super) enum Target {
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Maps `runs`, laid end to end, from `iova` on.
-    ///
-    /// The largest leaves that alignment, length and the allowed sizes permit are used, stretch by
-    /// stretch. Either everything is mapped, or the table's bytes are what they were.
-    pub fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError> {
-        self.map_as(iova, runs, prot, Exclusive)
-    }
-
+    /// Maps one page by a path of its own, and everything else by one for all.
     #[inline(always)]
-    pub(crate) fn map_as<P: Access>(
+    pub(super) fn map_runs(
         &self,
         iova: u64,
         runs: &[Span<Pa>],
         attributes: impl Attributes,
-        access: P,
     ) -> Result<(), TableMapError> {
-        match self.map_page_here(iova, runs, attributes, access) {
+        match self.map_page(iova, runs, attributes) {
             Some(()) => Ok(()),
-            None => self.map_runs(iova, runs, attributes, access, None),
+            None => self.map_any(iova, runs, attributes, self.sizes, None),
         }
     }
 
-    /// With a gather, the empty tables that the request covers whole are given back first.
+    /// Maps with leaves of these sizes. With a gather, the empty tables that the request covers whole and that are claimed
+    /// are given back first.
     #[inline(never)]
-    fn map_runs<P: Access>(
+    pub(super) fn map_any(
         &self,
         iova: u64,
         runs: &[Span<Pa>],
         attributes: impl Attributes,
-        access: P,
-        anew: Option<&mut Gather>,
+        sizes: PageSizes,
+        anew: Option<(&mut Gather, Claim)>,
     ) -> Result<(), TableMapError> {
-        if self.map_straight(iova, runs, attributes, access).is_some() {
-            return Ok(());
-        }
-        let request = self.check_map(iova, runs, attributes)?;
-        if let Some(gather) = anew {
+        let mut request = self.check_map(iova, runs, attributes)?;
+        request.sizes = sizes;
+        if let Some((gather, claim)) = anew {
             self.intact()?;
             let (at, len) = (request.at, request.len);
-            let (table, level) = self.lowest::<P, true>(at, len, access);
+            let (table, level) = self.lowest::<true>(at, len);
             if level > 0 && !are_empty::<F, _>(self.entries_in(table, level, at, len).cells) {
-                self.unlink_emptied(at, len, gather, access);
+                self.unlink_emptied(at, len, gather, claim);
             }
         }
-        self.map_checked(request, access)
-    }
-
-    /// [`map`](Self::map) that first gives back the empty tables that were
-    /// [kept](Self::keep_empty_tables) in the range, so that the largest leaves can take their
-    /// place.
-    ///
-    /// Units may still look for entries in those tables: until the gather is flushed the new mapping
-    /// can be missing to them.
-    pub fn map_anew(
-        &mut self,
-        iova: u64,
-        runs: &[Span<Pa>],
-        prot: Prot,
-        gather: &mut Gather,
-    ) -> Result<(), TableMapError> {
-        self.map_runs(iova, runs, prot, Exclusive, Some(gather))
-    }
-
-    /// [`map_anew`](Self::map_anew) beside operations on other ranges.
-    pub(super) fn map_anew_beside(
-        &self,
-        iova: u64,
-        runs: &[Span<Pa>],
-        attributes: impl Attributes,
-        gather: &mut Gather,
-    ) -> Result<(), TableMapError> {
-        let len = runs
-            .iter()
-            .fold(0, |len: u64, run| len.saturating_add(run.len));
-        let access = self.owned(Span::new(iova, len), None);
-        self.map_runs(iova, runs, attributes, access, Some(gather))
-    }
-
-    #[inline(always)]
-    pub(crate) fn map_checked<P: Access>(
-        &self,
-        request: Request<'_>,
-        access: P,
-    ) -> Result<(), TableMapError> {
-        self.map_from(request, access)
+        self.map_from(request)
             .map_err(|stop| self.not_mapped(&request, stop))
     }
 
@@ -143,25 +93,21 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Stopped, it has stored nothing, unless the memory is broken.
     #[inline(always)]
-    fn map_from<P: Access>(&self, request: Request<'_>, access: P) -> Result<(), Stop> {
+    fn map_from(&self, request: Request<'_>) -> Result<(), Stop> {
         self.intact()?;
-        let (table, level) = self.lowest_to_map(&request, access)?;
+        let (table, level) = self.lowest_to_map(&request)?;
         if level == 0 {
-            self.map_row::<L<0>>(table, &request)?;
+            self.map_row(L::<0>, table, &request)?;
         } else {
-            at_level!(level, F, V => self.map_below::<V, P>(table, request, access))?;
+            at_level!(level, v => self.map_below(v, table, request))?;
         }
         Ok(self.intact()?)
     }
 
     /// The lowest table that all of the request goes through, and its level.
     #[inline(always)]
-    pub(super) fn lowest_to_map<P: Access>(
-        &self,
-        request: &Request<'_>,
-        access: P,
-    ) -> Result<(u64, usize), Stop> {
-        let (table, level) = self.lowest::<P, true>(request.at, request.len, access);
+    pub(super) fn lowest_to_map(&self, request: &Request<'_>) -> Result<(u64, usize), Stop> {
+        let (table, level) = self.lowest::<true>(request.at, request.len);
         if level == 0 && request.sizes.and(F::leaf_sizes(0)).is_empty() {
             // A table from elsewhere, with pages smaller than this one is to have.
             return Err(Stop::Occupied(request.at));
@@ -171,33 +117,21 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// From a table at level `V` on that all of the request goes through: plan, reserve, fill.
     #[inline(never)]
-    fn map_below<V: Level, P: Access>(
-        &self,
-        table: u64,
-        request: Request<'_>,
-        access: P,
-    ) -> Result<(), Stop> {
-        if self.map_row::<V>(table, &request)? {
+    fn map_below(&self, v: impl Level, table: u64, request: Request<'_>) -> Result<(), Stop> {
+        if self.map_row(v, table, &request)? {
             return Ok(());
         }
         let bits = request.bits;
         let mut cursor = Cursor::new(&request);
         let mut needed = 0;
-        self.plan::<V, P>(Some(table), &mut cursor.clone(), &mut needed)?;
+        self.plan(v, Some(table), &mut cursor.clone(), &mut needed)?;
         self.intact()?;
         let mut reserve = set_aside(&self.memory, needed)?;
         self.announce(&request);
         self.memory.descended();
-        self.fill::<V, P>(
-            table,
-            Target::Linked,
-            &mut cursor,
-            bits,
-            &mut reserve,
-            access,
-        );
+        self.fill(v, table, Target::Linked, &mut cursor, bits, &mut reserve);
         if needed > 0 {
-            self.count::<P>(needed - reserve.len(), 0);
+            self.count(needed - reserve.len(), 0);
             self.memory.give_back(reserve);
         }
         Ok(())
@@ -219,23 +153,24 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// First pass: every entry to be written is empty; counts the tables that are missing. `table` is
     /// `None` below an entry that is empty.
-    pub(super) fn plan<V: Level, P: Access>(
+    pub(super) fn plan(
         &self,
+        v: impl Level,
         table: Option<u64>,
         cursor: &mut Cursor<'_>,
         needed: &mut u64,
     ) -> Result<(), Stop> {
-        let cells: &[M::Cell] = table.map_or(&[], |table| self.cells(table, V::N));
-        let mut room = self.room(V::N, cursor.at, cursor.todo);
+        let cells: &[M::Cell] = table.map_or(&[], |table| self.cells(table, v.n()));
+        let mut room = self.room(v.n(), cursor.at, cursor.todo);
         while room > 0 {
-            let index = self.index(V::N, cursor.at);
+            let index = self.index(v.n(), cursor.at);
             let todo = cursor.todo;
-            match self.next_step::<V, P>(cells, index, cursor, room) {
+            match self.next_step(v, cells, index, cursor, room) {
                 Next::Leaves { log2, count, runs } => {
-                    if !P::SHARED || V::N == 0 {
-                        let entries = ((count * runs) << log2 >> F::shift(V::N)) as usize;
+                    if v.n() == 0 || !self.has_empty {
+                        let entries = ((count * runs) << log2 >> F::shift(v.n())) as usize;
                         if let Some(i) = first_occupied::<F, _>(part(cells, index, entries)) {
-                            let at = cursor.at + ((i as u64) << F::shift(V::N));
+                            let at = cursor.at + ((i as u64) << F::shift(v.n()));
                             return Err(Stop::Occupied(at));
                         }
                     }
@@ -246,7 +181,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
                 Next::Below => {
                     let word = cells.get(index).map_or(0, Cell::get_acquire);
-                    let below = match F::decode(V::N, word) {
+                    let below = match F::decode(v.n(), word) {
                         Entry::Table(below) => Some(below),
                         Entry::Empty => {
                             *needed += 1;
@@ -254,12 +189,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         }
                         Entry::Leaf { .. } => return Err(Stop::Occupied(cursor.at)),
                     };
-                    self.plan::<V::Below, P>(below, cursor, needed)?;
+                    below!(v, v => self.plan(v, below, cursor, needed))?;
                 }
                 Next::Nothing => {
                     // Ranges and runs are multiples of the smallest size: one that does not fit was not
                     // begun where the table says.
-                    self.broke(table.unwrap_or_default(), V::N);
+                    self.broke(table.unwrap_or_default(), v.n());
                     return Ok(());
                 }
             }
@@ -270,31 +205,36 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// How the request goes on at entry `index` of a table with these cells.
     ///
-    /// A table that is empty may still stand where a large leaf would fit: in the shared form, where
-    /// those who emptied it owned less than it spans; in both, where such tables are or were kept. Then
-    /// the request goes on in that table, with smaller leaves.
+    /// A table that is empty may still stand where a large leaf would fit: where operations on neighbouring ranges emptied
+    /// it, none of which owned all that it spans, and where such tables are or were kept. Then the request goes on in that
+    /// table, with smaller leaves.
     #[inline(always)]
-    fn next_step<V: Level, P: Access>(
+    fn next_step(
         &self,
+        v: impl Level,
         cells: &[M::Cell],
         index: usize,
         cursor: &Cursor<'_>,
         room: u64,
     ) -> Next {
-        let Some((mut log2, mut count)) = self.leaves_here(V::N, cursor, room) else {
-            return if V::N > 0 { Next::Below } else { Next::Nothing };
+        let Some((mut log2, mut count)) = self.leaves_here(v.n(), cursor, room) else {
+            return if v.n() > 0 {
+                Next::Below
+            } else {
+                Next::Nothing
+            };
         };
         let singles = self.single_leaves(cursor, (log2, count), room);
         let mut runs = singles.unwrap_or(1);
-        if V::N > 0 && (P::SHARED || self.has_empty) {
-            let entries = ((count * runs) << log2 >> F::shift(V::N)) as usize;
+        if v.n() > 0 && self.has_empty {
+            let entries = ((count * runs) << log2 >> F::shift(v.n())) as usize;
             let empty = first_occupied::<F, _>(part(cells, index, entries))
-                .map(|first| (first as u64) << F::shift(V::N));
+                .map(|first| (first as u64) << F::shift(v.n()));
             match empty {
                 None => {}
                 Some(bytes) if runs > 1 && bytes >> log2 > 0 => runs = bytes >> log2,
                 Some(0) => return Next::Below,
-                Some(bytes) => match self.leaves_here(V::N, cursor, bytes) {
+                Some(bytes) => match self.leaves_here(v.n(), cursor, bytes) {
                     Some(fewer) => (log2, count, runs) = (fewer.0, fewer.1, 1),
                     None => return Next::Below,
                 },
@@ -309,55 +249,55 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ///
     /// The memory is notified of the entries that were [`written`](TableMemory::written): of a new
     /// table before it is linked, of a linked one before the operation ends.
-    pub(super) fn fill<V: Level, P: Access>(
+    pub(super) fn fill(
         &self,
+        v: impl Level,
         table: u64,
         target: Target,
         cursor: &mut Cursor<'_>,
         bits: u64,
         reserve: &mut Reserve,
-        access: P,
     ) {
-        let cells = self.cells(table, V::N);
+        let cells = self.cells(table, v.n());
         // A table that cannot be reached has no entries yet, whatever its memory holds.
         let linked: &[M::Cell] = match target {
             Target::Linked => cells,
             Target::Zeroed | Target::Stale => &[],
         };
-        let begin = self.index(V::N, cursor.at);
+        let begin = self.index(v.n(), cursor.at);
         let mut end = begin;
         // Where the stretch began that is stored and that the memory was not told of.
         let mut stored = begin;
-        let mut room = self.room(V::N, cursor.at, cursor.todo);
+        let mut room = self.room(v.n(), cursor.at, cursor.todo);
         while room > 0 {
             let todo = cursor.todo;
-            match self.next_step::<V, P>(linked, end, cursor, room) {
+            match self.next_step(v, linked, end, cursor, room) {
                 Next::Leaves { log2, count, runs } => {
-                    let entries = ((count * runs) << log2 >> F::shift(V::N)) as usize;
+                    let entries = ((count * runs) << log2 >> F::shift(v.n())) as usize;
                     let here = part(cells, end, entries);
                     if runs > 1 {
                         let starts = cursor.starts(runs);
-                        store_single_leaves::<F, V, M::Cell>(here, starts, log2, bits);
+                        store_single_leaves::<F, M::Cell>(v, here, starts, log2, bits);
                         cursor.pass_single_leaves(log2, runs);
                     } else {
-                        let word = F::leaf(V::N, cursor.pa, log2, bits);
-                        store_leaves::<F, V, M::Cell>(here, word, log2);
+                        let word = F::leaf(v.n(), cursor.pa, log2, bits);
+                        store_leaves::<F, M::Cell>(v, here, word, log2);
                         cursor.advance(count << log2);
                     }
                     end += entries;
                 }
                 Next::Below => {
                     let word = linked.get(end).map_or(0, Cell::get_acquire);
-                    let mut below = match F::decode(V::N, word) {
+                    let mut below = match F::decode(v.n(), word) {
                         Entry::Table(below) => Some(below),
                         Entry::Empty | Entry::Leaf { .. } => None,
                     };
                     let Some(cell) = cells.get(end) else {
-                        return self.broke(table, V::N);
+                        return self.broke(table, v.n());
                     };
                     if below.is_none() {
                         let Some((new, zeroed)) = reserve.take(&self.memory) else {
-                            return self.broke(table, V::N);
+                            return self.broke(table, v.n());
                         };
                         let target = if zeroed {
                             Target::Zeroed
@@ -365,19 +305,19 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                             Target::Stale
                         };
                         let before = cursor.clone();
-                        self.fill::<V::Below, P>(new, target, cursor, bits, reserve, access);
+                        below!(v, v => self.fill(v, new, target, cursor, bits, reserve));
                         // The new table is complete before an entry leads to it.
-                        let link = self.format.table(V::N, new);
-                        if !P::SHARED || linked.is_empty() {
+                        let link = self.format.table(v.n(), new);
+                        if linked.is_empty() {
                             cell.set_release(link);
                         } else if let Err(now) = cell.set_if(word, link) {
                             // Another thread, which maps beside this range, has linked one.
-                            let Entry::Table(there) = F::decode(V::N, now) else {
-                                return self.broke(table, V::N);
+                            let Entry::Table(there) = F::decode(v.n(), now) else {
+                                return self.broke(table, v.n());
                             };
                             below = Some(there);
                             *cursor = before;
-                            let new = (new, V::N.saturating_sub(1));
+                            let new = (new, v.n().saturating_sub(1));
                             self.all_tables(new, Order::Below, &mut |table, _| {
                                 reserve.put(&self.memory, table);
                             });
@@ -386,14 +326,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     if let Some(below) = below {
                         self.wrote(cells, stored, end);
                         stored = end + 1;
-                        self.maps_below(cell, access);
+                        self.maps_below(cell);
                         let target = Target::Linked;
-                        self.fill::<V::Below, P>(below, target, cursor, bits, reserve, access);
+                        below!(v, v => self.fill(v, below, target, cursor, bits, reserve));
                     }
                     end += 1;
                 }
                 Next::Nothing => {
-                    return self.broke(table, V::N);
+                    return self.broke(table, v.n());
                 }
             }
             room -= todo - cursor.todo;

@@ -22,12 +22,11 @@
 //! own stores and what becomes of them are the subject of `dirty.rs`, which stands for all
 //! operations: no dirty bit is lost while tracking is on.
 //!
-//! # Levels are types
+//! # Levels are constants where most work is
 //!
-//! Each pass that decides about speed is a function of the level, and the level is a type: shifts,
-//! table sizes and the sizes of leaves are constants in the generated code, and the recursion ends at
-//! level 0 at compile time. One `match` on the number of levels, at the root, enters it. All others
-//! take the level as a number. Both go over the entries of a table in one way (`entries.rs`).
+//! Each pass that decides about speed is compiled three times for a format (`levels.rs`): for levels 0 and 1, where shifts,
+//! table sizes and the sizes of leaves are constants, and for all above. Others take the level as a number. All go over the
+//! entries of a table in one way (`entries.rs`).
 //!
 //! # Where the time goes
 //!
@@ -39,7 +38,7 @@
 //! * A table that will be linked is filled before it is reachable, and is zeroed only where it is not
 //!   filled.
 
-mod access;
+mod claim;
 mod clear;
 mod descend;
 mod dirty;
@@ -48,21 +47,21 @@ mod harvest;
 mod inside;
 mod inspect;
 mod levels;
+mod look;
 mod map;
-mod narrow;
 mod nodes;
+mod ops;
 mod page;
 mod planned;
+mod progress;
 mod protect;
 mod read;
-mod removal_check;
 mod removed;
 mod request;
 mod resize;
 mod row;
 mod shared;
 mod sink;
-mod straight;
 pub(crate) mod top;
 pub(crate) mod trust;
 mod unmap;
@@ -72,30 +71,29 @@ use core::fmt;
 use runs::{Iova, PageSizes, SizeHistogram, Span};
 
 use crate::cell::Cell;
-use crate::error::{BuildError, RangeError, TableUnmapError};
+use crate::error::{BuildError, RangeError};
 use crate::format::{Format, Root};
-use crate::gather::{Flushed, Gather};
+use crate::gather::Gather;
 use crate::memory::TableMemory;
-use crate::reclaim::{Guard, Unguarded};
+use crate::reclaim::Unguarded;
 
-use access::Access;
 #[cfg(feature = "alloc")]
-pub(crate) use access::Disjoint;
-pub(crate) use access::Exclusive;
+pub(crate) use claim::Owned;
 use entries::Order;
 pub(crate) use inspect::inspect;
 pub use inspect::{Damage, DamageKind};
-pub(crate) use levels::{L, Level, at_level, at_top};
+pub(crate) use levels::{L, Level, Upper, at_level, below};
 #[cfg(feature = "alloc")]
-pub(crate) use removal_check::Amount;
+pub(crate) use look::Amount;
 use top::Top;
 
 pub use inside::Inside;
-pub use narrow::{MapPages, Progress};
 pub use nodes::Nodes;
+pub use ops::TableOps;
 #[cfg(feature = "alloc")]
 pub(crate) use planned::Plan;
 pub use planned::Planned;
+pub use progress::{Bound, Progress};
 pub use read::{Leaf, Leaves};
 pub use resize::Interruption;
 pub use shared::SharedTable;
@@ -120,8 +118,10 @@ pub struct Table<F, M: TableMemory> {
     pub(crate) dirty: M::Link,
     /// Empty tables stay linked.
     pub(crate) keeps_empty: bool,
-    /// Some may be linked: they are kept, or were, or this is a copy of a table that kept them.
+    /// Some may be linked: they are kept, or were, or operations on parts of what a table spans have emptied it.
     pub(crate) has_empty: bool,
+    /// Other operations go on beside an operation.
+    pub(crate) shared: bool,
     /// The table with which the memory broke its contract first: see `trust.rs`.
     pub(crate) broken: M::Link,
 }
@@ -165,7 +165,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             tables: M::Link::default(),
             dirty: M::Link::default(),
             keeps_empty: false,
-            has_empty: false,
+            has_empty: true,
+            shared: true,
             broken: M::Link::default(),
         }
     }
@@ -174,7 +175,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// they translate is under way. Linux promises that, and others are to use a [`SharedTable`].
     #[inline(always)]
     pub fn unguarded(&self) -> Inside<'_, F, M, Unguarded> {
-        Inside::new(self, Guard::of_none(), None)
+        Inside::unguarded(self)
     }
 
     /// As [`with_page_sizes`](Self::with_page_sizes), for a format that is chosen at run time: it
@@ -224,6 +225,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             dirty: M::Link::default(),
             keeps_empty: false,
             has_empty: false,
+            shared: false,
             broken: M::Link::default(),
         })
     }
@@ -253,6 +255,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             dirty: self.dirty,
             keeps_empty: self.keeps_empty,
             has_empty: self.has_empty,
+            shared: self.shared,
             broken: self.broken,
         }
     }
@@ -269,7 +272,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         (above < usize::from(self.begin().levels)).then(|| F::shift(above))
     }
 
-    /// The sizes of leaves that [`map`](Self::map) uses.
+    /// The sizes of leaves that [`map`](TableOps::map) uses.
     pub fn page_sizes(&self) -> PageSizes {
         if F::GROWS {
             self.sizes.and(F::page_sizes(self.begin().levels))
@@ -285,20 +288,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Counts tables that came and went.
     #[inline(always)]
-    pub(crate) fn count<P: Access>(&self, added: u64, removed: u64) {
+    pub(crate) fn count(&self, added: u64, removed: u64) {
         if added == removed {
             return;
         }
         let mut there = self.tables.get();
-        loop {
-            let now = there.wrapping_add(added).wrapping_sub(removed);
-            if !P::SHARED {
-                return self.tables.set(now);
-            }
-            match self.tables.set_if(there, now) {
-                Ok(()) => return,
-                Err(found) => there = found,
-            }
+        let now = |there: u64| there.wrapping_add(added).wrapping_sub(removed);
+        while let Err(found) = self.tables.set_if(there, now(there)) {
+            there = found;
         }
     }
 
@@ -336,8 +333,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// mapped and unmapped without a table that changes hands, and unmapping needs no flush of upper
     /// levels.
     ///
-    /// [`give_back_empty_tables`](Self::give_back_empty_tables) gives them back, and so does
-    /// [`map_anew`](Self::map_anew) where it maps.
+    /// [`give_back_empty_tables`](TableOps::give_back_empty_tables) gives them back, and so does
+    /// [`map_anew`](TableOps::map_anew) where it maps.
     pub fn keep_empty_tables(&mut self, keep: bool) {
         self.keeps_empty = keep;
         self.has_empty |= keep;
@@ -351,24 +348,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             found |= address != root && self.is_empty(address, level.into());
         });
         self.has_empty = found;
-    }
-
-    /// Unlinks every empty table that has an entry for an address in `range`.
-    pub fn give_back_empty_tables(
-        &mut self,
-        range: Span<Iova>,
-        gather: &mut Gather,
-    ) -> Result<(), TableUnmapError> {
-        let at = self.check_range(range)?;
-        self.intact()?;
-        self.unlink_emptied(at, range.len, gather, Exclusive);
-        Ok(self.intact()?)
-    }
-
-    /// Gives back the tables of flushed gathers.
-    pub fn reclaim(&mut self, flushed: Flushed) {
-        self.told(flushed.root);
-        self.memory.reclaim(flushed.tables);
     }
 
     /// Takes the whole table down: everything is unmapped, and all tables, the root too, are in

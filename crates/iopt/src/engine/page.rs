@@ -1,18 +1,19 @@
 //! One page: a path of its own.
 //!
-//! What any request needs costs more than one page. So the usual case, a page whose table is there, is gone
+//! A request of any shape needs more than one page costs. So the usual case, a page whose table is there, is gone
 //! straight through: a few checks, the way down, one store. Whatever is not as usual ends here with nothing changed,
-//! and other paths do the work or find the error: `straight.rs` next.
+//! and `map.rs` and `unmap.rs` do the work or find the error.
 
 use core::slice;
 
 use runs::{Iova, Pa, Run, Span};
 
-use super::access::Access;
+use super::Table;
+use super::claim::Claim;
 use super::clear::has_neighbour;
+use super::descend::Place;
 use super::request::Attributes;
 use super::sink::{RunSink, Wants};
-use super::{Level, Table, at_top};
 use crate::cell::Cell;
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
@@ -21,12 +22,11 @@ use crate::memory::TableMemory;
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Maps `runs` if that is one page for which there is a table, with an empty entry, and no larger leaf.
     #[inline(always)]
-    pub(super) fn map_page_here<P: Access>(
+    pub(super) fn map_page(
         &self,
         iova: u64,
         runs: &[Span<Pa>],
         attributes: impl Attributes,
-        access: P,
     ) -> Option<()> {
         let [Span { start: pa, len, .. }] = *runs else {
             return None;
@@ -37,48 +37,42 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return None;
         }
         let bits = attributes.bits(&self.format)?;
-        let (cells, index) = self.page_entry::<P, true>(iova, access)?;
-        let cell = cells.get(index).filter(|cell| F::is_empty(cell.get()))?;
+        let place = self.page::<true>(iova)?;
+        let cell = place.cells.get(place.index)?;
+        if !F::is_empty(place.word) {
+            return None;
+        }
         let word = F::leaf(0, pa, F::shift(0), bits);
-        self.announce_run(Run { iova, pa, len }, word);
+        if self.memory.watches_runs() {
+            let run = Run { iova, pa, len };
+            self.memory.mapped(run, self.format.prot(0, word));
+        }
         cell.set(word);
         self.memory.written(slice::from_ref(cell));
         Some(())
     }
 
-    /// Whether `len` bytes from there on are a page.
+    /// Unmaps `range` if that is one page, and not the last one in a table that is to be freed then.
     #[inline(always)]
-    fn is_page(&self, start: u64, len: u64) -> bool {
-        let page = 1u64 << F::shift(0);
-        (len, start & (page - 1)) == (page, 0) && self.sizes.bits() & page != 0
-    }
-
-    #[inline(always)]
-    pub(super) fn announce_run(&self, run: Run, word: u64) {
-        if self.memory.watches_runs() {
-            self.memory.mapped(run, self.format.prot(0, word));
-        }
-    }
-
-    /// Unmaps `range` if that is one page, and not the last one in a table that the operation owns.
-    #[inline(always)]
-    pub(super) fn unmap_page_here<S: RunSink, P: Access>(
+    pub(super) fn unmap_page<S: RunSink>(
         &self,
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut S,
-        access: P,
+        claim: Claim,
     ) -> Option<()> {
         if !self.is_page(range.start, range.len) {
             return None;
         }
-        let (cells, index) = self.page_entry::<P, false>(range.start, access)?;
-        let cell = cells.get(index)?;
-        let pa = match F::decode(0, cell.get()) {
+        let place = self.page::<false>(range.start)?;
+        let cell = place.cells.get(place.index)?;
+        let pa = match place.entry {
             Entry::Leaf { pa, log2 } if log2 == F::shift(0) => pa,
             _ => return None,
         };
-        if self.frees_emptied(0, range.start, access) && !has_neighbour::<F, _>(cells, index, 1) {
+        if self.frees_emptied(0, range.start, claim)
+            && !has_neighbour::<F, _>(place.cells, place.index, 1)
+        {
             return None;
         }
         let mut dirty = false;
@@ -89,13 +83,34 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         self.memory.written(slice::from_ref(cell));
         let run = Run::new(range.start, Span::new(pa, range.len));
-        self.tell(run, 0, dirty, gather, sink);
+        self.report(run, 0, dirty, gather, sink);
         Some(())
     }
 
-    /// Tells of leaves at `level`, which were one run, that they are unmapped.
+    /// Whether `len` bytes from there on are a page.
     #[inline(always)]
-    pub(super) fn tell<S: RunSink>(
+    fn is_page(&self, start: u64, len: u64) -> bool {
+        let page = 1u64 << F::shift(0);
+        (len, start & (page - 1)) == (page, 0) && self.sizes.bits() & page != 0
+    }
+
+    /// The place of the page at `iova`, if there is a table for it. With `MAPS` the operation is about to map it.
+    #[inline(always)]
+    fn page<const MAPS: bool>(&self, iova: u64) -> Option<Place<'_, M::Cell>> {
+        if !self.aperture().covers(&Span::new(iova, 1)) {
+            return None;
+        }
+        let place = self.descend::<MAPS>(iova, 0);
+        if place.level > 0 || self.intact().is_err() {
+            return None;
+        }
+        self.memory.table_read(place.table);
+        Some(place)
+    }
+
+    /// Reports leaves at `level`, which were one run, as unmapped.
+    #[inline(always)]
+    pub(super) fn report<S: RunSink>(
         &self,
         run: Run,
         level: usize,
@@ -112,62 +127,5 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             Wants::Runs => sink.run(run),
             Wants::DirtyRuns => sink.dirty_run(run, dirty),
         }
-    }
-
-    /// The entries of the table at level 0 for the page at `iova`, and the index of its own. With
-    /// `MAPS` the operation is about to map it.
-    #[inline(always)]
-    fn page_entry<P: Access, const MAPS: bool>(
-        &self,
-        iova: u64,
-        access: P,
-    ) -> Option<(&[M::Cell], usize)> {
-        if !self.aperture().covers(&Span::new(iova, 1)) {
-            return None;
-        }
-        self.memory.descended();
-        // An index has no bits from above the aperture.
-        at_top!(self.begin(), F, Top, root => {
-            self.page_entry_below::<Top, P, MAPS>(root, iova, access)
-        })
-    }
-
-    #[inline(always)]
-    fn page_entry_below<V: Level, P: Access, const MAPS: bool>(
-        &self,
-        table: u64,
-        at: u64,
-        access: P,
-    ) -> Option<(&[M::Cell], usize)> {
-        let cells = self.cells(table, V::N);
-        if cells.len() != self.format.entries(V::N) {
-            // The long way says what is wrong with it.
-            return None;
-        }
-        let index = self.index(V::N, at);
-        if V::N == 0 {
-            return self.intact().is_ok().then_some((cells, index));
-        }
-        let cell = cells.get(index)?;
-        match F::decode(V::N, P::follow(cell)) {
-            Entry::Table(below) => {
-                if MAPS {
-                    self.maps_below(cell, access);
-                }
-                self.page_entry_inlined::<V::Below, P, MAPS>(below, at, access)
-            }
-            _ => None,
-        }
-    }
-
-    // A function of its own, so that the recursion is inlined level by level.
-    #[inline(always)]
-    fn page_entry_inlined<V: Level, P: Access, const MAPS: bool>(
-        &self,
-        table: u64,
-        at: u64,
-        access: P,
-    ) -> Option<(&[M::Cell], usize)> {
-        self.page_entry_below::<V, P, MAPS>(table, at, access)
     }
 }

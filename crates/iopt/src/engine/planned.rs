@@ -1,6 +1,6 @@
 //! Map in two calls: plan and reserve, then fill.
 //!
-//! [`Table::map`] takes both steps at once. Who maps the same in several tables, or in none of them, plans
+//! [`TableOps::map`](super::TableOps::map) takes both steps at once. Who maps the same in several tables, or in none of them, plans
 //! in all of them first: when the last plan is made every table page is reserved, nothing is stored
 //! anywhere, and no fill can fail. In between each table is borrowed, so that what was planned stays true.
 
@@ -8,7 +8,6 @@ use core::mem;
 
 use runs::{Pa, Span};
 
-use super::access::{Access, Exclusive};
 use super::map::{Stop, Target};
 use super::request::{Cursor, Request};
 use super::trust::{NotSetAside, set_aside};
@@ -23,8 +22,8 @@ use crate::prot::Prot;
 #[derive(Debug)]
 #[must_use = "nothing is mapped until it is filled"]
 pub struct Planned<'t, F: Format, M: TableMemory> {
-    table: &'t mut Table<F, M>,
-    plan: Plan<'t>,
+    pub(super) table: &'t Table<F, M>,
+    pub(super) plan: Plan<'t>,
 }
 
 /// What was planned, without the table.
@@ -42,34 +41,16 @@ pub(crate) struct Plan<'t> {
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Does of [`map`](Self::map) all that can fail. Tables come from `spare` as far as it has any, which
-    /// no other thread can take, and then from the memory.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`map`](Self::map); `spare` is as it was then.
-    pub fn plan_map<'t>(
-        &'t mut self,
-        iova: u64,
-        runs: &'t [Span<Pa>],
-        prot: Prot,
-        spare: Option<&'t mut Chain>,
-    ) -> Result<Planned<'t, F, M>, TableMapError> {
-        let plan = self.plan_request(iova, runs, prot, spare, Exclusive)?;
-        Ok(Planned { table: self, plan })
-    }
-
-    /// [`plan_map`](Self::plan_map), for callers that keep plan and table together.
-    pub(crate) fn plan_request<'t, P: Access>(
+    /// See [`TableOps::plan_map`](super::TableOps::plan_map); for callers that keep plan and table together.
+    pub(crate) fn plan_request<'t>(
         &self,
         iova: u64,
         runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
-        access: P,
     ) -> Result<Plan<'t>, TableMapError> {
         let request = self.check_map(iova, runs, prot)?;
-        let planned = self.plan_from(&request, access);
+        let planned = self.plan_from(&request);
         let (from, needed) = planned.map_err(|stop| self.not_mapped(&request, stop))?;
         let mut plan = Plan {
             request,
@@ -84,35 +65,27 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// See [`Planned::fill`].
-    pub(crate) fn fill_plan<P: Access>(
-        &self,
-        plan: &mut Plan<'_>,
-        access: P,
-    ) -> Result<(), TableMapError> {
+    pub(crate) fn fill_plan(&self, plan: &mut Plan<'_>) -> Result<(), TableMapError> {
         let (request, reserve) = (&plan.request, &mut plan.reserve);
         let (from, level) = plan.from;
         let mut cursor = Cursor::new(request);
         self.announce(request);
         self.memory.descended();
         let before = reserve.len();
-        at_level!(level, F, V => {
-            self.fill::<V, _>(from, Target::Linked, &mut cursor, request.bits, reserve, access);
+        at_level!(level, v => {
+            self.fill(v, from, Target::Linked, &mut cursor, request.bits, reserve);
         });
-        self.count::<P>(before - reserve.len(), 0);
+        self.count(before - reserve.len(), 0);
         Ok(self.intact()?)
     }
 
     /// Where to fill from, and how many tables that takes.
-    fn plan_from<P: Access>(
-        &self,
-        request: &Request<'_>,
-        access: P,
-    ) -> Result<((u64, usize), u64), Stop> {
+    fn plan_from(&self, request: &Request<'_>) -> Result<((u64, usize), u64), Stop> {
         self.intact()?;
-        let (table, level) = self.lowest_to_map(request, access)?;
+        let (table, level) = self.lowest_to_map(request)?;
         let (mut cursor, mut needed) = (Cursor::new(request), 0);
-        at_level!(level, F, V => {
-            self.plan::<V, P>(Some(table), &mut cursor, &mut needed)
+        at_level!(level, v => {
+            self.plan(v, Some(table), &mut cursor, &mut needed)
         })?;
         self.intact()?;
         Ok(((table, level), needed))
@@ -122,7 +95,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 impl<F: Format, M: TableMemory> Planned<'_, F, M> {
     /// Maps. Fails only where the table memory broke its contract.
     pub fn fill(mut self) -> Result<(), TableMapError> {
-        self.table.fill_plan(&mut self.plan, Exclusive)
+        self.table.fill_plan(&mut self.plan)
     }
 }
 

@@ -19,14 +19,13 @@
 use runs::{Iova, Run, Span};
 
 use super::entries::decode;
-use super::{Level, SharedTable, Table, at_top};
+use super::{Level, Table, at_level, below};
 use crate::cell::Cell;
 use crate::error::ProtectError;
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::TableMemory;
 use crate::prot::Prot;
-use crate::reclaim::Reclaim;
 
 /// What may change in place.
 const PERMISSIONS: Prot = Prot::RW.union(Prot::EXECUTE).union(Prot::PRIVILEGED);
@@ -51,22 +50,8 @@ enum Stop {
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Gives everything in `range` the permissions `prot`, in place: all of it is mapped and no leaf
-    /// reaches over its ends, or nothing happens. Addresses, sizes, and accessed and dirty bits stay
-    /// what they are; memory attributes ([`COHERENT`](Prot::COHERENT), [`DEVICE`](Prot::DEVICE),
-    /// [`UNCACHED`](Prot::UNCACHED)) cannot change.
-    ///
-    /// `gather` receives what must be flushed before the device is held to the new permissions.
-    pub fn protect(
-        &mut self,
-        range: Span<Iova>,
-        prot: Prot,
-        gather: &mut Gather,
-    ) -> Result<(), ProtectError> {
-        self.protect_as(range, prot, gather)
-    }
-
-    fn protect_as(
+    /// See [`TableOps::protect`](super::TableOps::protect).
+    pub(super) fn protect_range(
         &self,
         range: Span<Iova>,
         prot: Prot,
@@ -75,14 +60,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let request = self.check_protect(range, prot)?;
         self.intact()?;
         let (at, len) = (request.first, range.len);
-        let looked = at_top!(self.begin(), F, Top, root => {
-            self.look_below::<Top>(root, at, len, &request)
-        });
+        let (root, level) = self.begin().table();
+        let looked = at_level!(level, v => self.look_below(v, root, at, len, &request));
         self.intact()?;
         looked.map_err(|stop| self.refusal(&request, stop))?;
-        at_top!(self.begin(), F, Top, root => {
-            self.rewrite_below::<Top>(root, at, len, &request, gather);
-        });
+        at_level!(level, v => self.rewrite_below(v, root, at, len, &request, gather));
         Ok(self.intact()?)
     }
 
@@ -128,29 +110,30 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Looks for what forbids the change.
-    fn look_below<V: Level>(
+    fn look_below(
         &self,
+        v: impl Level,
         table: u64,
         at: u64,
         todo: u64,
         request: &Request,
     ) -> Result<(), Stop> {
         let attributes = request.prot.difference(PERMISSIONS);
-        for part in self.entries_in(table, V::N, at, todo) {
+        for part in self.entries_in(table, v.n(), at, todo) {
             let (base, word) = (part.base(), part.word());
-            match decode::<F>(V::N, word) {
+            match decode::<F>(v.n(), word) {
                 Entry::Leaf { log2, .. } => {
                     let rest = (1u64 << log2) - 1;
                     if base & !rest < request.first || base | rest > request.last {
                         return Err(Stop::InsideLeaf(base));
                     }
-                    if self.format.prot(V::N, word).difference(PERMISSIONS) != attributes {
+                    if self.format.prot(v.n(), word).difference(PERMISSIONS) != attributes {
                         return Err(Stop::Attributes(base));
                     }
                 }
                 Entry::Table(below) => {
                     let (at, len) = (part.at(), part.len());
-                    self.look_below::<V::Below>(below, at, len, request)?;
+                    below!(v, v => self.look_below(v, below, at, len, request))?;
                 }
                 Entry::Empty => return Err(Stop::Hole(part.at())),
             }
@@ -159,36 +142,37 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Second pass: replaces the entries.
-    fn rewrite_below<V: Level>(
+    fn rewrite_below(
         &self,
+        v: impl Level,
         table: u64,
         at: u64,
         todo: u64,
         request: &Request,
         gather: &mut Gather,
     ) {
-        let mut entries = self.entries_in(table, V::N, at, todo);
+        let mut entries = self.entries_in(table, v.n(), at, todo);
         while let Some(part) = entries.next() {
             match part.entry() {
                 Entry::Leaf { pa, log2 } => {
                     // The first pass has seen that the leaf lies in the range.
-                    let count = 1usize << log2.saturating_sub(F::shift(V::N));
+                    let count = 1usize << log2.saturating_sub(F::shift(v.n()));
                     let group = part.group(count);
-                    let word = F::leaf(V::N, pa, log2, request.bits);
-                    if self.rewrite_leaf::<V>(group, word) {
+                    let word = F::leaf(v.n(), pa, log2, request.bits);
+                    if self.rewrite_leaf(v, group, word) {
                         let iova = self.aperture().extend(part.base());
                         if self.memory.watches_runs() {
                             let run = Run::new(iova, Span::new(pa, 1 << log2));
                             self.memory.unmapped(run);
                             self.memory.mapped(run, request.prot);
                         }
-                        gather.add(Span::new(iova, 1 << log2), 1 << V::N);
+                        gather.add(Span::new(iova, 1 << log2), 1 << v.n());
                     }
                     entries.pass(count);
                 }
                 Entry::Table(below) => {
                     let (at, len) = (part.at(), part.len());
-                    self.rewrite_below::<V::Below>(below, at, len, request, gather);
+                    below!(v, v => self.rewrite_below(v, below, at, len, request, gather));
                 }
                 Entry::Empty => {}
             }
@@ -198,8 +182,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Replaces the entries of a leaf, the first of which becomes `word`. True when one of them was
     /// something else.
     #[inline]
-    fn rewrite_leaf<V: Level>(&self, cells: &[M::Cell], mut word: u64) -> bool {
-        let own = F::shift(V::N);
+    fn rewrite_leaf(&self, v: impl Level, cells: &[M::Cell], mut word: u64) -> bool {
+        let own = F::shift(v.n());
         let stride = if F::GROUPS_ADVANCE { F::stride(own) } else { 0 };
         let keeps_dirty = self.format.keeps_dirty();
         let mut changed = false;
@@ -228,18 +212,5 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             self.memory.written(cells);
         }
         changed
-    }
-}
-
-impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
-    /// See [`Table::protect`].
-    pub fn protect(
-        &self,
-        range: Span<Iova>,
-        prot: Prot,
-        gather: &mut Gather,
-    ) -> Result<(), ProtectError> {
-        let _guard = self.guard();
-        self.table.protect_as(range, prot, gather)
     }
 }

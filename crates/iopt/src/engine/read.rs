@@ -2,9 +2,9 @@
 
 use runs::{Iova, Joiner, Run, Span};
 
-use super::access::{Access, Exclusive};
+use super::descend::Place;
 use super::entries::{Entries, decode};
-use super::{Level, Table, at_level, at_top};
+use super::{Level, Table, at_level};
 use crate::cell::{Cell, Series};
 use crate::format::{Aperture, Entry, Format};
 use crate::memory::TableMemory;
@@ -25,93 +25,57 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The physical address of `iova`, if it is mapped.
     #[inline]
     pub fn translate(&self, iova: u64) -> Option<u64> {
-        self.translate_as::<Exclusive>(iova)
-    }
-
-    /// [`translate`](Self::translate), in this access.
-    #[inline(always)]
-    pub(super) fn translate_as<P: Access>(&self, iova: u64) -> Option<u64> {
         if !self.aperture().covers(&Span::new(iova, 1)) {
             return None;
         }
-        match self.last_entry::<P>(iova)? {
-            (Entry::Leaf { pa, log2 }, _) => Some(pa | iova & ((1 << log2) - 1)),
+        match self.last(iova).entry {
+            Entry::Leaf { pa, log2 } => Some(pa | iova & ((1 << log2) - 1)),
             _ => None,
         }
     }
 
-    /// The entry at which a walk to `at` ends, a leaf or an empty one, and for how many bytes it is, as a power of two.
+    /// The entry at which a walk to `at` ends.
     #[inline(always)]
-    pub(super) fn last_entry<P: Access>(&self, at: u64) -> Option<(Entry, u32)> {
-        self.memory.descended();
-        // An index has no bits from above the aperture.
-        at_top!(self.begin(), F, Top, root => self.last_from::<Top, P>(root, at))
-    }
-
-    #[inline(always)]
-    fn last_from<V: Level, P: Access>(&self, table: u64, at: u64) -> Option<(Entry, u32)> {
-        let cell = self.cells(table, V::N).get(self.index(V::N, at))?;
-        match F::decode(V::N, P::follow(cell)) {
-            Entry::Table(below) if V::N > 0 => self.last_inlined::<V::Below, P>(below, at),
-            entry => Some((entry, F::shift(V::N))),
-        }
-    }
-
-    // A function of its own, so that the recursion is inlined level by level.
-    #[inline(always)]
-    fn last_inlined<V: Level, P: Access>(&self, table: u64, at: u64) -> Option<(Entry, u32)> {
-        self.last_from::<V, P>(table, at)
+    pub(super) fn last(&self, at: u64) -> Place<'_, M::Cell> {
+        let place = self.descend::<false>(at, 0);
+        self.memory.table_read(place.table);
+        place
     }
 
     /// The leaf that maps `iova`, if there is one.
     pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
-        let (pa, log2, level, word) = self.find(iova)?;
+        if !self.aperture().covers(&Span::new(iova, 1)) {
+            return None;
+        }
+        let place = self.last(iova);
+        let Entry::Leaf { pa, log2 } = place.entry else {
+            return None;
+        };
         let len = 1 << log2;
         Some(Leaf {
             run: Run::new(iova & !(len - 1), Span::new(pa, len)),
-            prot: self.format.prot(level, word),
-            level: level as u8,
+            prot: self.format.prot(place.level, place.word),
+            level: place.level as u8,
         })
     }
 
-    /// The leaf's physical address, its size as a power of two, level and entry.
-    #[inline]
-    fn find(&self, iova: u64) -> Option<(u64, u32, usize, u64)> {
-        let aperture = self.aperture();
-        let at = aperture.strip(iova);
-        if aperture.extend(at) != iova {
-            return None;
-        }
-        self.memory.descended();
-        at_top!(self.begin(), F, Top, root => self.find_from::<Top>(root, at))
-    }
-
+    /// Whether [`give_back_empty_tables`](super::TableOps::give_back_empty_tables) may find any: not where one entry, or
+    /// two, are for all of `range`. A question that costs little before each large leaf.
     #[inline(always)]
-    pub(super) fn find_from<V: Level>(
-        &self,
-        table: u64,
-        at: u64,
-    ) -> Option<(u64, u32, usize, u64)> {
-        let word = self
-            .cells(table, V::N)
-            .get(self.index(V::N, at))?
-            .get_acquire();
-        match F::decode(V::N, word) {
-            Entry::Leaf { pa, log2 } => Some((pa, log2, V::N, word)),
-            Entry::Table(below) if V::N > 0 => self.find_below::<V>(below, at),
-            _ => None,
+    pub fn may_have_empty_tables(&self, range: Span<Iova>) -> bool {
+        let Ok(mut at) = self.check_range(range) else {
+            return false;
+        };
+        let last = at + (range.len - 1);
+        for _ in 0..2 {
+            let place = self.last(at);
+            let covered = at | ((1 << F::shift(place.level)) - 1);
+            if covered >= last {
+                return false;
+            }
+            at = covered + 1;
         }
-    }
-
-    // A function of its own, so that the recursion is inlined level by level.
-    #[inline(always)]
-    fn find_below<V: Level>(&self, below: u64, at: u64) -> Option<(u64, u32, usize, u64)> {
-        self.find_from_below::<V::Below>(below, at)
-    }
-
-    #[inline]
-    fn find_from_below<V: Level>(&self, table: u64, at: u64) -> Option<(u64, u32, usize, u64)> {
-        self.find_from::<V>(table, at)
+        true
     }
 
     /// The leaves that map at least one byte of `range`, in order; empty subtrees are skipped.
@@ -129,6 +93,24 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             here: Entries::none(),
             at: aperture.strip(range.start),
             todo,
+            word: 0,
+        }
+    }
+
+    /// [`leaves`](Self::leaves) of a range in the aperture that goes through one table.
+    pub(super) fn leaves_from(
+        &self,
+        (table, level): (u64, usize),
+        range: Span<Iova>,
+    ) -> Leaves<'_, F, M> {
+        let aperture = self.aperture();
+        let here = self.entries_in(table, level, aperture.strip(range.start), range.len);
+        Leaves {
+            table: self,
+            aperture,
+            at: here.last.wrapping_add(1),
+            todo: 0,
+            here,
             word: 0,
         }
     }
@@ -190,7 +172,7 @@ impl<'t, F: Format, M: TableMemory> Leaves<'t, F, M> {
     /// bytes of the range are left.
     fn descend(&mut self, at: u64, todo: u64) {
         self.table.memory.descended();
-        let (table, level, _) = self.table.lowest_with(at, 0);
+        let Place { table, level, .. } = self.table.walk(at, 0);
         self.here = self.table.entries_in(table, level, at, todo);
         self.at = self.here.last.wrapping_add(1);
         self.todo = todo - (self.here.last - at + 1);
@@ -221,11 +203,11 @@ impl<'t, F: Format, M: TableMemory> Leaves<'t, F, M> {
 
     /// Passes the leaves that go on as `leaf` does, which was just passed; returns their bytes.
     fn go_on(&mut self, leaf: &Leaf) -> u64 {
-        at_level!(usize::from(leaf.level), F, V => self.go_on_at::<V>(leaf))
+        at_level!(usize::from(leaf.level), v => self.go_on_at(v, leaf))
     }
 
-    fn go_on_at<V: Level>(&mut self, leaf: &Leaf) -> u64 {
-        let own = F::shift(V::N);
+    fn go_on_at(&mut self, v: impl Level, leaf: &Leaf) -> u64 {
+        let own = F::shift(v.n());
         if leaf.run.len != 1 << own {
             return 0;
         }

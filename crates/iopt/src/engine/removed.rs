@@ -14,11 +14,11 @@ pub(super) struct Removed<'a, S> {
     /// The run in the joiner was written to; only for sinks that want to know.
     dirty: bool,
     aperture: Aperture,
-    /// See [`RemovalCheck::is_known`](super::removal_check::RemovalCheck::is_known).
+    /// It is known, or not asked for, how much is mapped: all counts as mapped.
     pub(super) known: bool,
     /// Where all of it leads, if that is known to be one run: then leaves are not looked at for the sink.
     pub(super) one: Option<u64>,
-    /// See [`RemovalCheck::lowest`](super::removal_check::RemovalCheck::lowest).
+    /// See [`Look::lowest`](super::look::Look::lowest).
     pub(super) lowest: usize,
     /// First and last stripped address that was removed.
     hull: Option<(u64, u64)>,
@@ -63,9 +63,9 @@ impl<'a, S: RunSink> Removed<'a, S> {
         self.sink.wants()
     }
 
-    /// Tells the last run, and the gather what has to be flushed.
+    /// Tells the last run, and the gather what has to be flushed; returns that, too.
     #[inline(always)]
-    pub(super) fn finish(mut self) -> Outcome {
+    pub(super) fn finish(mut self) -> (Outcome, &'a mut Gather) {
         self.end_of_run();
         if let Some((first, last)) = self.hull {
             let range = Span::new(self.aperture.extend(first), last - first + 1);
@@ -75,7 +75,7 @@ impl<'a, S: RunSink> Removed<'a, S> {
             }
             self.gather.add(range, self.leaf_levels);
         }
-        self.outcome
+        (self.outcome, self.gather)
     }
 
     /// Leaves at `level`, from the stripped address `at` to `pa`.

@@ -156,7 +156,7 @@ pub(crate) struct Request<'r> {
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Tells the memory what is about to be mapped.
+    /// Tells the memory of the runs that are about to be mapped.
     #[inline(always)]
     pub(super) fn announce(&self, request: &Request<'_>) {
         if !self.memory.watches_runs() {

@@ -15,48 +15,49 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// In one table: looks whether the entries are empty, and writes the leaves. False, with nothing
     /// stored, when it takes more than leaves of this table; never so at level 0.
     #[inline(always)]
-    pub(super) fn map_row<V: Level>(
+    pub(super) fn map_row(
         &self,
+        v: impl Level,
         table: u64,
         request: &Request<'_>,
     ) -> Result<bool, Stop> {
         let mut cursor = Cursor::new(request);
-        if V::N > 0 {
-            let all = self.leaves_here(V::N, &cursor, request.len);
+        if v.n() > 0 {
+            let all = self.leaves_here(v.n(), &cursor, request.len);
             if all.is_none_or(|(log2, count)| count << log2 < request.len) {
                 return Ok(false);
             }
         }
-        let cells = self.cells(table, V::N);
-        let first = self.index(V::N, request.at);
-        let cells = part(cells, first, (request.len >> F::shift(V::N)) as usize);
+        let cells = self.cells(table, v.n());
+        let first = self.index(v.n(), request.at);
+        let cells = part(cells, first, (request.len >> F::shift(v.n())) as usize);
         if let Some(i) = first_occupied::<F, _>(cells) {
-            return match V::N {
+            return match v.n() {
                 0 => Err(Stop::Occupied(request.at + ((i as u64) << F::shift(0)))),
                 _ => Ok(false),
             };
         }
         self.announce(request);
         let mut rest = cells;
-        while let Some((log2, count)) = self.leaves_here(V::N, &cursor, u64::MAX) {
-            if V::N == 0 {
+        while let Some((log2, count)) = self.leaves_here(v.n(), &cursor, u64::MAX) {
+            if v.n() == 0 {
                 if let Some(runs) = self.single_leaves(&cursor, (log2, count), cursor.todo) {
                     let entries = (runs << log2 >> F::shift(0)) as usize;
                     let (here, behind) = rest.split_at_checked(entries).unwrap_or((rest, &[]));
                     let starts = cursor.starts(runs);
-                    store_single_leaves::<F, V, M::Cell>(here, starts, log2, request.bits);
+                    store_single_leaves::<F, M::Cell>(v, here, starts, log2, request.bits);
                     cursor.pass_single_leaves(log2, runs);
                     rest = behind;
                     continue;
                 }
             }
             let bytes = count << log2;
-            let entries = (bytes >> F::shift(V::N)) as usize;
+            let entries = (bytes >> F::shift(v.n())) as usize;
             let Some((here, behind)) = rest.split_at_checked(entries) else {
                 break;
             };
-            let word = F::leaf(V::N, cursor.pa, log2, request.bits);
-            store_leaves::<F, V, M::Cell>(here, word, log2);
+            let word = F::leaf(v.n(), cursor.pa, log2, request.bits);
+            store_leaves::<F, M::Cell>(v, here, word, log2);
             cursor.advance(bytes);
             rest = behind;
         }
@@ -75,24 +76,30 @@ pub(super) fn first_occupied<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
     cells.iter().position(|cell| !F::is_empty(cell.get()))
 }
 
-/// True when no entry is in use. Looks no further than a few entries behind the first that is.
+/// True when no entry is in use.
 #[inline(always)]
 pub(super) fn are_empty<F: Format, C: Cell>(cells: &[C]) -> bool {
-    cells
-        .chunks(64)
-        .all(|some| first_occupied::<F, C>(some).is_none())
+    first_occupied_in_parts::<F, C>(cells).is_none()
+}
+
+/// [`first_occupied`] that reads no further than a few entries behind the one that it finds.
+#[inline(always)]
+pub(super) fn first_occupied_in_parts<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
+    const PART: usize = 64;
+    let mut parts = cells.chunks(PART).enumerate();
+    parts.find_map(|(nth, part)| Some(nth * PART + first_occupied::<F, C>(part)?))
 }
 
 /// Writes the entries of leaves of 2^`log2` bytes, the first of which has the entry `word`.
 #[inline(always)]
-pub(super) fn store_leaves<F: Format, V: Level, C: Cell>(cells: &[C], word: u64, log2: u32) {
-    let own = F::shift(V::N);
+pub(super) fn store_leaves<F: Format, C: Cell>(v: impl Level, cells: &[C], word: u64, log2: u32) {
+    let own = F::shift(v.n());
     let series = |next, stride| Series {
         next,
         stride,
         ignored: 0,
     };
-    if F::GROUPS_ADVANCE || F::leaf_sizes(V::N).bits().count_ones() <= 1 || log2 == own {
+    if F::GROUPS_ADVANCE || F::leaf_sizes(v.n()).bits().count_ones() <= 1 || log2 == own {
         C::set_series(cells, series(word, F::stride(own)));
     } else {
         let mut next = word;
@@ -105,25 +112,26 @@ pub(super) fn store_leaves<F: Format, V: Level, C: Cell>(cells: &[C], word: u64,
 
 /// Writes the entries of leaves of 2^`log2` bytes each, the first of which begins at `start`.
 #[inline(always)]
-pub(super) fn store_single_leaves<F: Format, V: Level, C: Cell>(
+pub(super) fn store_single_leaves<F: Format, C: Cell>(
+    v: impl Level,
     cells: &[C],
     (start, others): (u64, &[Span<Pa>]),
     log2: u32,
     bits: u64,
 ) {
-    let leaf = |start| F::leaf(V::N, start, log2, bits);
-    let size = 1 << (log2 - F::shift(V::N));
+    let leaf = |start| F::leaf(v.n(), start, log2, bits);
+    let size = 1 << (log2 - F::shift(v.n()));
     let Some((first, rest)) = cells.split_at_checked(size) else {
         return;
     };
-    store_leaves::<F, V, C>(first, leaf(start), log2);
-    if F::leaf_sizes(V::N).bits().count_ones() <= 1 || size == 1 {
+    store_leaves::<F, C>(v, first, leaf(start), log2);
+    if F::leaf_sizes(v.n()).bits().count_ones() <= 1 || size == 1 {
         for (cell, run) in rest.iter().zip(others) {
             cell.set(leaf(run.start));
         }
     } else {
         for (group, run) in rest.chunks_exact(size).zip(others) {
-            store_leaves::<F, V, C>(group, leaf(run.start), log2);
+            store_leaves::<F, C>(v, group, leaf(run.start), log2);
         }
     }
 }

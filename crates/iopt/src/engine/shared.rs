@@ -21,7 +21,7 @@
 //! range, or more if the caller [says so](SharedTable::owning). Nothing of that can be mapped or linked
 //! by another operation, so one store unlinks it. An address space owns the gap between two areas;
 //! who does not leaves an emptied table linked, and what is mapped there next is mapped in it, in smaller
-//! leaves than it could be ([`map_anew`](SharedTable::map_anew) gives it back first).
+//! leaves than it could be ([`map_anew`](super::TableOps::map_anew) gives it back first).
 //!
 //! **Guards.** Every operation holds a guard while it looks at tables, so that none of them is
 //! reused meanwhile: see [`reclaim`](crate::reclaim). Readers hold nothing else, and may read what others
@@ -37,31 +37,30 @@
 //! **Unlinked tables** go through the gather and the flush as ever; [`reclaim`](SharedTable::reclaim)
 //! then keeps them until every guard is gone that was held when they were unlinked.
 
-use runs::{Iova, Pa, Span};
+use runs::{Iova, Span};
 
+use super::Table;
+use super::claim::Owned;
 use super::inside::Inside;
-use super::sink::RunSink;
-use super::{Leaf, Table};
-use crate::error::{BrokenMemory, BuildError, TableMapError, TableUnmapError};
+use crate::error::{BuildError, DirtyError};
 use crate::format::{Format, Root};
 use crate::gather::{Flushed, Gather};
-use crate::memory::{Chain, TableMemory};
-use crate::prot::Prot;
-use crate::reclaim::{DefaultReclaim, Guard, Readers, Reclaim};
+use crate::memory::TableMemory;
+use crate::reclaim::{DefaultReclaim, Readers, Reclaim};
 
-/// A [`Table`] that many threads map, unmap and read at once.
+/// A [`Table`] that many threads map, unmap and read at once: [`enter`](Self::enter) leads to its operations.
 ///
 /// Operations that change it and run at once have ranges that do not overlap: that is the caller's part,
 /// and where it fails translations may be wrong, anywhere in the table. They never wait for each other.
 ///
 /// Tables that were unlinked stay out of use until every thread has left that was inside by then; `R` says
 /// how these are known ([`reclaim`](crate::reclaim)). While the scheduler has stopped one of those, memory
-/// that is just large enough may run out ([`TableMapError::NoTables`](crate::TableMapError::NoTables)):
-/// [`poll`](Self::poll) and try again. The operations of this type do that once themselves, those of [`Inside`] do not.
+/// that is just large enough may run out ([`TableMapError::NoTables`](crate::TableMapError::NoTables)): leave,
+/// [`poll`](Self::poll) and try again. [`AnyTable`](crate::AnyTable) does that once itself.
 #[derive(Debug)]
 pub struct SharedTable<F, M: TableMemory, R = DefaultReclaim> {
-    pub(super) table: Table<F, M>,
-    pub(super) readers: Readers<R, M::Link>,
+    table: Table<F, M>,
+    readers: Readers<R, M::Link>,
 }
 
 impl<F: Format, M: TableMemory> SharedTable<F, M> {
@@ -73,11 +72,10 @@ impl<F: Format, M: TableMemory> SharedTable<F, M> {
 
 impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
     /// Shares a table whose readers are known by `reclaim`.
-    pub fn with_reclaim(table: Table<F, M>, reclaim: R) -> Self {
-        Self {
-            table,
-            readers: Readers::new(reclaim),
-        }
+    pub fn with_reclaim(mut table: Table<F, M>, reclaim: R) -> Self {
+        (table.shared, table.has_empty) = (true, true);
+        let readers = Readers::new(reclaim);
+        Self { table, readers }
     }
 
     /// The table by itself again. Tables that waited for readers are given back.
@@ -86,175 +84,70 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         self.readers.give_all_back(&self.table.memory);
         let mut table = self.table;
         table.format = table.format();
+        table.shared = false;
         table.look_for_empty_tables();
         table
     }
 
-    /// The root from which a unit walks this table.
-    pub fn root(&self) -> Root {
-        self.table.root()
+    /// Goes inside, where the operations are: see [`Inside`].
+    #[inline(always)]
+    pub fn enter(&self) -> Inside<'_, F, M, R> {
+        Inside::guarded(&self.table, &self.readers, Owned::Named)
     }
 
-    /// The format, with its configuration.
-    pub fn format(&self) -> F {
-        self.table.format()
+    /// As [`enter`](Self::enter), for operations that own `range` and not only what they name:
+    /// tables that `range` spans whole are unlinked when they have become empty.
+    #[inline(always)]
+    pub fn owning(&self, range: Span<Iova>) -> Inside<'_, F, M, R> {
+        Inside::guarded(&self.table, &self.readers, Owned::Span(range))
     }
 
     /// See [`Table::grow`]. Readers go on meanwhile, and no operation may change the table.
     pub fn grow(&self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
-        let none = |error: &BuildError| matches!(error, BuildError::NoTables(_));
-        self.once_more(none, || {
-            let _guard = self.guard();
-            self.table.grow_top(levels, gather)
-        })?;
-        Ok(self.table.root())
+        let inside = self.enter();
+        inside.grow_top(levels, gather)?;
+        Ok(inside.root())
     }
 
-    /// See [`Table::intact`].
-    pub fn intact(&self) -> Result<(), BrokenMemory> {
-        self.table.intact()
-    }
-
-    /// Does `operation`, and once more if it found no tables ([`more_tables`](Self::more_tables)). It goes
-    /// inside itself: tables wait for this thread, too.
-    pub(super) fn once_more<T, E>(
-        &self,
-        no_tables: impl Fn(&E) -> bool,
-        mut operation: impl FnMut() -> Result<T, E>,
-    ) -> Result<T, E> {
-        match operation() {
-            Err(error) if no_tables(&error) && self.more_tables() => operation(),
-            done => done,
-        }
-    }
-
-    /// Gives back tables that waited to be given back together. False when there were none: then there is no
-    /// reason to try again.
-    #[cold]
-    fn more_tables(&self) -> bool {
-        let waited = !self.readers.is_idle();
-        if waited {
-            self.poll();
-        }
-        waited
-    }
-
-    /// The table, for callers that hold a guard.
-    #[inline]
-    pub(crate) fn table(&self) -> &Table<F, M> {
-        &self.table
-    }
-
-    /// Reclaims flushed tables as soon as no reader can hold them.
-    pub(super) fn retire(&self, tables: Chain) {
-        self.readers.retire(&self.table.memory, tables);
-    }
-
-    #[inline]
-    pub(crate) fn guard(&self) -> Guard<'_, R> {
-        self.readers.enter(&self.table.memory)
-    }
-
-    /// Goes inside, to do several things there: see [`Inside`].
-    #[inline]
-    pub fn enter(&self) -> Inside<'_, F, M, R> {
-        Inside::new(&self.table, self.guard(), None)
-    }
-
-    /// As [`enter`](Self::enter), for an operation that owns `range` and not only what it removes:
-    /// tables that `range` spans whole are unlinked when they have become empty.
-    #[inline]
-    pub fn owning(&self, range: Span<Iova>) -> Inside<'_, F, M, R> {
-        Inside::new(&self.table, self.guard(), Some(range))
-    }
-
-    /// See [`Table::map`].
-    pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError> {
-        let done = self.enter().map(iova, runs, prot);
-        match done {
-            Err(TableMapError::NoTables(_)) if self.more_tables() => {
-                self.map_again(iova, runs, prot)
-            }
-            done => done,
-        }
-    }
-
-    // As `once_more`, but what is not usual is not inlined: the usual way stays short.
-    #[cold]
-    #[inline(never)]
-    fn map_again(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), TableMapError> {
-        self.enter().map(iova, runs, prot)
-    }
-
-    /// See [`Table::map_anew`]. Of empty tables those are given back that the range covers whole.
-    pub fn map_anew(
-        &self,
-        iova: u64,
-        runs: &[Span<Pa>],
-        prot: Prot,
-        gather: &mut Gather,
-    ) -> Result<(), TableMapError> {
-        let none = |error: &TableMapError| matches!(error, TableMapError::NoTables(_));
-        self.once_more(none, || {
-            let _guard = self.guard();
-            self.table.map_anew_beside(iova, runs, prot, gather)
-        })
-    }
-
-    /// See [`Table::give_back_empty_tables`]: those are unlinked that the range covers whole.
-    pub fn give_back_empty_tables(
-        &self,
-        range: Span<Iova>,
-        gather: &mut Gather,
-    ) -> Result<(), TableUnmapError> {
-        self.enter().give_back_empty_tables(range, gather)
-    }
-
-    /// See [`Table::unmap`].
-    pub fn unmap(
-        &self,
-        range: Span<Iova>,
-        gather: &mut Gather,
-        sink: &mut impl RunSink,
-    ) -> Result<(), TableUnmapError> {
-        self.enter().unmap(range, gather, sink)
-    }
-
-    /// See [`Table::unmap_mapped`].
-    pub fn unmap_mapped(
-        &self,
-        range: Span<Iova>,
-        gather: &mut Gather,
-        sink: &mut impl RunSink,
-    ) -> Result<u64, TableUnmapError> {
-        self.enter().unmap_mapped(range, gather, sink)
-    }
-
-    /// See [`Table::clear`].
-    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), TableUnmapError> {
-        self.enter().clear(range, gather)
-    }
-
-    /// See [`Table::translate`]. What it says was true at some time during the call.
-    #[inline]
-    pub fn translate(&self, iova: u64) -> Option<u64> {
-        self.enter().translate(iova)
-    }
-
-    /// See [`Table::leaf_at`]. What it says was true at some time during the call.
-    pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
-        self.enter().leaf_at(iova)
+    /// See [`Table::track_dirty`]. Waits for every operation that is under way: when it returns, no
+    /// unmap goes on that has not seen the change. Not to be called [inside](Self::enter).
+    pub fn track_dirty(&self, on: bool) -> Result<(), DirtyError> {
+        self.table.set_tracking(on)?;
+        self.readers.wait_for_all(&self.table.memory);
+        Ok(())
     }
 
     /// Gives back the tables of flushed gathers, as soon as no reader can hold them: now, or
     /// at a later call.
     pub fn reclaim(&self, flushed: Flushed) {
         self.table.told(flushed.root);
-        self.retire(flushed.tables);
+        self.readers.retire(&self.table.memory, flushed.tables);
     }
 
     /// Gives back tables that waited for readers. True when none is left waiting.
     pub fn poll(&self) -> bool {
         self.readers.poll(&self.table.memory)
+    }
+
+    #[cfg(feature = "alloc")]
+    pub(crate) fn enter_as(&self, owned: Owned) -> Inside<'_, F, M, R> {
+        Inside::guarded(&self.table, &self.readers, owned)
+    }
+
+    /// True when no table waits for readers.
+    #[cfg(feature = "alloc")]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.readers.is_idle()
+    }
+
+    #[cfg(feature = "alloc")]
+    pub(crate) fn guard(&self) -> crate::reclaim::Guard<'_, R> {
+        self.readers.enter(&self.table.memory)
+    }
+
+    /// The table, for what needs no guard: what no operation changes, or a caller that is inside.
+    #[cfg(feature = "alloc")]
+    pub(crate) fn table(&self) -> &Table<F, M> {
+        &self.table
     }
 }

@@ -25,7 +25,6 @@
 //! the unit, and [`reclaim`](Table::reclaim) records that in the table.
 
 use super::Table;
-use super::access::Exclusive;
 use super::trust::set_aside;
 use crate::cell::Cell;
 use crate::error::BuildError;
@@ -156,7 +155,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let (root, added) = self.add_levels((!empty).then_some(old.root), first, levels)?;
         // The new tables are complete before a walk begins there.
         self.top.now.set_release(Begin { root, levels }.word());
-        self.count::<Exclusive>(added.len(), u64::from(empty));
+        self.count(added.len(), u64::from(empty));
         if empty {
             gather.add_table(self, old.root);
         }

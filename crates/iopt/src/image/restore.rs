@@ -4,7 +4,7 @@ use super::parse::TableImage;
 use super::{Image, ImageError};
 use crate::cell::Cell;
 use crate::engine::trust::set_aside;
-use crate::engine::{Damage, DamageKind, Exclusive, Table, inspect};
+use crate::engine::{Damage, DamageKind, Table, inspect};
 use crate::error::BuildError;
 use crate::format::{Entry, Format};
 use crate::memory::{Reserve, TableMemory};
@@ -35,7 +35,7 @@ impl Image<'_> {
             memory.reclaim(gather.never_walked().into_tables());
             return Err(cause);
         }
-        table.count::<Exclusive>(below, 0);
+        table.count(below, 0);
         table.announce_all();
         Ok(table)
     }

@@ -1,6 +1,6 @@
 //! The engine's readers over tables in which anything may stand.
 
-use iopt::{Above, Aperture, Cell, Format, Leaf, Prot, Table};
+use iopt::{Above, Aperture, Cell, Format, Leaf, Prot, Table, TableOps as _};
 use runs::Span;
 
 use super::Bytes;

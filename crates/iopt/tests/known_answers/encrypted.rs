@@ -6,7 +6,9 @@
 
 use iopt::format::{AmdV1, X86_64};
 use iopt::walk::{Access, WalkReason, Walker};
-use iopt::{BuildError, Chain, Format, Gather, HeapTables, Prot, Table, TableMemory};
+use iopt::{
+    BuildError, Chain, Format, Gather, HeapTables, Prot, Table, TableMemory, TableOps as _,
+};
 use runs::Span;
 
 const PAGE: u64 = 4096;

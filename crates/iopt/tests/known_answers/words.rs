@@ -1,7 +1,7 @@
 //! Words of tables, compared with words that were put together by hand.
 
 use iopt::format::Entry;
-use iopt::{Format, HeapArena, Prot, Table};
+use iopt::{Format, HeapArena, Prot, Table, TableOps as _};
 use runs::Span;
 
 /// Maps each `(iova, pa, bytes)` in a new table whose root is at `root`, then compares each

@@ -2,7 +2,9 @@
 //! a part is one to the whole.
 
 use iopt::format::{AmdV1, Entry, RiscV, VtdSs, X86_64};
-use iopt::{Cell, Format, Gather, HeapTables, Interruption, Prot, Table, TableMemory};
+use iopt::{
+    Cell, Format, Gather, HeapTables, Interruption, Prot, Table, TableMemory, TableOps as _,
+};
 use runs::Span;
 
 const PAGE: u64 = 4096;

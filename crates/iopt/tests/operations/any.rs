@@ -10,7 +10,7 @@ use iopt::format::{
 };
 use iopt::{
     AnyTable, BuildError, Format, FormatId, Gather, HeapArena, HeapTables, Interruption, Leaf,
-    Prot, ResizeError, Table,
+    Prot, ResizeError, Table, TableOps as _,
 };
 use runs::{PageSizes, Run, Span};
 
@@ -71,7 +71,11 @@ macro_rules! beside {
         }
 
         let mut gather = Gather::new();
-        assert!(any.unmap(beyond, &mut gather, &mut iopt::NoRuns).is_err());
+        assert!(
+            any.owning(beyond)
+                .unmap(beyond, &mut gather, &mut iopt::NoRuns)
+                .is_err()
+        );
         let mut runs: Vec<Run> = Vec::new();
         let range = Span::new(first + page, 40 * page);
         let owner = any.alone();

@@ -7,7 +7,7 @@ use iopt::format::{AmdV1, ArmOptions, ArmStage1, BreakBeforeMake, K4, VtdSs};
 use iopt::{
     AtomicMeta, BrokenMemory, BuildError, Chain, DirtyError, Format, Gather, HeapTables,
     Interruption, NoRuns, NoTables, Pending, Prot, ProtectError, Reserve, ResizeError, SharedTable,
-    Table, TableMapError, TableMemory, TableUnmapError, WithDirty,
+    Table, TableMapError, TableMemory, TableOps as _, TableUnmapError, WithDirty,
 };
 use runs::Span;
 
@@ -158,43 +158,56 @@ fn flush(_: &iopt::Invalidation) -> Result<(), ()> {
     Ok(())
 }
 
-/// The operations of both forms: a range over two leaf tables of pages, and a large leaf behind it.
+/// Ways to the operations of a table.
+macro_rules! by_mut {
+    ($table:ident) => {
+        $table
+    };
+}
+
+macro_rules! by_guard {
+    ($table:ident) => {
+        $table.enter()
+    };
+}
+
+/// The operations by either way: a range over two leaf tables of pages, and a large leaf behind it.
 macro_rules! operations {
-    ($table:ty, $F:ty, $($more:expr),*) => {{
+    ($way:ident, $table:ty, $F:ty, $($more:expr),*) => {{
         let operations: Vec<Operation<$F, $table>> = vec![
             ("map", |table, _| {
                 let runs = [Span::new(G1 + PAGE, 3 * PAGE), Span::new(2 * G1, M2 + PAGE)];
-                result(table.map(8 * G1 + M2 - PAGE, &runs, Prot::RW))
+                result($way!(table).map(8 * G1 + M2 - PAGE, &runs, Prot::RW))
             }, std::marker::PhantomData),
             ("map of one run in one table", |table, _| {
-                result(table.map(WHERE - 20 * PAGE, &[Span::new(G1 + PAGE, 3 * PAGE)], Prot::RW))
+                result($way!(table).map(WHERE - 20 * PAGE, &[Span::new(G1 + PAGE, 3 * PAGE)], Prot::RW))
             }, std::marker::PhantomData),
             ("map_anew", |table, gather| {
-                result(table.map_anew(8 * G1, &[Span::new(2 * G1, 2 * M2)], Prot::RW, gather))
+                result($way!(table).map_anew(8 * G1, &[Span::new(2 * G1, 2 * M2)], Prot::RW, gather))
             }, std::marker::PhantomData),
             ("unmap", |table, gather| {
-                result(table.unmap(Span::new(WHERE, 8 * PAGE), gather, &mut NoRuns))
+                result($way!(table).unmap(Span::new(WHERE, 8 * PAGE), gather, &mut NoRuns))
             }, std::marker::PhantomData),
             ("unmap_mapped", |table, gather| {
-                result(table.unmap_mapped(Span::new(4 * G1, G1), gather, &mut NoRuns))
+                result($way!(table).unmap_mapped(Span::new(4 * G1, G1), gather, &mut NoRuns))
             }, std::marker::PhantomData),
             ("protect", |table, gather| {
-                result(table.protect(Span::new(WHERE, 8 * PAGE), Prot::READ, gather))
+                result($way!(table).protect(Span::new(WHERE, 8 * PAGE), Prot::READ, gather))
             }, std::marker::PhantomData),
             ("split", |table, gather| {
                 let range = Span::new(5 * G1, M2);
-                result(table.split(range, PAGE, Interruption::Allowed, gather, flush))
+                result($way!(table).split(range, PAGE, Interruption::Allowed, gather, flush))
             }, std::marker::PhantomData),
             ("cut", |table, gather| {
-                result(table.cut(5 * G1 + 9 * PAGE, Interruption::Allowed, gather, flush))
+                result($way!(table).cut(5 * G1 + 9 * PAGE, Interruption::Allowed, gather, flush))
             }, std::marker::PhantomData),
             ("merge", |table, gather| {
                 let range = Span::new(6 * G1, M2);
-                result(table.merge(range, Interruption::Allowed, gather, flush))
+                result($way!(table).merge(range, Interruption::Allowed, gather, flush))
             }, std::marker::PhantomData),
             ("unmap_cutting", |table, gather| {
                 let (range, sink) = (Span::new(5 * G1 + PAGE, PAGE), &mut NoRuns);
-                let done = table.unmap_cutting(range, Interruption::Allowed, gather, sink, flush);
+                let done = $way!(table).unmap_cutting(range, Interruption::Allowed, gather, sink, flush);
                 match done {
                     Err(ResizeError::Unmap(cause)) => Err(cause.named()),
                     other => result(other),
@@ -207,8 +220,8 @@ macro_rules! operations {
                 let range = Span::new(WHERE, 8 * PAGE);
                 let mut pending = Pending::new([0; 1], range, PAGE).unwrap();
                     let sink = &mut WithDirty(|_, _| ());
-                    let done = result(table.harvest(range, &mut pending))
-                        .and_then(|()| result(table.unmap(range, gather, sink)));
+                    let done = result($way!(table).harvest(range, &mut pending))
+                        .and_then(|()| result($way!(table).unmap(range, gather, sink)));
                     table.track_dirty(false).unwrap();
                     done
             }, std::marker::PhantomData),
@@ -297,6 +310,7 @@ fn both_forms<F: Format>(format: F) {
     type Exclusive<F> = Table<F, Arc<Breaking>>;
     type Shared<F> = SharedTable<F, Arc<Breaking>>;
     let exclusive = operations!(
+        by_mut,
         Exclusive<F>,
         F,
         (
@@ -322,12 +336,12 @@ fn both_forms<F: Format>(format: F) {
         |table| drop(table.tear_down()),
     );
     assert!(seen > 100, "{seen}");
-    let shared = operations!(Shared<F>, F,);
+    let shared = operations!(by_guard, Shared<F>, F,);
     let seen = check(
         format,
         &shared,
         SharedTable::new,
-        |table: &Shared<F>| table.intact(),
+        |table: &Shared<F>| table.enter().intact(),
         |table| drop(table.into_inner().tear_down()),
     );
     assert!(seen > 100, "{seen}");

@@ -6,7 +6,9 @@ use std::thread;
 
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
 use iopt::observe::{Checked, Counted, Domain, HeapRecord, Violation};
-use iopt::{Cell, Format, Gather, HeapTables, NoRuns, Prot, SharedTable, Table, TableMemory};
+use iopt::{
+    Cell, Format, Gather, HeapTables, NoRuns, Prot, SharedTable, Table, TableMemory, TableOps as _,
+};
 use proptest::prelude::*;
 use runs::{Iova, Run, Span};
 
@@ -232,13 +234,13 @@ fn threads_that_reuse_each_other_s_addresses_leave_nothing_in_the_books() {
                     let first = (round * 7 + thread) % 24;
                     let run = [Span::new(8 * G1 + round % 16 * PAGE, 3 * PAGE)];
                     with(first, 3, &|| {
-                        let _ = table.map(first * PAGE, &run, Prot::RW);
+                        let _ = table.enter().map(first * PAGE, &run, Prot::RW);
                     });
                     let first = (round * 5 + thread) % 24;
                     with(first, 4, &|| {
                         let mut gather = Gather::new();
                         let range = Span::new(first * PAGE, 4 * PAGE);
-                        let _ = table.unmap_mapped(range, &mut gather, &mut NoRuns);
+                        let _ = table.enter().unmap_mapped(range, &mut gather, &mut NoRuns);
                         table.reclaim(gather.never_walked());
                     });
                 }

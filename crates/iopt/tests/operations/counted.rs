@@ -2,7 +2,7 @@
 
 use iopt::format::{ArmStage1, K4, VtdSs};
 use iopt::observe::{Counted, Counters};
-use iopt::{Gather, HeapTables, MapPages, Prot, Table};
+use iopt::{Gather, HeapTables, Prot, Table, TableOps as _};
 use runs::{PageSizes, Span};
 
 const PAGE: u64 = 4096;
@@ -29,23 +29,25 @@ fn four_mebibytes_at_0_are_one_call_and_one_descent_where_they_were_two_of_each(
     // As it was: a call for each page, and a walk in each call.
     for page in 0..2 {
         table
-            .map_page(page * M2, Span::new(8 * G1 + page * M2, M2), Prot::RW)
+            .map_pages(page * M2, Span::new(8 * G1 + page * M2, M2), 1, Prot::RW)
+            .result
             .unwrap();
     }
     memory.take();
     for page in 0..2 {
-        table.unmap_page(page * M2, M2, &mut gather).unwrap();
+        let unmapped = table.unmap_pages(page * M2, M2, 1, &mut gather);
+        assert_eq!(unmapped.bytes, M2);
     }
     assert_eq!(descents(&memory), 2);
     table.reclaim(std::mem::take(&mut gather).never_walked());
 
     // The narrow call: once down for both.
     assert_eq!(
-        table.map_pages(0, Span::new(8 * G1, M2), 2, Prot::RW).pages,
-        2
+        table.map_pages(0, Span::new(8 * G1, M2), 2, Prot::RW).bytes,
+        2 * M2
     );
     memory.take();
-    assert_eq!(table.unmap_pages(0, M2, 2, &mut gather).pages, 2);
+    assert_eq!(table.unmap_pages(0, M2, 2, &mut gather).bytes, 2 * M2);
     let unmapped = memory.take();
     assert_eq!(unmapped.descents, 1);
     // Root, two levels above the leaves' table that have one entry each, and that table.

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use crate::watched::{TABLE, Watched, hardware, memory, stores, watched};
 use iopt::format::{AmdV1, RiscV, VtdSs};
 use iopt::{
-    DirtyError, Format, Gather, HeapTables, MapPages, NoRuns, Pending, Prot, SharedTable, Table,
-    TableUnmapError, WithDirty,
+    DirtyError, Format, Gather, HeapTables, NoRuns, Pending, Prot, SharedTable, Table,
+    TableOps as _, TableUnmapError, WithDirty,
 };
 use runs::{Iova, PageSizes, Run, Span};
 
@@ -111,13 +111,17 @@ fn an_unmap_that_would_lose_dirty_state_is_refused() {
     );
     assert_eq!(table.unmap(range, &mut gather, &mut |_: Run| {}), wanted);
     let narrow = table.unmap_pages(0, PAGE, 1, &mut gather);
-    assert_eq!((narrow.pages, narrow.result), (0, wanted));
+    assert_eq!((narrow.bytes, narrow.result), (0, wanted));
     let shared: SharedTable<_, _> = SharedTable::new(table);
-    assert!(shared.tracks_dirty());
-    assert_eq!(shared.unmap(range, &mut gather, &mut NoRuns), wanted);
+    assert!(shared.enter().tracks_dirty());
+    assert_eq!(
+        shared.enter().unmap(range, &mut gather, &mut NoRuns),
+        wanted
+    );
     assert!(gather.is_empty());
     shared.track_dirty(false).unwrap();
     let bytes = shared
+        .enter()
         .unmap_mapped(range, &mut gather, &mut NoRuns)
         .unwrap();
     assert_eq!(bytes, 40 * PAGE + M2);
@@ -151,7 +155,7 @@ fn a_format_without_dirty_state_says_so_by_name() {
     );
     let shared: SharedTable<_, _> = SharedTable::new(table);
     assert_eq!(shared.track_dirty(true), Err(none));
-    assert_eq!(shared.harvest(range, &mut pending), Err(none));
+    assert_eq!(shared.enter().harvest(range, &mut pending), Err(none));
 }
 
 #[test]

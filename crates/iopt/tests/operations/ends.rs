@@ -8,8 +8,8 @@ use iopt::format::{
     X86_64,
 };
 use iopt::{
-    AnyTable, Gather, HeapArena, HeapTables, Interruption, MapPages as _, NoRuns, Pending, Prot,
-    SharedTable, Table, WideCell,
+    AnyTable, Gather, HeapArena, HeapTables, Interruption, NoRuns, Pending, Prot, SharedTable,
+    Table, TableOps as _, WideCell,
 };
 use proptest::prelude::*;
 use runs::{Iova, Pa, Span};
@@ -29,38 +29,42 @@ fn the_whole_of_64_bits_is_mapped_and_dirty() {
     let table = SharedTable::<_, _>::new(table);
     let runs = vec![Span::new(0, LEAF); 1 << 12];
     for half in HALVES {
-        table.map(half.start, &runs, Prot::RW).unwrap();
+        table.enter().map(half.start, &runs, Prot::RW).unwrap();
     }
-    assert_eq!(table.translate(u64::MAX), Some(LEAF - 1));
-    assert_eq!(table.leaf_at(u64::MAX).unwrap().run.len, LEAF);
+    assert_eq!(table.enter().translate(u64::MAX), Some(LEAF - 1));
+    assert_eq!(table.enter().leaf_at(u64::MAX).unwrap().run.len, LEAF);
     table.track_dirty(true).unwrap();
     // The last leaf counts whole.
-    assert_eq!(table.set_dirty(all_but_a_page), Ok(u64::MAX));
+    assert_eq!(table.enter().set_dirty(all_but_a_page), Ok(u64::MAX));
     let mut told = Vec::new();
-    let peeked = table.peek_dirty(all_but_a_page, |run| told.push(run));
+    let peeked = table
+        .enter()
+        .peek_dirty(all_but_a_page, |run| told.push(run));
     assert_eq!((peeked, told.len()), (Ok(u64::MAX), 2));
     assert_eq!(told.last().map(Span::last), Some(u64::MAX));
     for half in HALVES {
         let mut pending = Pending::new([0; 1], half, LEAF << 10).unwrap();
-        assert_eq!(table.harvest(half, &mut pending), Ok(half.len));
+        assert_eq!(table.enter().harvest(half, &mut pending), Ok(half.len));
         let shown = pending.flush_with(|_| Ok::<_, ()>(())).unwrap();
         assert_eq!(shown.runs().collect::<Vec<_>>(), [half]);
         shown.acknowledge();
     }
-    assert_eq!(table.peek_dirty(HALVES[1], |_| {}), Ok(0));
-    table.set_dirty(all_but_a_page).unwrap();
-    let inside = table.enter();
+    assert_eq!(table.enter().peek_dirty(HALVES[1], |_| {}), Ok(0));
+    table.enter().set_dirty(all_but_a_page).unwrap();
+    let mut inside = table.enter();
     assert_eq!(inside.take_dirty(all_but_a_page, |_| {}), Ok(u64::MAX));
     assert!(inside.may_have_empty_tables(all_but_a_page));
     drop(inside);
     table.track_dirty(false).unwrap();
     let mut gather = Gather::new();
-    let mut pages = (&mut &table).unmap_pages(0u64.wrapping_sub(LEAF), LEAF, u64::MAX, &mut gather);
-    assert_eq!((pages.pages, pages.result), (1, Ok(())));
-    pages = (&mut &table).unmap_pages(0, LEAF, u64::MAX, &mut gather);
-    assert_eq!((pages.pages, pages.result), (64, Ok(())));
+    let mut pages = table
+        .enter()
+        .unmap_pages(0u64.wrapping_sub(LEAF), LEAF, 1, &mut gather);
+    assert_eq!((pages.bytes, pages.result), (LEAF, Ok(())));
+    pages = table.enter().unmap_pages(0, LEAF, 64, &mut gather);
+    assert_eq!((pages.bytes, pages.result), (64 * LEAF, Ok(())));
     for half in HALVES {
-        let bytes = table.unmap_mapped(half, &mut gather, &mut NoRuns);
+        let bytes = table.enter().unmap_mapped(half, &mut gather, &mut NoRuns);
         let before = if half.start == 0 { 64 } else { 1 };
         assert_eq!(bytes, Ok(half.len - before * LEAF));
     }
@@ -180,7 +184,7 @@ fn call(table: &AnyTable, (kind, at, len, other): Call) {
             let _ = table.alone().unmap(range, &mut gather, &mut NoRuns);
         }
         8 => {
-            let _ = table.clear(range, &mut gather);
+            let _ = table.owning(range).clear(range, &mut gather);
         }
         9 => {
             let may = Interruption::Allowed;

@@ -16,7 +16,10 @@ use std::time::Duration;
 use iopt::format::{AmdV1, ArmStage1, Entry, K4, VtdSs, X86_64};
 use iopt::observe::{CacheLines, NonCoherent};
 use iopt::walk::{Access, BadAddress, WalkMemory, Walker};
-use iopt::{Arena, AtomicMeta, Cell, Format, Gather, Prot, Root, SharedTable, Table, TableMemory};
+use iopt::{
+    Arena, AtomicMeta, Cell, Format, Gather, Prot, Root, SharedTable, Table, TableMemory,
+    TableOps as _,
+};
 use runs::{Iova, PageSizes, Span};
 
 const PAGE: u64 = 4096;
@@ -398,6 +401,7 @@ fn no_map_ends_below_a_link_that_is_not_flushed() {
         let act = move || {
             let second = thread::spawn(move || {
                 other
+                    .enter()
                     .map(5 * PAGE, &[Span::new(9 * G1, PAGE)], Prot::RW)
                     .unwrap();
                 *result.lock().unwrap() = Some(machine.sees(root, 5 * PAGE));
@@ -408,6 +412,7 @@ fn no_map_ends_below_a_link_that_is_not_flushed() {
         let first = machine.completions.load(Ordering::Relaxed);
         *machine.meanwhile.lock().unwrap() = Some((first + levels_flushed, Box::new(act)));
         table
+            .enter()
             .map(2 * PAGE, &[Span::new(7 * G1, PAGE)], Prot::RW)
             .unwrap();
         handle.lock().unwrap().take().unwrap().join().unwrap();
@@ -433,6 +438,7 @@ fn what_is_pruned_is_out_of_the_unit_s_reach_before_the_flush() {
         tables.len()
     };
     table
+        .enter()
         .map(5 * PAGE, &[Span::new(G1, 3 * PAGE)], Prot::RW)
         .unwrap();
     assert_eq!(reach(), 4);

@@ -7,7 +7,7 @@ use iopt::reclaim::Slots;
 use iopt::walk::{Access, Walker};
 use iopt::{
     BuildError, Flushed, Format, Gather, HeapTables, Prot, RangeError, Root, SharedTable, Table,
-    TableMapError, TableMemory,
+    TableMapError, TableMemory, TableOps as _,
 };
 use runs::{PageSizes, Span};
 
@@ -219,11 +219,12 @@ fn a_shared_table_grows_and_is_the_larger_one_afterwards() {
     let slots = Slots::<AtomicU64, 2>::default();
     let table = SharedTable::with_reclaim(amdv1(1, &memory), slots);
     table
+        .enter()
         .map(0, &[Span::new(9 * PAGE, PAGE)], Prot::RW)
         .unwrap();
     let mut gather = Gather::new();
     let root = table.grow(4, &mut gather).unwrap();
-    assert_eq!(table.root(), root);
+    assert_eq!(table.enter().root(), root);
     // Another call before the flush: whoever relies on the growth has to flush, too.
     let mut second = Gather::new();
     assert_eq!(table.grow(3, &mut second), Ok(root));
@@ -234,8 +235,11 @@ fn a_shared_table_grows_and_is_the_larger_one_afterwards() {
     assert_eq!(table.grow(3, &mut second), Ok(root));
     assert!(second.is_empty());
     let far = last(4) & !(PAGE - 1);
-    table.map(far, &[Span::new(PAGE, PAGE)], Prot::RW).unwrap();
-    assert_eq!(table.translate(0), Some(9 * PAGE));
+    table
+        .enter()
+        .map(far, &[Span::new(PAGE, PAGE)], Prot::RW)
+        .unwrap();
+    assert_eq!(table.enter().translate(0), Some(9 * PAGE));
     let table = table.into_inner();
     assert_eq!(table.format(), AmdV1::new(4).unwrap());
     assert_eq!(table.translate(far), Some(PAGE));

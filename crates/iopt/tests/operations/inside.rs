@@ -6,7 +6,8 @@ use std::thread;
 use iopt::format::{AmdV1, VtdSs};
 use iopt::reclaim::{Reclaim, Slots};
 use iopt::{
-    Gather, HeapTables, Prot, SharedTable, Table, TableMapError, TableUnmapError, WithDirty,
+    Gather, HeapTables, Prot, SharedTable, Table, TableMapError, TableOps as _, TableUnmapError,
+    WithDirty,
 };
 use runs::{Iova, Run, Span};
 
@@ -36,7 +37,7 @@ fn what_is_done_inside_is_what_single_operations_do() {
     let table = shared(&memory);
     let mut gather = Gather::new();
     {
-        let inside = table.owning(ALL);
+        let mut inside = table.owning(ALL);
         for nth in 0..700 {
             let pa = PA + 2 * nth * PAGE;
             inside
@@ -85,11 +86,14 @@ fn tables_wait_for_readers_inside_and_for_no_other() {
     let table = Table::new(VtdSs::new(4).unwrap(), &memory).unwrap();
     let table = SharedTable::with_reclaim(table, <Slots>::default());
     let map = || {
-        table.map(IOVA, &[Span::new(PA, PAGE)], Prot::RW).unwrap();
+        table
+            .enter()
+            .map(IOVA, &[Span::new(PA, PAGE)], Prot::RW)
+            .unwrap();
     };
     let unmap = || {
         let mut gather = Gather::new();
-        let owner = table.owning(ALL);
+        let mut owner = table.owning(ALL);
         owner.unmap(page(0), &mut gather, &mut |_: Run| ()).unwrap();
         drop(owner);
         flush(&mut gather, &table);
@@ -128,12 +132,13 @@ fn switching_dirty_tracking_on_waits_for_whoever_is_inside() {
     let memory = HeapTables::with_tables(64).unwrap();
     let table = shared(&memory);
     table
+        .enter()
         .map(IOVA, &[Span::new(PA, 8 * PAGE)], Prot::RW)
         .unwrap();
     let (entered, left) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| {
-            let inside = table.enter();
+            let mut inside = table.enter();
             entered.store(true, Ordering::Release);
             // Long enough for the other thread to be waiting; right whether it is or not.
             thread::yield_now();
@@ -149,7 +154,7 @@ fn switching_dirty_tracking_on_waits_for_whoever_is_inside() {
         table.track_dirty(true).unwrap();
         assert!(left.load(Ordering::Acquire), "it was still inside");
     });
-    let inside = table.enter();
+    let mut inside = table.enter();
     let mut gather = Gather::new();
     let plain = inside.unmap(page(1), &mut gather, &mut |_: Run| ());
     assert_eq!(plain, Err(TableUnmapError::DirtyWanted));

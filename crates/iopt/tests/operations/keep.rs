@@ -1,7 +1,7 @@
 //! Tables that stay when they are empty.
 
 use iopt::format::{AmdV1, ArmStage2, K4, RiscV, VtdSs, X86_64};
-use iopt::{Format, Gather, HeapTables, NoRuns, Prot, SharedTable, Table};
+use iopt::{Format, Gather, HeapTables, NoRuns, Prot, SharedTable, Table, TableOps as _};
 use runs::Span;
 
 const PAGE: u64 = 4096;
@@ -128,17 +128,21 @@ fn shared_tables_are_kept_and_replaced_too() {
     let table = SharedTable::<_, _>::new(table);
     let range = Span::new(4 * M2, 4 * M2);
     let mut gather = Gather::new();
-    table.unmap(range, &mut gather, &mut NoRuns).unwrap();
+    table
+        .enter()
+        .unmap(range, &mut gather, &mut NoRuns)
+        .unwrap();
     assert_eq!(gather.tables(), 0);
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
     assert_eq!(memory.in_use(), tables);
     let mut gather = Gather::new();
     let aligned = [Span::new(1 << 30, 4 * M2)];
     table
+        .enter()
         .map_anew(4 * M2, &aligned, Prot::RW, &mut gather)
         .unwrap();
     assert_eq!(gather.tables(), 4);
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
-    assert_eq!(table.leaf_at(5 * M2).unwrap().run.len, M2);
+    assert_eq!(table.enter().leaf_at(5 * M2).unwrap().run.len, M2);
     assert_eq!(table.into_inner().tables(), tables - 4);
 }

@@ -5,7 +5,7 @@ use std::cell::{Cell as StdCell, RefCell};
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
 use iopt::{
     BuildError, Cell, Chain, Format, Gather, HeapTables, Meta, NoRuns, NoTables, Prot, Reserve,
-    Table, TableMapError, TableMemory,
+    Table, TableMapError, TableMemory, TableOps as _,
 };
 use runs::{Iova, Span};
 
@@ -159,7 +159,7 @@ fn a_large_leaf_takes_the_place_of_an_empty_table() {
     let root = kernel.allocate(4096).unwrap();
     let bits = format.leaf_bits(Prot::RW).unwrap();
     let table = kernel.table(format, root);
-    let inside = table.unguarded();
+    let mut inside = table.unguarded();
     inside.map_leaves(M2, &[Span::new(PA, PAGE)], bits).unwrap();
     let mut gather = Gather::new();
     inside
@@ -187,14 +187,14 @@ fn what_was_written_to_is_told_once() {
     let root = kernel.allocate(4096).unwrap();
     let bits = format.leaf_bits(Prot::RW).unwrap();
     let table = kernel.table(format, root);
-    let inside = table.unguarded();
+    let mut inside = table.unguarded();
     let all = Span::<Iova>::new(0, 2 * M2);
     inside
         .map_leaves(0, &[Span::new(PA + PAGE, M2), Span::new(PA, M2)], bits)
         .unwrap();
     table.set_dirty(Span::new(3 * PAGE, 2 * PAGE)).unwrap();
     table.set_dirty(Span::new(M2, M2)).unwrap();
-    let take = |range| {
+    let mut take = |range| {
         let mut told = Vec::new();
         inside
             .take_dirty(range, |leaves| told.push(leaves))
@@ -260,7 +260,7 @@ fn without_tables_nothing_is_stored_and_none_is_lost() {
     }
     kernel.left.set(3);
     let table = kernel.table(format, root);
-    let inside = table.unguarded();
+    let mut inside = table.unguarded();
     inside.map_leaves(0, &[Span::new(PA, PAGE)], bits).unwrap();
     // Of a zeroed table only what is mapped is written, and the rest is empty.
     assert_eq!(table.leaves(Span::new(0, M2)).count(), 1);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use iopt::format::VtdSs;
 use iopt::{
     AnyTable, Arena, ArenaError, AtomicMeta, Gather, HeapTables, NoRuns, Prot, Storage, Table,
+    TableOps as _,
 };
 use runs::Span;
 

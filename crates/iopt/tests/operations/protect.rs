@@ -6,6 +6,7 @@ use crate::watched::{Memory, TABLE, hardware, memory, stores, watched};
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs};
 use iopt::{
     Arena, Format, Gather, HeapTables, Pending, Prot, ProtectError, RangeError, SharedTable, Table,
+    TableOps as _,
 };
 use runs::{Iova, PageSizes, Run, Span};
 
@@ -196,14 +197,17 @@ fn a_request_is_refused_whole_for_what_is_wrong_with_it() {
     assert_eq!(stored, []);
     let shared: SharedTable<_, _> = SharedTable::new(table);
     for (range, prot, cause) in expected {
-        assert_eq!(shared.protect(range, prot, &mut gather), Err(cause));
+        assert_eq!(shared.enter().protect(range, prot, &mut gather), Err(cause));
     }
     assert!(words(&memory) == before);
     assert!(gather.is_empty());
     // Every claim was given back: this would wait for ever.
-    shared.protect(all, Prot::READ, &mut gather).unwrap();
-    assert_eq!(shared.leaf_at(M2).unwrap().prot, Prot::READ);
-    shared.protect(all, Prot::RW, &mut gather).unwrap();
+    shared
+        .enter()
+        .protect(all, Prot::READ, &mut gather)
+        .unwrap();
+    assert_eq!(shared.enter().leaf_at(M2).unwrap().prot, Prot::READ);
+    shared.enter().protect(all, Prot::RW, &mut gather).unwrap();
     assert!(words(&memory) == before);
     let _ = gather.never_walked();
 }

@@ -3,7 +3,7 @@
 use iopt::format::{AmdV1, ArmStage1, K4Lpa2, K16Lpa2, K64Lpa, VtdSs, X86_64};
 use iopt::{
     Format, Gather, HeapArena, HeapTables, Interruption, Prot, Table, TableMapError, TableMemory,
-    TableUnmapError, WideCell,
+    TableOps as _, TableUnmapError, WideCell,
 };
 use runs::{Pa, Run, Span};
 

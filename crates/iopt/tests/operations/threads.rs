@@ -7,7 +7,7 @@ use std::thread;
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
 use iopt::{
     BuildError, Format, Gather, HeapTables, Interruption, Invalidation, Prot, ProtectError,
-    SharedTable, Table, TableMapError, TableMemory, TableUnmapError,
+    SharedTable, Table, TableMapError, TableMemory, TableOps as _, TableUnmapError,
 };
 use runs::{Iova, Run, Span};
 
@@ -59,8 +59,11 @@ fn flush<F: Format>(table: &SharedTable<F, Yielding<'_>>, mut gather: Gather) {
 /// Nothing is left but the root, and no table waits, once those are given back that no operation owned.
 fn finish<F: Format>(table: SharedTable<F, Yielding<'_>>, memory: &HeapTables) {
     let mut gather = Gather::new();
-    for all in table.format().aperture().spans() {
-        table.give_back_empty_tables(all, &mut gather).unwrap();
+    for all in table.enter().format().aperture().spans() {
+        table
+            .enter()
+            .give_back_empty_tables(all, &mut gather)
+            .unwrap();
     }
     flush(&table, gather);
     // A thread of another test may be inside a table of its own.
@@ -91,10 +94,13 @@ fn own_pages_of_the_same_tables<F: Format>(format: F, seed: u64) {
                     let n = rng.u64(..16) as usize;
                     let iova = base + (n as u64 * THREADS + me) * PAGE;
                     let pa = (1 << 40) + (round * THREADS + me) * PAGE;
-                    assert_eq!(table.translate(iova), mapped[n]);
+                    assert_eq!(table.enter().translate(iova), mapped[n]);
                     match mapped[n] {
                         None => {
-                            table.map(iova, &[Span::new(pa, PAGE)], Prot::RW).unwrap();
+                            table
+                                .enter()
+                                .map(iova, &[Span::new(pa, PAGE)], Prot::RW)
+                                .unwrap();
                             mapped[n] = Some(pa);
                         }
                         Some(old) => {
@@ -102,6 +108,7 @@ fn own_pages_of_the_same_tables<F: Format>(format: F, seed: u64) {
                             let mut runs = Vec::new();
                             let page = Span::new(iova, PAGE);
                             table
+                                .enter()
                                 .unmap(page, &mut gather, &mut |run| runs.push(run))
                                 .unwrap();
                             assert_eq!(runs, [Run::new(iova, Span::new(old, PAGE))]);
@@ -114,6 +121,7 @@ fn own_pages_of_the_same_tables<F: Format>(format: F, seed: u64) {
                     let mut gather = Gather::new();
                     let page = Span::new(base + (n * THREADS + me) * PAGE, PAGE);
                     let bytes = table
+                        .enter()
                         .unmap_mapped(page, &mut gather, &mut iopt::NoRuns)
                         .unwrap();
                     assert_eq!(bytes > 0, mapped[n as usize].is_some());
@@ -151,11 +159,15 @@ fn reshape<F: Format>(table: &SharedTable<F, Yielding<'_>>, range: Span<Iova>, k
     let flush_now = |_: &Invalidation| Ok::<_, ()>(());
     match kind {
         0 => table
+            .enter()
             .split(range, PAGE, allowed, &mut gather, flush_now)
             .unwrap(),
-        1 => table.merge(range, allowed, &mut gather, flush_now).unwrap(),
+        1 => table
+            .enter()
+            .merge(range, allowed, &mut gather, flush_now)
+            .unwrap(),
         _ => {
-            let result = table.protect(range, Prot::READ, &mut gather);
+            let result = table.enter().protect(range, Prot::READ, &mut gather);
             assert!(matches!(
                 result,
                 Ok(()) | Err(ProtectError::Hole { .. } | ProtectError::InsideLeaf { .. })
@@ -209,7 +221,7 @@ fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
                         if rng.u64(..2) == 0 {
                             // Physical address = iova + 2^40: every translation can be checked.
                             let run = [Span::new(iova + (1 << 40), len)];
-                            ranges.with(range, || match table.map(iova, &run, Prot::RW) {
+                            ranges.with(range, || match table.enter().map(iova, &run, Prot::RW) {
                                 Ok(()) => {
                                     balance.fetch_add(len, Ordering::Relaxed);
                                 }
@@ -226,7 +238,7 @@ fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
                                 assert_eq!(run.pa, run.iova + (1 << 40));
                                 bytes += run.len;
                             };
-                            let inside = table.owning(owned);
+                            let mut inside = table.owning(owned);
                             let result = inside.unmap_mapped(range, &mut gather, &mut sink);
                             drop(inside);
                             match result {
@@ -249,7 +261,7 @@ fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
             let mut rng = fastrand::Rng::with_seed(seed + 5);
             while !stop.load(Ordering::Relaxed) {
                 let iova = base + rng.u64(..16 << 20);
-                if let Some(pa) = table.translate(iova) {
+                if let Some(pa) = table.enter().translate(iova) {
                     assert_eq!(pa, iova + (1 << 40), "a reader was led astray");
                 }
             }
@@ -262,6 +274,7 @@ fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
     let mut gather = Gather::new();
     let all = Span::new(base, 64 << 20);
     let left = table
+        .enter()
         .unmap_mapped(all, &mut gather, &mut iopt::NoRuns)
         .unwrap();
     assert_eq!(left, balance.into_inner());
@@ -283,8 +296,11 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
         let give_back = || {
             let _exclusive = gate.write().unwrap();
             let mut gather = Gather::new();
-            for all in table.format().aperture().spans() {
-                table.give_back_empty_tables(all, &mut gather).unwrap();
+            for all in table.enter().format().aperture().spans() {
+                table
+                    .enter()
+                    .give_back_empty_tables(all, &mut gather)
+                    .unwrap();
             }
             flush(&table, gather);
             thread::yield_now();
@@ -295,7 +311,7 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
                 scope.spawn(move || {
                     let mut rng = fastrand::Rng::with_seed(seed * 57 + me + 1);
                     for round in 0..200 {
-                        let levels = table.root().levels;
+                        let levels = table.enter().root().levels;
                         // In the first table, or anywhere in what is there.
                         let bits = [21, (9 * u32::from(levels) + 12).min(62)];
                         let bits = bits[rng.u64(..2) as usize];
@@ -306,25 +322,26 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
                         let run = Span::new((1 << 40) + round * PAGE, PAGE);
                         let map = || {
                             let _open = gate.read().unwrap();
-                            table.map(page * PAGE, &[run], Prot::RW)
+                            table.enter().map(page * PAGE, &[run], Prot::RW)
                         };
                         while let Err(error) = map() {
                             assert!(matches!(error, TableMapError::NoTables(_)), "{error}");
                             give_back();
                         }
                         thread::yield_now();
-                        assert_eq!(table.translate(page * PAGE), Some(run.start));
+                        assert_eq!(table.enter().translate(page * PAGE), Some(run.start));
                         let mut gather = Gather::new();
                         let mut runs = Vec::new();
                         {
                             let _open = gate.read().unwrap();
                             let mut sink = |run| runs.push(run);
                             table
+                                .enter()
                                 .unmap(Span::new(page * PAGE, PAGE), &mut gather, &mut sink)
                                 .unwrap();
                         }
                         assert_eq!(runs, [Run::new(page * PAGE, Span::new(run.start, PAGE))]);
-                        assert_eq!(table.translate(page * PAGE), None);
+                        assert_eq!(table.enter().translate(page * PAGE), None);
                         flush(table, gather);
                     }
                 });
@@ -353,7 +370,7 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
                 }
             });
         });
-        assert_eq!(table.root().levels, 6);
+        assert_eq!(table.enter().root().levels, 6);
         finish(table, &memory);
     }
 }
@@ -364,11 +381,12 @@ fn a_shared_table_is_cut_and_unmapped_in_one_call() {
     let table = shared(VtdSs::new(4).unwrap(), &memory);
     let large = 2 << 20;
     table
+        .enter()
         .map(large, &[Span::new(1 << 30, large)], Prot::RW)
         .unwrap();
     let (mut gather, mut runs) = (Gather::new(), Vec::new());
     let range = Span::new(large + 5 * PAGE, 7 * PAGE);
-    let bytes = table.unmap_cutting(
+    let bytes = table.enter().unmap_cutting(
         range,
         Interruption::Refused,
         &mut gather,
@@ -384,11 +402,13 @@ fn a_shared_table_is_cut_and_unmapped_in_one_call() {
         )]
     );
     flush(&table, gather);
-    assert_eq!(table.translate(large), Some(1 << 30));
-    assert_eq!(table.translate(range.start), None);
+    assert_eq!(table.enter().translate(large), Some(1 << 30));
+    assert_eq!(table.enter().translate(range.start), None);
     let mut gather = Gather::new();
     let all = Span::new(large, large);
-    let left = table.unmap_mapped(all, &mut gather, &mut iopt::NoRuns);
+    let left = table
+        .enter()
+        .unmap_mapped(all, &mut gather, &mut iopt::NoRuns);
     assert_eq!(left, Ok(large - range.len));
     flush(&table, gather);
     finish(table, &memory);

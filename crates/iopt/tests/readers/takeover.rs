@@ -8,7 +8,7 @@ use iopt::observe::{CacheLines, Checked, Domain, HeapRecord, NonCoherent};
 use iopt::walk::{Access, Walker};
 use iopt::{
     AdoptError, AnyTable, Arena, AtomicMeta, BuildError, DamageKind, Format, FormatId, Gather,
-    HeapTables, Prot, Root, Table, TableMemory as _, Takeover,
+    HeapTables, Prot, Root, Table, TableMemory as _, TableOps as _, Takeover,
 };
 use runs::{PageSizes, Span};
 

@@ -10,7 +10,7 @@ use iopt::format::{
     K16Lpa2, K64, K64Lpa, RiscV, RiscVG, VtdSs, X86_64,
 };
 use iopt::walk::{Access, Says, ScanStep, WalkMemory, WalkReason, Walker};
-use iopt::{Format, Gather, HeapArena, Leaf, Prot, Table, TableMemory};
+use iopt::{Format, Gather, HeapArena, Leaf, Prot, Table, TableMemory, TableOps as _};
 use proptest::prelude::*;
 use runs::{Iova, Run, Span};
 

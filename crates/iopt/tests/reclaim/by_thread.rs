@@ -6,7 +6,7 @@ use std::{mem, thread};
 
 use iopt::format::{AmdV1, VtdSs};
 use iopt::reclaim::{Reclaim, ThreadGuard, Threads};
-use iopt::{Gather, HeapTables, Prot, SharedTable, Table, TableMapError};
+use iopt::{Format, Gather, HeapTables, Prot, SharedTable, Table, TableMapError, TableOps as _};
 use runs::{Iova, Span};
 
 use super::choose;
@@ -30,13 +30,25 @@ fn page(nth: u64) -> Span<Iova> {
 }
 
 fn map(table: &Shared, iova: u64, pa: u64) -> Result<(), TableMapError> {
-    table.map(iova, &[Span::new(pa, PAGE)], Prot::RW)
+    let runs = [Span::new(pa, PAGE)];
+    retried(table, || table.enter().map(iova, &runs, Prot::RW))
+}
+
+/// Does `operation`, and once more when tables that waited may have been missing.
+fn retried<F: Format, T, E>(
+    table: &SharedTable<F, Arc<HeapTables>>,
+    mut operation: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
+    operation().or_else(|_| {
+        table.poll();
+        operation()
+    })
 }
 
 /// Owns all that there is: its tables are free afterwards.
 fn unmap(table: &Shared, range: Span<Iova>) {
     let mut gather = Gather::new();
-    let owner = table.owning(Span::new(0, 1 << 48));
+    let mut owner = table.owning(Span::new(0, 1 << 48));
     owner.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
     drop(owner);
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
@@ -103,16 +115,17 @@ fn a_top_that_grows_and_a_map_anew_have_the_tables_that_wait() {
                 table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
             };
             // One mapped page keeps the root; then as many tables wait as there are.
-            table.map(0, &runs, Prot::RW).unwrap();
+            table.enter().map(0, &runs, Prot::RW).unwrap();
             let below = u64::from(levels) - 1;
             let one = 1 << (12 + 9 * below);
             let mut nth = 0;
             while memory.in_use() + below <= TABLES {
                 nth += 1;
-                table.map(nth * one, &runs, Prot::RW).unwrap();
+                table.enter().map(nth * one, &runs, Prot::RW).unwrap();
             }
             for nth in 1..=nth {
-                let (owner, mut gather) = (table.owning(Span::new(one, nth * one)), Gather::new());
+                let (mut owner, mut gather) =
+                    (table.owning(Span::new(one, nth * one)), Gather::new());
                 let page = Span::new(nth * one, PAGE);
                 owner.unmap(page, &mut gather, &mut iopt::NoRuns).unwrap();
                 drop(owner);
@@ -122,9 +135,11 @@ fn a_top_that_grows_and_a_map_anew_have_the_tables_that_wait() {
             assert_eq!(memory.in_use() > 1 + below, waits);
             let mut gather = Gather::new();
             if anew {
-                table.map_anew(one, &runs, Prot::RW, &mut gather).unwrap();
+                let map = || table.enter().map_anew(one, &runs, Prot::RW, &mut gather);
+                retried(&table, map).unwrap();
             } else {
-                assert_eq!(table.grow(4, &mut gather).unwrap().levels, 4);
+                let grown = retried(&table, || table.grow(4, &mut gather));
+                assert_eq!(grown.unwrap().levels, 4);
             }
             flush(gather);
         }
@@ -245,7 +260,7 @@ fn more_threads_than_slots_read_while_one_unmaps_and_reuses_the_tables() {
                 while !done.load(Ordering::Relaxed) {
                     for round in 0..4 {
                         let (iova, pa) = place(round);
-                        let there = table.translate(iova);
+                        let there = table.enter().translate(iova);
                         assert!(there.is_none() || there == Some(pa), "{there:x?}");
                         found.fetch_add(u64::from(there.is_some()), Ordering::Relaxed);
                     }
@@ -277,7 +292,7 @@ fn a_thread_s_record_is_the_next_one_s() {
     let before = Threads::records();
     for _ in 0..if cfg!(miri) { 200 } else { 1000 } {
         thread::scope(|scope| {
-            scope.spawn(|| assert_eq!(table.translate(IOVA), None));
+            scope.spawn(|| assert_eq!(table.enter().translate(IOVA), None));
         });
     }
     let made = Threads::records() - before;
@@ -360,9 +375,9 @@ fn a_guard_that_is_leaked_has_tables_wait_and_nothing_else() {
     });
     unmap(&table, page(0));
     assert!(!table.poll());
-    assert_eq!(table.translate(IOVA), None);
+    assert_eq!(table.enter().translate(IOVA), None);
     map(&table, IOVA, PA).unwrap();
-    assert_eq!(table.translate(IOVA), Some(PA));
+    assert_eq!(table.enter().translate(IOVA), Some(PA));
     unmap(&table, page(0));
     let _ = table.into_inner();
     assert_eq!(memory.in_use(), 1);

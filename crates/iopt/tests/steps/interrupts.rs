@@ -5,7 +5,10 @@ use std::cell::Cell as Plain;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use iopt::{Arena, Cell, Format, Gather, Interruption, Invalidation, Prot, SharedTable, Table};
+use iopt::{
+    Arena, Cell, Format, Gather, Interruption, Invalidation, Prot, SharedTable, Table,
+    TableOps as _,
+};
 use runs::{Iova, PageSizes, Span};
 
 use super::memory::{Memory, Tables, with_stop};
@@ -45,26 +48,33 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
             Map(page, pages) => {
                 let at = self.span(page, pages);
                 let run = Span::new(self.place.pa + page * self.place.page, at.len);
-                table.map(at.start, &[run], Prot::RW).unwrap();
+                table.enter().map(at.start, &[run], Prot::RW).unwrap();
             }
             Unmap((page, pages), (first, owned)) => {
-                let inside = table.owning(self.span(first, owned));
+                let mut inside = table.owning(self.span(first, owned));
                 let range = self.span(page, pages);
                 inside.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
             }
             Split(page, pages) => {
                 let (range, size) = (self.span(page, pages), self.place.page);
                 table
+                    .enter()
                     .split(range, size, allowed, &mut gather, flush)
                     .unwrap();
             }
             Merge(page, pages) => {
                 let range = self.span(page, pages);
-                table.merge(range, allowed, &mut gather, flush).unwrap();
+                table
+                    .enter()
+                    .merge(range, allowed, &mut gather, flush)
+                    .unwrap();
             }
             Protect(page, pages) => {
                 let range = self.span(page, pages);
-                table.protect(range, Prot::READ, &mut gather).unwrap();
+                table
+                    .enter()
+                    .protect(range, Prot::READ, &mut gather)
+                    .unwrap();
             }
         }
         table.reclaim(gather.never_walked());
@@ -135,7 +145,7 @@ pub(crate) fn at_every_store<F: Format, C: Cell + Default + 'static, const LOG2:
                 world.apply(handler);
             }
             for page in 0..pages {
-                let found = table.translate(world.span(page, 1).start);
+                let found = table.enter().translate(world.span(page, 1).start);
                 let there = world.place.pa + page * world.place.page;
                 assert_eq!(
                     found,
@@ -145,6 +155,7 @@ pub(crate) fn at_every_store<F: Format, C: Cell + Default + 'static, const LOG2:
             }
             let mut gather = Gather::new();
             table
+                .enter()
                 .unmap_mapped(all, &mut gather, &mut iopt::NoRuns)
                 .unwrap();
             table.reclaim(gather.never_walked());

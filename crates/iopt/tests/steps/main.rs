@@ -28,7 +28,7 @@ use iopt::format::{
     K4, K16, K64, RiscV, RiscVG, VtdSs, X86_64,
 };
 use iopt::walk::{Access, WalkMemory, Walker};
-use iopt::{Cell, Chain, Format, Gather, Prot, Table, TableMemory};
+use iopt::{Cell, Chain, Format, Gather, Prot, Table, TableMemory, TableOps as _};
 use runs::{PageSizes, Span};
 
 use memory::{Tables, When, any_entry_counts, read_anew, with_stop};

@@ -8,7 +8,7 @@ use iopt::format::{BreakBeforeMake, Entry};
 use iopt::walk::{Access, Walker};
 use iopt::{
     Arena, Cell, Format, Gather, Interruption, Invalidation, NoRuns, Pending, Prot, Root,
-    SharedTable, Table, TableMemory, WithDirty,
+    SharedTable, Table, TableMemory, TableOps as _, WithDirty,
 };
 use runs::{Iova, Pa, PageSizes, Run, Span};
 
@@ -27,7 +27,11 @@ macro_rules! each {
     ($either:expr, $table:ident => $body:expr) => {
         match $either {
             Either::Exclusive($table) => $body,
-            Either::Shared($table) => $body,
+            Either::Shared(shared) => {
+                #[allow(unused_mut, reason = "some operations only read")]
+                let mut $table = shared.enter();
+                $body
+            }
         }
     };
 }
@@ -352,7 +356,10 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
     }
 
     pub(crate) fn track_dirty(&mut self) {
-        each!(&mut self.table, table => table.track_dirty(true).unwrap());
+        match &mut self.table {
+            Either::Exclusive(table) => table.track_dirty(true).unwrap(),
+            Either::Shared(table) => table.track_dirty(true).unwrap(),
+        }
     }
 
     /// What the device has written to is in this harvest, or is dirty after it.
@@ -433,7 +440,10 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
             Either::Shared(table) => {
                 let mut gather = Gather::new();
                 for all in self.format.aperture().spans() {
-                    table.give_back_empty_tables(all, &mut gather).unwrap();
+                    table
+                        .enter()
+                        .give_back_empty_tables(all, &mut gather)
+                        .unwrap();
                 }
                 table.reclaim(gather.never_walked());
                 table.into_inner()

@@ -3,7 +3,7 @@
 use std::string::ToString;
 
 use iopt::format::AmdV1;
-use iopt::{Gather, Table};
+use iopt::{Gather, Table, TableOps as _};
 
 use super::*;
 use crate::handover::Held;

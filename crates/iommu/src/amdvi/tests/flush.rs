@@ -1,7 +1,7 @@
 //! What a flush costs: commands and waits for a gather; and roots that grow.
 
 use iopt::format::AmdV1;
-use iopt::{Gather, NoRuns, Prot, Table};
+use iopt::{Gather, NoRuns, Prot, Table, TableOps as _};
 use runs::PageSizes;
 
 use super::*;

@@ -1,7 +1,7 @@
 //! What a flush costs, commands and waits for a gather; and that nothing of it is left.
 
 use iopt::format::{RiscV, RiscVG};
-use iopt::{Format, Gather, NoRuns, Prot, Table};
+use iopt::{Format, Gather, NoRuns, Prot, Table, TableOps as _};
 use runs::{PageSizes, SizeHistogram};
 
 use super::*;

@@ -1,7 +1,7 @@
 //! Address spaces by PASID, and TLBs of devices.
 
 use iopt::format::RiscV;
-use iopt::{Prot, Table, TableMapError, TableMemory};
+use iopt::{Prot, Table, TableMapError, TableMemory, TableOps as _};
 
 use super::*;
 

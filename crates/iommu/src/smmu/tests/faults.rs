@@ -1,5 +1,6 @@
 //! Faults as named records.
 
+use iopt::TableOps as _;
 use iopt::walk::Access;
 
 use super::*;

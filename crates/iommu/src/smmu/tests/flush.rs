@@ -1,6 +1,6 @@
 //! What a flush costs, and what is invalidated by it.
 
-use iopt::{Format, Gather, NoRuns};
+use iopt::{Format, Gather, NoRuns, TableOps as _};
 use runs::PageSizes;
 
 use super::*;

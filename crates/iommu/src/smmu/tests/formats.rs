@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use iopt::format::{ArmConfig, ArmGranule, ArmV7s, K16, K64};
 use iopt::walk::WalkMemory;
-use iopt::{Format, HeapArena, TableMemory};
+use iopt::{Format, HeapArena, TableMemory, TableOps as _};
 
 use super::*;
 

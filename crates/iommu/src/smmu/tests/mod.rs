@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::vec::Vec;
 
 use iopt::format::{ArmStage1, ArmStage2, K4};
-use iopt::{FormatId, HeapTables, Prot, Table};
+use iopt::{FormatId, HeapTables, Prot, Table, TableOps as _};
 use runs::Span;
 
 use super::*;
@@ -82,7 +82,7 @@ fn enabled() -> (Smmu<Model>, Model, Arc<HeapTables>) {
 /// A table of stage 1 with 16 pages at 0, and those of `other` 1 GiB higher.
 fn first(memory: &Arc<HeapTables>, other: u64) -> First {
     let format = ArmStage1::new(48, 48).unwrap();
-    let mut table = Table::new(format, memory.clone()).unwrap();
+    let mut table: First = Table::new(format, memory.clone()).unwrap();
     let pages = Span::new(DATA + (other << 30), 16 << 12);
     table.map(0, &[pages], Prot::RW).unwrap();
     table
@@ -91,7 +91,7 @@ fn first(memory: &Arc<HeapTables>, other: u64) -> First {
 /// The same of stage 2.
 fn second(memory: &Arc<HeapTables>, input_bits: u32) -> Second {
     let format = ArmStage2::new(input_bits, 40).unwrap();
-    let mut table = Table::new(format, memory.clone()).unwrap();
+    let mut table: Second = Table::new(format, memory.clone()).unwrap();
     let pages = Span::new(DATA, 16 << 12);
     table.map(0, &[pages], Prot::RW).unwrap();
     table

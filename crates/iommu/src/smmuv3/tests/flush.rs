@@ -5,7 +5,7 @@ use std::string::ToString;
 use std::sync::atomic::AtomicU64;
 
 use iopt::format::{ArmStage1, ArmStage2, K4, K16, K64};
-use iopt::{Format, Gather, HeapArena, NoRuns, Prot, Table};
+use iopt::{Format, Gather, HeapArena, NoRuns, Prot, Table, TableOps as _};
 use runs::PageSizes;
 
 use super::caches::Range;

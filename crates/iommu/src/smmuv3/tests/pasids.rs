@@ -1,6 +1,7 @@
 //! PASIDs, and TLBs in devices.
 
 use super::*;
+use iopt::TableOps as _;
 
 const PASIDS: Config = Config {
     pasid_bits: 8,

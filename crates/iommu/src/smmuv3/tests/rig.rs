@@ -1,7 +1,7 @@
 //! The cases of every unit.
 
 use iopt::format::{ArmStage1, K4};
-use iopt::{Gather, NoRuns, Prot, Table};
+use iopt::{Gather, NoRuns, Prot, Table, TableOps as _};
 
 use super::*;
 use crate::suite::{Breakage, Change, QueueRig, Rig, every_queue};

@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use iopt::format::VtdSs;
-use iopt::{Gather, NoRuns, Prot, Table};
+use iopt::{Gather, NoRuns, Prot, Table, TableOps as _};
 use runs::PageSizes;
 
 use super::*;

@@ -5,7 +5,6 @@ use core::slice;
 
 use runs::Span;
 
-use super::super::access::Exclusive;
 use super::super::dirty::some_dirty;
 use super::super::entries::{Order, decode};
 use super::super::map::Target;
@@ -128,9 +127,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return needed;
         }
         layout.with_cursor(extent, 0, |mut cursor| {
-            at_level!(extent.level, F, V => {
+            at_level!(usize::from(extent.level), v => {
                 // Below an entry that is empty: nothing is looked at, and nothing is in the way.
-                let _ = self.plan::<V, Exclusive>(None, &mut cursor, &mut needed);
+                let _ = self.plan(v, None, &mut cursor, &mut needed);
             });
         });
         needed
@@ -289,7 +288,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) {
         let Some((below, zeroed)) = work.reserve.take(&self.memory) else {
             // The leaf in `cell` stays.
-            return self.broke(self.lowest_with(cursor.at, level).0, level);
+            return self.broke(self.walk(cursor.at, level).table, level);
         };
         let before = work.reserve.len();
         let target = if zeroed {
@@ -301,8 +300,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let mut state = state | State::of_entry::<F>(level, word);
         let bits = state.noted::<F>(bits);
         let reserve = &mut work.reserve;
-        at_level!(level - 1, F, V => {
-            self.fill::<V, _>(below, target, &mut cursor, bits, reserve, Exclusive);
+        at_level!(level - 1, v => {
+            self.fill(v, below, target, &mut cursor, bits, reserve);
         });
         while let Err(now) = cell.set_if(word, self.format.table(level, below)) {
             word = now;
@@ -366,7 +365,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         known: Option<State>,
         each: &mut impl FnMut(u64),
     ) -> u64 {
-        let (table, level, Entry::Leaf { log2, .. }) = self.lowest_with(at, 1) else {
+        let place = self.walk(at, 1);
+        let (table, level) = (place.table, place.level);
+        let Entry::Leaf { log2, .. } = place.entry else {
             return 0;
         };
         let entries = 1usize << (log2 - F::shift(level));
@@ -392,7 +393,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn cells_of(&self, extent: &Extent) -> &[M::Cell] {
         self.memory.descended();
         let level = extent.level.into();
-        let (table, ..) = self.lowest_with(extent.at, level);
+        let table = self.walk(extent.at, level).table;
         part(
             self.cells(table, level),
             self.index(level, extent.at),

@@ -35,19 +35,16 @@ mod scan;
 use runs::{Iova, PageSizes, Span};
 
 use super::Table;
-use super::access::Disjoint;
-use super::shared::SharedTable;
-use super::sink::RunSink;
 use super::trust::set_aside;
 use crate::error::{PageSizeError, RangeError, ResizeError};
 use crate::format::{BreakBeforeMake, Format};
 use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::{Chain, TableMemory};
-use crate::reclaim::Reclaim;
 
 use apply::Work;
 use batch::Batch;
-use scan::{Job, Scan};
+pub(super) use scan::Job;
+use scan::Scan;
 
 /// Whether there may be a moment without a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,71 +57,6 @@ pub enum Interruption {
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Makes every leaf that maps a byte of `range` one of at most `size` bytes, the whole leaf
-    /// also where it reaches over the ends. `size` is one of [`page_sizes`](Self::page_sizes).
-    ///
-    /// `flush` is called as in [`Gather::flush_with`], once at the end, or as often as the format's
-    /// break-before-make asks for. What was in the gather is flushed, too. Where a flush fails,
-    /// translations are what they were, some leaves have their new size, and the gather holds what
-    /// is still to be flushed; until that is done no leaf of this range may be changed.
-    pub fn split<E>(
-        &mut self,
-        range: Span<Iova>,
-        size: u64,
-        interruption: Interruption,
-        gather: &mut Gather,
-        flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), ResizeError<E>> {
-        let job = self.check_split(size)?;
-        self.resize_reclaiming(range, job, interruption, gather, flush)
-    }
-
-    /// Makes `at` an address at which a leaf ends and another begins: the leaf around it becomes
-    /// the fewest leaves that do. Nothing happens where none is, or where one begins.
-    ///
-    /// See [`split`](Self::split) for the flush.
-    pub fn cut<E>(
-        &mut self,
-        at: u64,
-        interruption: Interruption,
-        gather: &mut Gather,
-        flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), ResizeError<E>> {
-        let (range, job) = self.check_cut(at)?;
-        self.resize_reclaiming(range, job, interruption, gather, flush)
-    }
-
-    /// Gives the leaves that lie in `range` the largest sizes that addresses and permissions
-    /// permit, as if they were mapped anew in one request.
-    ///
-    /// See [`split`](Self::split) for the flush.
-    pub fn merge<E>(
-        &mut self,
-        range: Span<Iova>,
-        interruption: Interruption,
-        gather: &mut Gather,
-        flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), ResizeError<E>> {
-        self.resize_reclaiming(range, Job::Merge, interruption, gather, flush)
-    }
-
-    /// [`unmap_mapped`](Self::unmap_mapped), with the leaves that reach over the ends of `range`
-    /// [`cut`](Self::cut) first.
-    pub fn unmap_cutting<E>(
-        &mut self,
-        range: Span<Iova>,
-        interruption: Interruption,
-        gather: &mut Gather,
-        sink: &mut impl RunSink,
-        mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<u64, ResizeError<E>> {
-        for end in self.check_ends(range)?.into_iter().flatten() {
-            self.cut(end, interruption, gather, &mut flush)?;
-        }
-        self.unmap_mapped(range, gather, sink)
-            .map_err(ResizeError::Unmap)
-    }
-
     /// Where a range is to be cut.
     pub(crate) fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError> {
         self.check_range(range)?;
@@ -136,7 +68,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         ])
     }
 
-    fn check_split<E>(&self, size: u64) -> Result<Job, ResizeError<E>> {
+    pub(super) fn check_split<E>(&self, size: u64) -> Result<Job, ResizeError<E>> {
         if !self.sizes.contains(size) {
             let offered = self.sizes;
             return Err(ResizeError::PageSize(PageSizeError { size, offered }));
@@ -145,28 +77,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// The page at `at` stands for the leaf around it.
-    fn check_cut<E>(&self, at: u64) -> Result<(Span<Iova>, Job), ResizeError<E>> {
+    pub(super) fn check_cut<E>(&self, at: u64) -> Result<(Span<Iova>, Job), ResizeError<E>> {
         let range = Span::new(at, self.sizes.smallest());
         let at = self.check_range(range)?;
         Ok((range, Job::Cut(at)))
     }
 
-    fn resize_reclaiming<E>(
-        &mut self,
-        range: Span<Iova>,
-        job: Job,
-        interruption: Interruption,
-        gather: &mut Gather,
-        flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), ResizeError<E>> {
-        let mut done = Chain::empty();
-        let result = self.resize(range, job, interruption, gather, flush, &mut done);
-        self.memory.reclaim(done);
-        result
-    }
-
     /// The two passes. Tables that are flushed and replaced go to `done`, also where it fails.
-    fn resize<E>(
+    pub(super) fn resize<E>(
         &self,
         range: Span<Iova>,
         job: Job,
@@ -237,8 +155,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
         };
         self.abandon(&mut work, gather);
-        // As the shared form counts: this is compiled once for both.
-        self.count::<Disjoint>(work.added, work.removed);
+        self.count(work.added, work.removed);
         self.memory.give_back(work.reserve);
         // What a broken memory did comes before what a flush says of it.
         self.intact()?;
@@ -313,80 +230,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             self.apply(extent, words, work, gather);
         }
         Ok(more)
-    }
-}
-
-impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
-    /// See [`Table::split`]. `flush` is called inside: it must not wait for another operation on this
-    /// table. The leaves that reach over the ends of the range belong to the operation, too.
-    pub fn split<E>(
-        &self,
-        range: Span<Iova>,
-        size: u64,
-        interruption: Interruption,
-        gather: &mut Gather,
-        flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), ResizeError<E>> {
-        let job = self.table().check_split(size)?;
-        self.resize(range, job, interruption, gather, flush)
-    }
-
-    /// See [`Table::cut`].
-    pub fn cut<E>(
-        &self,
-        at: u64,
-        interruption: Interruption,
-        gather: &mut Gather,
-        flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), ResizeError<E>> {
-        let (range, job) = self.table().check_cut(at)?;
-        self.resize(range, job, interruption, gather, flush)
-    }
-
-    /// See [`Table::merge`].
-    pub fn merge<E>(
-        &self,
-        range: Span<Iova>,
-        interruption: Interruption,
-        gather: &mut Gather,
-        flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), ResizeError<E>> {
-        self.resize(range, Job::Merge, interruption, gather, flush)
-    }
-
-    /// See [`Table::unmap_cutting`].
-    pub fn unmap_cutting<E>(
-        &self,
-        range: Span<Iova>,
-        interruption: Interruption,
-        gather: &mut Gather,
-        sink: &mut impl RunSink,
-        mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<u64, ResizeError<E>> {
-        for end in self.table().check_ends(range)?.into_iter().flatten() {
-            self.cut(end, interruption, gather, &mut flush)?;
-        }
-        self.unmap_mapped(range, gather, sink)
-            .map_err(ResizeError::Unmap)
-    }
-
-    fn resize<E>(
-        &self,
-        range: Span<Iova>,
-        job: Job,
-        interruption: Interruption,
-        gather: &mut Gather,
-        mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), ResizeError<E>> {
-        let none = |error: &ResizeError<E>| matches!(error, ResizeError::NoTables(_));
-        self.once_more(none, || {
-            let (table, mut done) = (self.table(), Chain::empty());
-            let guard = self.guard();
-            let result = table.resize(range, job, interruption, gather, &mut flush, &mut done);
-            drop(guard);
-            self.retire(done);
-            result
-        })
     }
 }
 

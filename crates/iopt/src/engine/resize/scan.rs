@@ -12,7 +12,7 @@ use crate::prot::Prot;
 
 /// What is to be done.
 #[derive(Clone, Copy)]
-pub(super) enum Job {
+pub(in crate::engine) enum Job {
     /// Leaves of at most so many bytes.
     Split(u64),
     /// A leaf begins at this stripped address.

@@ -6,7 +6,7 @@ use iopt::format::{
     ArmOptions, ArmStage1, ArmStage2, BreakBeforeMake, Entry, K4, K4Lpa2, K16, K16Lpa2, K64,
     K64Lpa, Shareability,
 };
-use iopt::{Format, Gather, HeapArena, Prot, Table};
+use iopt::{Format, Gather, HeapArena, Prot, Table, TableOps as _};
 use runs::{Run, Span};
 
 use super::{ROOT, RW};

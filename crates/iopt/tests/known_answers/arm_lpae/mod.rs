@@ -12,7 +12,7 @@ mod geometry;
 use std::sync::atomic::AtomicU64;
 
 use iopt::format::{ArmStage1, ArmStage2, K4, K16, K64};
-use iopt::{Above, Format, HeapArena, HeapTables, Prot, Table, TableMapError};
+use iopt::{Above, Format, HeapArena, HeapTables, Prot, Table, TableMapError, TableOps as _};
 use runs::Span;
 
 const RW: Prot = Prot::RW;

@@ -1,7 +1,7 @@
 //! Every input and output size of Arm's tables, for each granule and both stages.
 
 use iopt::format::{ArmStage1, ArmStage2, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa};
-use iopt::{Format, Gather, HeapArena, NoRuns, Prot, Table, WideCell};
+use iopt::{Format, Gather, HeapArena, NoRuns, Prot, Table, TableOps as _, WideCell};
 use runs::{Run, Span};
 
 use super::{Tables, root_tables};

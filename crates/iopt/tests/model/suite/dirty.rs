@@ -1,7 +1,8 @@
 //! Dirty state and permissions in the random sequences: the model keeps one flag per leaf.
 
 use iopt::{
-    DirtyError, Format, Gather, Pending, Prot, ProtectError, Table, TableUnmapError, WithDirty,
+    DirtyError, Format, Gather, Pending, Prot, ProtectError, Table, TableOps as _, TableUnmapError,
+    WithDirty,
 };
 use proptest::prelude::*;
 use runs::{Iova, Joiner, PageSizes, Run, Span};
@@ -103,7 +104,14 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
     pub(crate) fn apply_dirty(&mut self, op: &DirtyOp) {
         match op {
             DirtyOp::Track(on) => {
-                let result = on!(self, table => table.track_dirty(*on));
+                let result = if SHARED {
+                    let shared = iopt::SharedTable::<_, _>::new(self.table.take());
+                    let result = shared.track_dirty(*on);
+                    self.table.put(shared.into_inner());
+                    result
+                } else {
+                    self.table.track_dirty(*on)
+                };
                 assert_eq!(result.is_ok(), self.table.format().keeps_dirty());
                 assert_eq!(self.table.tracks_dirty(), *on && result.is_ok());
             }

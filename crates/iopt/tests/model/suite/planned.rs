@@ -1,6 +1,6 @@
 //! Maps that are planned first and filled then.
 
-use iopt::{Chain, Format, Prot, TableMapError};
+use iopt::{Chain, Format, Prot, TableMapError, TableOps as _};
 use runs::{Pa, Span};
 
 use super::{Tables, World};

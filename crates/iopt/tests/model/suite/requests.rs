@@ -1,6 +1,6 @@
 //! What is refused, an allocator that fails, and the sizes of leaves.
 
-use iopt::{Format, Gather, Prot, Table, TableMapError};
+use iopt::{Format, Gather, Prot, Table, TableMapError, TableOps as _};
 use runs::{Iova, PageSizes, Run, Span};
 
 use super::{Tables, World, page, root_tables};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use iopt::format::BreakBeforeMake;
-use iopt::{Format, Gather, Interruption, Invalidation, ResizeError};
+use iopt::{Format, Gather, Interruption, Invalidation, ResizeError, TableOps as _};
 use proptest::prelude::*;
 use runs::{Iova, Run, Span};
 

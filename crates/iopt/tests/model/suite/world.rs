@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use iopt::format::Entry;
-use iopt::{Format, Gather, Prot, Table, TableMapError, TableUnmapError};
+use iopt::{Format, Gather, Prot, Table, TableMapError, TableOps as _, TableUnmapError};
 use runs::{Iova, Joiner, Pa, PageSizes, Run, Span};
 
 use super::model::{Model, Refusal};
@@ -38,9 +38,12 @@ impl<T> std::ops::DerefMut for Lent<T> {
 macro_rules! on {
     ($world:expr, $table:ident => $operation:expr) => {
         if SHARED {
-            let $table = iopt::SharedTable::<_, _>::new($world.table.take());
+            let shared = iopt::SharedTable::<_, _>::new($world.table.take());
+            #[allow(unused_mut, reason = "some operations only read")]
+            let mut $table = shared.enter();
             let result = $operation;
-            $world.table.put($table.into_inner());
+            drop($table);
+            $world.table.put(shared.into_inner());
             result
         } else {
             let $table = &mut *$world.table;
@@ -58,7 +61,8 @@ macro_rules! owning {
             let mut spans = $world.model.aperture.spans();
             let all = spans.find(|all| all.covers(&$span)).unwrap_or($span);
             let shared = iopt::SharedTable::<_, _>::new($world.table.take());
-            let $table = shared.owning(all);
+            #[allow(unused_mut, reason = "some operations only read")]
+            let mut $table = shared.owning(all);
             let result = $operation;
             drop($table);
             $world.table.put(shared.into_inner());

@@ -13,7 +13,8 @@ use iopt::format::{
 use iopt::image::{Image, ImageError};
 use iopt::walk::{Access, WalkMemory, Walker};
 use iopt::{
-    Arena, AtomicMeta, Cell, Format, Gather, HeapTables, Leaf, Prot, Table, TableMemory, Takeover,
+    Arena, AtomicMeta, Cell, Format, Gather, HeapTables, Leaf, Prot, Table, TableMemory,
+    TableOps as _, Takeover,
 };
 use runs::{Iova, PageSizes, Span};
 

@@ -3,7 +3,9 @@
 use iopt::format::{AmdV1, VtdSs};
 use iopt::image::{Image, ImageError};
 use iopt::walk::{Access, Walker};
-use iopt::{BuildError, Cell, DamageKind, HeapTables, Prot, Table, TableMemory, Takeover};
+use iopt::{
+    BuildError, Cell, DamageKind, HeapTables, Prot, Table, TableMemory, TableOps as _, Takeover,
+};
 use proptest::prelude::*;
 use runs::{PageSizes, Span};
 use std::sync::atomic::AtomicU64;

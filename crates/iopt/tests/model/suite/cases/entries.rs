@@ -1,7 +1,7 @@
 //! What a format's functions say of entries.
 
 use iopt::format::Entry;
-use iopt::{Cell, Format, Pending, Prot, Table};
+use iopt::{Cell, Format, Pending, Prot, Table, TableOps as _};
 use runs::{PageSizes, Run, Span};
 
 use super::{fitting, offered};

@@ -5,7 +5,7 @@
 mod entries;
 mod ranges;
 
-use iopt::{Format, Gather, Table};
+use iopt::{Format, Gather, Table, TableOps as _};
 use runs::PageSizes;
 
 use super::Tables;

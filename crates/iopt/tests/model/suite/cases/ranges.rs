@@ -1,6 +1,6 @@
 //! What a table does with its sizes.
 
-use iopt::{Format, Gather, Interruption, NoRuns, Prot, Table, TableUnmapError};
+use iopt::{Format, Gather, Interruption, NoRuns, Prot, Table, TableOps as _, TableUnmapError};
 use runs::{PageSizes, Run, Span};
 
 use super::{fitting, offered, reclaim};
