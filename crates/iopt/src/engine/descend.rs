@@ -44,6 +44,17 @@ pub(super) struct Place<'t, C> {
     pub(super) entry: Entry,
 }
 
+impl<C> Place<'_, C> {
+    const NONE: Self = Self {
+        table: 0,
+        level: 0,
+        cells: &[],
+        index: 0,
+        word: 0,
+        entry: Entry::Empty,
+    };
+}
+
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// The lowest table, and its level, that all of `[at, at + len)` goes through: the range lies
     /// below more than one of its entries, or is all that is below one, or there is no table below.
@@ -64,74 +75,93 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// bits of `spread`: with 0 to the last entry of a walk. Bits above the aperture do not count.
     #[inline(always)]
     pub(super) fn descend<const MAPS: bool>(&self, at: u64, spread: u64) -> Place<'_, M::Cell> {
+        // There is none only where the memory broke its contract.
+        self.descend_to::<MAPS, false>(at, spread)
+            .unwrap_or(Place::NONE)
+    }
+
+    /// The place of the page at `at`, if there is a table for it.
+    #[inline(always)]
+    pub(super) fn descend_to_page<const MAPS: bool>(&self, at: u64) -> Option<Place<'_, M::Cell>> {
+        self.descend_to::<MAPS, true>(at, 0)
+    }
+
+    #[inline(always)]
+    fn descend_to<const MAPS: bool, const PAGE: bool>(
+        &self,
+        at: u64,
+        spread: u64,
+    ) -> Option<Place<'_, M::Cell>> {
         self.memory.descended();
         let Begin { root, levels } = self.begin();
         // The guards are constants: levels that the format cannot have cost no code.
         match levels {
             1 if F::MIN_LEVELS <= 1 && F::MAX_LEVELS > 1 => {
-                self.descend_from::<At<0>, MAPS>(root, at, spread)
+                self.descend_from::<At<0>, MAPS, PAGE>(root, at, spread)
             }
             2 if F::MIN_LEVELS <= 2 && F::MAX_LEVELS > 2 => {
-                self.descend_from::<At<1>, MAPS>(root, at, spread)
+                self.descend_from::<At<1>, MAPS, PAGE>(root, at, spread)
             }
             3 if F::MIN_LEVELS <= 3 && F::MAX_LEVELS > 3 => {
-                self.descend_from::<At<2>, MAPS>(root, at, spread)
+                self.descend_from::<At<2>, MAPS, PAGE>(root, at, spread)
             }
             4 if F::MIN_LEVELS <= 4 && F::MAX_LEVELS > 4 => {
-                self.descend_from::<At<3>, MAPS>(root, at, spread)
+                self.descend_from::<At<3>, MAPS, PAGE>(root, at, spread)
             }
             5 if F::MIN_LEVELS <= 5 && F::MAX_LEVELS > 5 => {
-                self.descend_from::<At<4>, MAPS>(root, at, spread)
+                self.descend_from::<At<4>, MAPS, PAGE>(root, at, spread)
             }
             // The most levels that there can be need no comparison.
-            _ if F::MAX_LEVELS >= 6 => self.descend_from::<At<5>, MAPS>(root, at, spread),
-            _ if F::MAX_LEVELS == 5 => self.descend_from::<At<4>, MAPS>(root, at, spread),
-            _ if F::MAX_LEVELS == 4 => self.descend_from::<At<3>, MAPS>(root, at, spread),
-            _ if F::MAX_LEVELS == 3 => self.descend_from::<At<2>, MAPS>(root, at, spread),
-            _ if F::MAX_LEVELS == 2 => self.descend_from::<At<1>, MAPS>(root, at, spread),
-            _ => self.descend_from::<At<0>, MAPS>(root, at, spread),
+            _ if F::MAX_LEVELS >= 6 => self.descend_from::<At<5>, MAPS, PAGE>(root, at, spread),
+            _ if F::MAX_LEVELS == 5 => self.descend_from::<At<4>, MAPS, PAGE>(root, at, spread),
+            _ if F::MAX_LEVELS == 4 => self.descend_from::<At<3>, MAPS, PAGE>(root, at, spread),
+            _ if F::MAX_LEVELS == 3 => self.descend_from::<At<2>, MAPS, PAGE>(root, at, spread),
+            _ if F::MAX_LEVELS == 2 => self.descend_from::<At<1>, MAPS, PAGE>(root, at, spread),
+            _ => self.descend_from::<At<0>, MAPS, PAGE>(root, at, spread),
         }
     }
 
     #[inline(always)]
-    fn descend_from<V: Step, const MAPS: bool>(
+    fn descend_from<V: Step, const MAPS: bool, const PAGE: bool>(
         &self,
         table: u64,
         at: u64,
         spread: u64,
-    ) -> Place<'_, M::Cell> {
+    ) -> Option<Place<'_, M::Cell>> {
         let (cells, index) = (self.entries(table, V::N), self.index(V::N, at));
-        let cell = cells.get(index);
-        let word = cell.map_or(0, Cell::get_acquire);
-        let entry = decode::<F>(V::N, word);
+        let cell = cells.get(index)?;
+        let word = cell.get_acquire();
         if V::N > 0 && spread >> F::shift(V::N) == 0 {
-            if let (Entry::Table(below), Some(cell)) = (entry, cell) {
+            if let Entry::Table(below) = F::decode(V::N, word) {
                 self.memory.table_read(table);
                 if MAPS {
                     self.maps_below(cell);
                 }
-                return self.descend_inlined::<V::Below, MAPS>(below, at, spread);
+                return self.descend_inlined::<V::Below, MAPS, PAGE>(below, at, spread);
             }
         }
-        Place {
+        if PAGE && V::N > 0 {
+            return None;
+        }
+        Some(Place {
             table,
             level: V::N,
             cells,
             index,
             word,
-            entry,
-        }
+            entry: decode::<F>(V::N, word),
+        })
     }
 
     // A function of its own, so that the recursion is inlined level by level.
     #[inline(always)]
-    fn descend_inlined<V: Step, const MAPS: bool>(
+    fn descend_inlined<V: Step, const MAPS: bool, const PAGE: bool>(
         &self,
         table: u64,
         at: u64,
         spread: u64,
-    ) -> Place<'_, M::Cell> {
-        self.descend_from::<V, MAPS>(table, at, spread)
+    ) -> Option<Place<'_, M::Cell>> {
+        self.descend_from::<V, MAPS, PAGE>(table, at, spread)
     }
 
     /// The end of a walk to the stripped address `at`, no lower than level `lowest`: for operations that do not decide about

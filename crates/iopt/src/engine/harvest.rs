@@ -30,7 +30,7 @@ use crate::prot::Prot;
 /// Receives dirty leaves.
 trait Visitor {
     /// The leaves are cleaned.
-    const CLEAN: bool;
+    fn cleans(&self) -> bool;
 
     /// A dirty leaf at `level`, or several in a row.
     fn leaf(&mut self, leaf: Span<Iova>, level: usize);
@@ -61,7 +61,10 @@ struct Harvest<'a, W> {
 }
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Visitor for Harvest<'_, W> {
-    const CLEAN: bool = true;
+    #[inline(always)]
+    fn cleans(&self) -> bool {
+        true
+    }
 
     #[inline]
     fn leaf(&mut self, leaf: Span<Iova>, level: usize) {
@@ -72,14 +75,18 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Visitor for Harvest<'_, W> {
     }
 }
 
-/// Tells dirty leaves as runs; with `CLEAN` it cleans them, otherwise they stay as they are.
-struct Tell<'a, T, const CLEAN: bool> {
+/// Tells dirty leaves as runs.
+struct Tell<'a, T> {
     each: &'a mut T,
+    cleans: bool,
     joiner: Joiner<Span<Iova>>,
 }
 
-impl<T: FnMut(Span<Iova>), const CLEAN: bool> Visitor for Tell<'_, T, CLEAN> {
-    const CLEAN: bool = CLEAN;
+impl<T: FnMut(Span<Iova>)> Visitor for Tell<'_, T> {
+    #[inline(always)]
+    fn cleans(&self) -> bool {
+        self.cleans
+    }
 
     #[inline]
     fn leaf(&mut self, leaf: Span<Iova>, _level: usize) {
@@ -100,19 +107,21 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         range: Span<Iova>,
         each: impl FnMut(Span<Iova>),
     ) -> Result<u64, DirtyError> {
-        self.visit_dirty::<false>(range, each)
+        self.visit_dirty(range, false, each)
     }
 
-    /// Calls `each` for dirty leaves, which are clean afterwards with `CLEAN`.
-    pub(super) fn visit_dirty<const CLEAN: bool>(
+    /// Calls `each` for dirty leaves, which are clean afterwards if it `cleans` them.
+    pub(super) fn visit_dirty(
         &self,
         range: Span<Iova>,
+        cleans: bool,
         mut each: impl FnMut(Span<Iova>),
     ) -> Result<u64, DirtyError> {
         let at = self.check_dirty(range)?;
         let joiner = Joiner::new();
-        let mut tell = Tell::<_, CLEAN> {
+        let mut tell = Tell {
             each: &mut each,
+            cleans,
             joiner,
         };
         let bytes = self.visit(at, range.len, &mut tell);
@@ -245,7 +254,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 break;
             }
             if !is_settled::<F>(last) {
-                if T::CLEAN {
+                if pass.visitor.cleans() {
                     clean::<F, _>(&rest[0]);
                 }
                 end += 1;
@@ -258,7 +267,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 ignored: 0,
             };
             let count = M::Cell::match_series(rest, series).max(1);
-            if T::CLEAN {
+            if pass.visitor.cleans() {
                 series.next = F::cleaned(last);
                 M::Cell::set_series(super::part(rest, 0, count), series);
             }
@@ -267,7 +276,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if end == 0 {
             return self.visit_leaf(L::<0>, table, part, last, pass);
         }
-        if T::CLEAN {
+        if pass.visitor.cleans() {
             self.memory.written(cells.get(..end).unwrap_or(&[]));
         }
         let len = (end as u64) << own;
@@ -297,7 +306,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let nth = self.index(v.n(), part.base()) & (count - 1);
         let rest = (1u64 << log2) - 1;
         let first = part.base() & !rest;
-        if T::CLEAN {
+        if pass.visitor.cleans() {
             // Entries before this one may have been clean.
             let group = match count {
                 1 => slice::from_ref(part.cell),

@@ -4,7 +4,15 @@
 /// levels 0 and 1, where nearly all entries are, so that shifts, table sizes and sizes of leaves are constants, and once by
 /// [`Upper`] for all above.
 pub(crate) trait Level: Copy {
+    /// It is a constant.
+    const LOW: bool;
+
     fn n(self) -> usize;
+
+    #[inline(always)]
+    fn is_low(self) -> bool {
+        Self::LOW
+    }
 }
 
 /// A level that is a constant.
@@ -12,6 +20,8 @@ pub(crate) trait Level: Copy {
 pub(crate) struct L<const N: usize>;
 
 impl<const N: usize> Level for L<N> {
+    const LOW: bool = true;
+
     #[inline(always)]
     fn n(self) -> usize {
         N
@@ -23,6 +33,8 @@ impl<const N: usize> Level for L<N> {
 pub(crate) struct Upper(pub(crate) usize);
 
 impl Level for Upper {
+    const LOW: bool = false;
+
     #[inline(always)]
     fn n(self) -> usize {
         self.0

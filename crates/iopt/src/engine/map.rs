@@ -96,6 +96,16 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn map_from(&self, request: Request<'_>) -> Result<(), Stop> {
         self.intact()?;
         let (table, level) = self.lowest_to_map(&request)?;
+        if let [run] = request.runs {
+            // Pages are mapped most often, and a level that is known costs less.
+            let stored = match level {
+                0 => self.store_run(L::<0>, table, &request, *run),
+                _ => at_level!(level, v => self.store_run(v, table, &request, *run)),
+            };
+            if stored.is_some() {
+                return Ok(());
+            }
+        }
         if level == 0 {
             self.map_row(L::<0>, table, &request)?;
         } else {
@@ -224,8 +234,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Next::Nothing
             };
         };
-        let singles = self.single_leaves(cursor, (log2, count), room);
-        let mut runs = singles.unwrap_or(1);
+        let mut runs = 1;
+        // Memory is in pieces of the sizes of low levels.
+        if v.is_low() {
+            let singles = self.single_leaves(cursor, (log2, count), room);
+            runs = singles.unwrap_or(1);
+        }
         if v.n() > 0 && self.has_empty {
             let entries = ((count * runs) << log2 >> F::shift(v.n())) as usize;
             let empty = first_occupied::<F, _>(part(cells, index, entries))
@@ -275,7 +289,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Next::Leaves { log2, count, runs } => {
                     let entries = ((count * runs) << log2 >> F::shift(v.n())) as usize;
                     let here = part(cells, end, entries);
-                    if runs > 1 {
+                    if v.is_low() && runs > 1 {
                         let starts = cursor.starts(runs);
                         store_single_leaves::<F, M::Cell>(v, here, starts, log2, bits);
                         cursor.pass_single_leaves(log2, runs);

@@ -345,7 +345,7 @@ pub trait TableOps {
         range: Span<Iova>,
         each: impl FnMut(Span<Iova>),
     ) -> Result<u64, DirtyError> {
-        self.table().visit_dirty::<true>(range, each)
+        self.table().visit_dirty(range, true, each)
     }
 
     /// Gives back the tables of flushed gathers: now, or when no reader can hold them.

@@ -100,10 +100,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if !self.aperture().covers(&Span::new(iova, 1)) {
             return None;
         }
-        let place = self.descend::<MAPS>(iova, 0);
-        if place.level > 0 || self.intact().is_err() {
-            return None;
-        }
+        let place = self.descend_to_page::<MAPS>(iova)?;
+        self.intact().ok()?;
         self.memory.table_read(place.table);
         Some(place)
     }

@@ -47,7 +47,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if !self.aperture().covers(&Span::new(iova, 1)) {
             return None;
         }
-        let place = self.last(iova);
+        self.memory.descended();
+        let place = self.walk(self.aperture().strip(iova), 0);
         let Entry::Leaf { pa, log2 } = place.entry else {
             return None;
         };

@@ -66,6 +66,46 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 }
 
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Writes the only run of a request if it takes leaves of one size, one or a leaf for each entry, and the entries are
+    /// empty: as most requests are.
+    #[inline(always)]
+    pub(super) fn store_run(
+        &self,
+        v: impl Level,
+        table: u64,
+        request: &Request<'_>,
+        run: Span<Pa>,
+    ) -> Option<()> {
+        let Span { start: pa, len, .. } = run;
+        let own = F::shift(v.n());
+        if (request.at | len) & ((1 << own) - 1) != 0 {
+            return None;
+        }
+        let up_to_len = u64::MAX.checked_shr(len.leading_zeros())?;
+        let sizes = F::leaf_sizes(v.n()).and(request.sizes).bits() & up_to_len;
+        // Entries go on by a constant step within such a block of physical memory only.
+        let linear = F::LINEAR_LOG2 >= 64 || (pa ^ (pa + (len - 1))) >> F::LINEAR_LOG2 == 0;
+        let log2 = if sizes == 1 << own && pa & (sizes - 1) == 0 && linear {
+            own
+        } else if sizes & len != 0 && len.is_power_of_two() && (request.at | pa) & (len - 1) == 0 {
+            len.trailing_zeros()
+        } else {
+            return None;
+        };
+        let (all, first) = (self.entries(table, v.n()), self.index(v.n(), request.at));
+        let cells = all.get(first..)?.get(..(len >> own) as usize)?;
+        if first_occupied::<F, _>(cells).is_some() || self.intact().is_err() {
+            return None;
+        }
+        self.memory.table_read(table);
+        self.announce(request);
+        store_leaves::<F, M::Cell>(v, cells, F::leaf(v.n(), pa, log2, request.bits), log2);
+        self.memory.written(cells);
+        Some(())
+    }
+}
+
 /// Index of the first entry that is not empty.
 #[inline(always)]
 pub(super) fn first_occupied<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
