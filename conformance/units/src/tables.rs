@@ -69,7 +69,7 @@ impl Tables {
         self.of_4k
     }
 
-    /// See [`iopt::Table::unmap`].
+    /// See [`iopt::TableOps::unmap`].
     pub(crate) fn unmap(
         &mut self,
         range: Span<Iova>,
@@ -78,7 +78,7 @@ impl Tables {
         self.table.alone().unmap(range, gather, &mut NoRuns)
     }
 
-    /// See [`iopt::Table::unmap_mapped`].
+    /// See [`iopt::TableOps::unmap_mapped`].
     pub(crate) fn unmap_mapped(
         &mut self,
         range: Span<Iova>,

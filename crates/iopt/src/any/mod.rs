@@ -132,7 +132,7 @@ impl AnyTable {
         &self.memory
     }
 
-    /// See [`TableOps::plan_map`].
+    /// See [`TableOps::plan_map`](crate::TableOps::plan_map).
     pub fn plan_map<'t>(
         &'t self,
         iova: u64,
@@ -168,7 +168,7 @@ impl AnyTable {
         }
     }
 
-    /// See [`TableOps::unmap_cutting`].
+    /// See [`TableOps::unmap_cutting`](crate::TableOps::unmap_cutting).
     pub fn unmap_cutting<E>(
         &self,
         range: Span<Iova>,
@@ -185,7 +185,7 @@ impl AnyTable {
             .map_err(ResizeError::Unmap)
     }
 
-    /// See [`TableOps::split`].
+    /// See [`TableOps::split`](crate::TableOps::split).
     pub fn split<E>(
         &self,
         range: Span<Iova>,
@@ -197,7 +197,7 @@ impl AnyTable {
         self.resize(Resize::Split(range, size), interruption, gather, flush)
     }
 
-    /// See [`TableOps::cut`].
+    /// See [`TableOps::cut`](crate::TableOps::cut).
     pub fn cut<E>(
         &self,
         at: u64,
@@ -208,7 +208,7 @@ impl AnyTable {
         self.resize(Resize::Cut(at), interruption, gather, flush)
     }
 
-    /// See [`TableOps::merge`].
+    /// See [`TableOps::merge`](crate::TableOps::merge).
     pub fn merge<E>(
         &self,
         range: Span<Iova>,
@@ -235,7 +235,7 @@ impl AnyTable {
         }
     }
 
-    /// See [`TableOps::harvest`].
+    /// See [`TableOps::harvest`](crate::TableOps::harvest).
     pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
         &self,
         range: Span<Iova>,
@@ -288,7 +288,7 @@ impl<F: Format, M: ErasableMemory> From<Table<F, M>> for AnyTable {
 }
 
 impl AnyOwner<'_> {
-    /// See [`TableOps::unmap`].
+    /// See [`TableOps::unmap`](crate::TableOps::unmap).
     pub fn unmap(
         &self,
         range: Span<Iova>,
@@ -299,7 +299,7 @@ impl AnyOwner<'_> {
             .result
     }
 
-    /// See [`TableOps::unmap_mapped`].
+    /// See [`TableOps::unmap_mapped`](crate::TableOps::unmap_mapped).
     pub fn unmap_mapped(
         &self,
         range: Span<Iova>,
@@ -310,13 +310,13 @@ impl AnyOwner<'_> {
         done.result.map(|()| done.bytes)
     }
 
-    /// See [`TableOps::clear`].
+    /// See [`TableOps::clear`](crate::TableOps::clear).
     pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), TableUnmapError> {
         let removal = Removal::Amount(Amount::Untold);
         self.remove(range, removal, gather, &mut NoRuns).result
     }
 
-    /// See [`TableOps::unmap_some`].
+    /// See [`TableOps::unmap_some`](crate::TableOps::unmap_some).
     pub fn unmap_some(
         &self,
         range: Span<Iova>,
@@ -327,7 +327,7 @@ impl AnyOwner<'_> {
         self.remove(range, Removal::Some(bound), gather, sink)
     }
 
-    /// See [`TableOps::unmap_pages`].
+    /// See [`TableOps::unmap_pages`](crate::TableOps::unmap_pages).
     pub fn unmap_pages(
         &self,
         iova: u64,

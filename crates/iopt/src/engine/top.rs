@@ -93,7 +93,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// mapped. Everything that is mapped stays so, at every moment. With as many levels or more
     /// nothing happens.
     ///
-    /// Only some formats grow ([`Format::GROWS`]: AMD v1); others refuse. [`map`](Self::map) never
+    /// Only some formats grow ([`Format::GROWS`]: AMD v1); others refuse. [`map`](super::TableOps::map) never
     /// grows a table by itself, because the unit has to be given the new root: the gather says so
     /// ([`Invalidation::new_root`](crate::Invalidation::new_root)), and its flush must do it. Until
     /// then the unit goes on walking the old root, and finds there what was mapped before; nothing

@@ -37,7 +37,7 @@
 //! | readers are known | by | their barrier | for |
 //! |---|---|---|---|
 //! | by thread | [`Threads`]: a record for each thread of the process | light | programs: the default with the feature `std` |
-//! | by slots | [`Slots`]: a fixed number for each table, taken by compare-and-exchange | a locked instruction, or a fence | `no_std`, model checkers, tables that another process walks |
+//! | by slots | [`Slots`]: a fixed number for each table, taken by compare-and-exchange | a locked instruction, or a fence | the default without `std`: tests, model checkers, small systems, tables that another process walks |
 //!
 //! A kernel brings its own [`Reclaim`]: Linux's polled grace periods of RCU have the same three steps
 //! (`get_state_synchronize_rcu` advances, `poll_state_synchronize_rcu` looks), or a [`Record`] for

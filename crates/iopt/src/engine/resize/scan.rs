@@ -21,7 +21,7 @@ pub(in crate::engine) enum Job {
     Merge,
 }
 
-/// How the new leaves are chosen: as [`map`](Table::map) would for the same memory.
+/// How the new leaves are chosen: as [`map`](crate::TableOps::map) would for the same memory.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     pub(super) sizes: PageSizes,
