@@ -95,11 +95,26 @@ impl<F: Format, M: TableMemory, R: Reclaim> Deref for Inside<'_, F, M, R> {
 impl<M: TableMemory, R: Reclaim> Drop for Retired<'_, M, R> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let (Some(readers), false) = (self.readers, self.tables.is_empty()) {
-            let tables = core::mem::replace(&mut self.tables, Chain::empty());
-            readers.retire(self.memory, tables);
+        if let Some(readers) = self.readers {
+            if !self.tables.is_empty() {
+                let Chain { head, tail, count } = self.tables;
+                retire(self.memory, readers, head, tail, count);
+            }
         }
     }
+}
+
+// By values, so that those who have retired nothing keep none of it in memory.
+#[cold]
+#[inline(never)]
+fn retire<M: TableMemory, R: Reclaim>(
+    memory: &M,
+    readers: &Readers<R, M::Link>,
+    head: u64,
+    tail: u64,
+    count: u64,
+) {
+    readers.retire(memory, Chain { head, tail, count });
 }
 
 impl<F: Format, M: TableMemory, R: Reclaim> fmt::Debug for Inside<'_, F, M, R> {

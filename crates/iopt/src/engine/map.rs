@@ -69,15 +69,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) -> Result<(), TableMapError> {
         let mut request = self.check_map(iova, runs, attributes)?;
         request.sizes = sizes;
-        if let Some((gather, claim)) = anew {
-            self.intact()?;
-            let (at, len) = (request.at, request.len);
-            let (table, level) = self.lowest::<true>(at, len);
-            if level > 0 && !are_empty::<F, _>(self.entries_in(table, level, at, len).cells) {
-                self.unlink_emptied(at, len, gather, claim);
-            }
-        }
-        self.map_from(request)
+        self.map_from(&request, anew)
             .map_err(|stop| self.not_mapped(&request, stop))
     }
 
@@ -93,21 +85,32 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Stopped, it has stored nothing, unless the memory is broken.
     #[inline(always)]
-    fn map_from(&self, request: Request<'_>) -> Result<(), Stop> {
+    fn map_from(
+        &self,
+        request: &Request<'_>,
+        anew: Option<(&mut Gather, Claim)>,
+    ) -> Result<(), Stop> {
         self.intact()?;
-        let (table, level) = self.lowest_to_map(&request)?;
+        let (mut table, mut level) = self.lowest_to_map(request)?;
         if let [run] = request.runs {
             // Pages are mapped most often, and a level that is known costs less.
             let stored = match level {
-                0 => self.store_run(L::<0>, table, &request, *run),
-                _ => at_level!(level, v => self.store_run(v, table, &request, *run)),
+                0 => self.store_run(L::<0>, table, request, *run),
+                _ => at_level!(level, v => self.store_run(v, table, request, *run)),
             };
             if stored.is_some() {
                 return Ok(());
             }
         }
+        if let Some((gather, claim)) = anew {
+            let (at, len) = (request.at, request.len);
+            if level > 0 && !are_empty::<F, _>(self.entries_in(table, level, at, len).cells) {
+                self.unlink_emptied(at, len, gather, claim);
+                (table, level) = self.lowest_to_map(request)?;
+            }
+        }
         if level == 0 {
-            self.map_row(L::<0>, table, &request)?;
+            self.map_row(L::<0>, table, request)?;
         } else {
             at_level!(level, v => self.map_below(v, table, request))?;
         }
@@ -127,17 +130,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// From a table at level `V` on that all of the request goes through: plan, reserve, fill.
     #[inline(never)]
-    fn map_below(&self, v: impl Level, table: u64, request: Request<'_>) -> Result<(), Stop> {
-        if self.map_row(v, table, &request)? {
+    fn map_below(&self, v: impl Level, table: u64, request: &Request<'_>) -> Result<(), Stop> {
+        if self.map_row(v, table, request)? {
             return Ok(());
         }
         let bits = request.bits;
-        let mut cursor = Cursor::new(&request);
+        let mut cursor = Cursor::new(request);
         let mut needed = 0;
         self.plan(v, Some(table), &mut cursor.clone(), &mut needed)?;
         self.intact()?;
         let mut reserve = set_aside(&self.memory, needed)?;
-        self.announce(&request);
+        self.announce(request);
         self.memory.descended();
         self.fill(v, table, Target::Linked, &mut cursor, bits, &mut reserve);
         if needed > 0 {

@@ -11,7 +11,6 @@ use runs::{Iova, Pa, Run, Span};
 use super::Table;
 use super::claim::Claim;
 use super::clear::has_neighbour;
-use super::descend::Place;
 use super::request::Attributes;
 use super::sink::{RunSink, Wants};
 use crate::cell::Cell;
@@ -37,11 +36,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return None;
         }
         let bits = attributes.bits(&self.format)?;
-        let place = self.page::<true>(iova)?;
-        let cell = place.cells.get(place.index)?;
-        if !F::is_empty(place.word) {
-            return None;
-        }
+        let (cells, index) = self.page::<true>(iova)?;
+        let cell = cells.get(index).filter(|cell| F::is_empty(cell.get()))?;
         let word = F::leaf(0, pa, F::shift(0), bits);
         if self.memory.watches_runs() {
             let run = Run { iova, pa, len };
@@ -64,15 +60,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if !self.is_page(range.start, range.len) {
             return None;
         }
-        let place = self.page::<false>(range.start)?;
-        let cell = place.cells.get(place.index)?;
-        let pa = match place.entry {
+        let (cells, index) = self.page::<false>(range.start)?;
+        let cell = cells.get(index)?;
+        let pa = match F::decode(0, cell.get()) {
             Entry::Leaf { pa, log2 } if log2 == F::shift(0) => pa,
             _ => return None,
         };
-        if self.frees_emptied(0, range.start, claim)
-            && !has_neighbour::<F, _>(place.cells, place.index, 1)
-        {
+        if self.frees_emptied(0, range.start, claim) && !has_neighbour::<F, _>(cells, index, 1) {
             return None;
         }
         let mut dirty = false;
@@ -94,16 +88,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         (len, start & (page - 1)) == (page, 0) && self.sizes.bits() & page != 0
     }
 
-    /// The place of the page at `iova`, if there is a table for it. With `MAPS` the operation is about to map it.
+    /// The entries of the table for the page at `iova`, if there is one, and the index of its own. With `MAPS` the operation
+    /// is about to map it.
     #[inline(always)]
-    fn page<const MAPS: bool>(&self, iova: u64) -> Option<Place<'_, M::Cell>> {
+    fn page<const MAPS: bool>(&self, iova: u64) -> Option<(&[M::Cell], usize)> {
         if !self.aperture().covers(&Span::new(iova, 1)) {
             return None;
         }
-        let place = self.descend_to_page::<MAPS>(iova)?;
+        let (table, cells, index) = self.page_place::<MAPS>(iova)?;
         self.intact().ok()?;
-        self.memory.table_read(place.table);
-        Some(place)
+        self.memory.table_read(table);
+        Some((cells, index))
     }
 
     /// Reports leaves at `level`, which were one run, as unmapped.

@@ -23,23 +23,15 @@ pub struct Leaf {
 
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// The physical address of `iova`, if it is mapped.
-    #[inline]
+    #[inline(always)]
     pub fn translate(&self, iova: u64) -> Option<u64> {
         if !self.aperture().covers(&Span::new(iova, 1)) {
             return None;
         }
-        match self.last(iova).entry {
-            Entry::Leaf { pa, log2 } => Some(pa | iova & ((1 << log2) - 1)),
+        match self.last_entry(iova) {
+            (Entry::Leaf { pa, log2 }, _) => Some(pa | iova & ((1 << log2) - 1)),
             _ => None,
         }
-    }
-
-    /// The entry at which a walk to `at` ends.
-    #[inline(always)]
-    pub(super) fn last(&self, at: u64) -> Place<'_, M::Cell> {
-        let place = self.descend::<false>(at, 0);
-        self.memory.table_read(place.table);
-        place
     }
 
     /// The leaf that maps `iova`, if there is one.
@@ -69,8 +61,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         };
         let last = at + (range.len - 1);
         for _ in 0..2 {
-            let place = self.last(at);
-            let covered = at | ((1 << F::shift(place.level)) - 1);
+            let (_, log2) = self.last_entry(at);
+            let covered = at | ((1 << log2) - 1);
             if covered >= last {
                 return false;
             }
