@@ -162,6 +162,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         end: E,
     ) -> E::Out {
         let (cells, index) = (self.entries(table, V::N), self.index(V::N, at));
+        if cells.len() != self.format.entries(V::N) {
+            // It was noted; and now the compiler knows that the index is one of them.
+            return end.at::<V>(table, &[], 0, 0);
+        }
         let wide = V::N > 0 && spread >> F::shift(V::N) == 0;
         let cell = cells.get(index).filter(|_| wide || E::READS);
         let word = cell.map_or(0, Cell::get_acquire);
