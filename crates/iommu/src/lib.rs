@@ -24,6 +24,7 @@
 pub mod amdvi;
 mod arm;
 mod capabilities;
+pub mod codes;
 mod commands;
 mod driver;
 mod error;
@@ -31,6 +32,8 @@ mod fault;
 mod handover;
 #[cfg(test)]
 mod lines;
+#[cfg(feature = "std")]
+pub mod log;
 mod notes;
 mod registers;
 mod ring;

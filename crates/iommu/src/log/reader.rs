@@ -1,0 +1,341 @@
+//! The reader: which decoder a line is for, and which records wait for further lines.
+
+use super::text::{cut, head, number};
+use super::{Dump, Event, Family, Note, Record, Suppressed, vtd};
+
+/// Records that wait for further lines at the same time: more units than one log has at work at once.
+const MOST_PENDING: usize = 16;
+
+/// Lines, of any source, that may stand between two lines of one record.
+const REACH: u64 = 256;
+
+/// Lines of one record: further ones are left out of its list.
+const MOST_LINES: usize = 32;
+
+/// Bytes of a message in which a driver's prefix is looked for.
+const PREFIX: usize = 120;
+
+/// Decodes a log message by message.
+#[derive(Debug, Default)]
+pub struct Reader {
+    state: State,
+}
+
+/// Message that is decoded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Line<'t> {
+    pub(super) text: &'t str,
+    pub(crate) number: u64,
+    pub(crate) time: Option<f64>,
+}
+
+/// Records that wait.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pending: Vec<Pending>,
+    /// The dump that is under way, and the line at which it began, by the count of lines.
+    dump: Option<(Box<Dump>, u64)>,
+    /// Messages so far.
+    count: u64,
+}
+
+/// Further lines that a record waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// VT-d: the line with the reason.
+    Reason,
+    /// VT-d: the commands around an error of the invalidation queue.
+    Commands,
+    /// VT-d: the page request after the reason that refused it.
+    PageRequest,
+}
+
+/// Record that waits.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) wait: Wait,
+    pub(super) record: Box<Record>,
+    /// Lines so far of those that are counted: words of an event.
+    pub(super) step: u32,
+    since: u64,
+}
+
+impl State {
+    /// Emits a record that is complete.
+    pub(super) fn emit(record: Record, out: &mut Vec<Event>) {
+        out.push(Event::Fault(Box::new(record)));
+    }
+
+    /// Lets a record wait.
+    pub(super) fn wait(&mut self, wait: Wait, record: Record, out: &mut Vec<Event>) {
+        if self.pending.len() >= MOST_PENDING {
+            let oldest = self.pending.remove(0);
+            out.push(Event::Fault(oldest.record));
+        }
+        self.pending.push(Pending {
+            wait,
+            record: Box::new(record),
+            step: 0,
+            since: self.count,
+        });
+    }
+
+    /// The record that waits for this; with a unit's name, that of this unit.
+    pub(super) fn waiting(&mut self, wait: Wait, unit: Option<&str>) -> Option<&mut Pending> {
+        let mut pending = self.pending.iter_mut().rev();
+        pending.find(|pending| {
+            pending.wait == wait && (unit.is_none() || pending.record.unit.as_deref() == unit)
+        })
+    }
+
+    /// Adds a line to the record that waits for this; false: there is none.
+    pub(super) fn join(
+        &mut self,
+        wait: Wait,
+        unit: Option<&str>,
+        line: Line<'_>,
+        change: impl FnOnce(&mut Record),
+    ) -> bool {
+        match self.waiting(wait, unit) {
+            Some(pending) => {
+                add_line(&mut pending.record.lines, line);
+                change(&mut pending.record);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Emits the records that wait for this; with a unit's name, those of this unit.
+    pub(super) fn complete(&mut self, wait: Wait, unit: Option<&str>, out: &mut Vec<Event>) {
+        let matches = |pending: &mut Pending| {
+            pending.wait == wait && (unit.is_none() || pending.record.unit.as_deref() == unit)
+        };
+        for pending in self.pending.extract_if(.., matches) {
+            out.push(Event::Fault(pending.record));
+        }
+    }
+
+    /// Begins a dump; the one before is complete.
+    pub(super) fn begin_dump(&mut self, dump: Dump, out: &mut Vec<Event>) {
+        self.complete_dump(out);
+        self.dump = Some((Box::new(dump), self.count));
+    }
+
+    /// The dump that is under way.
+    pub(super) fn dump(&mut self) -> Option<&mut Dump> {
+        self.dump.as_mut().map(|(dump, _)| &mut **dump)
+    }
+
+    /// Emits the dump that is under way.
+    pub(super) fn complete_dump(&mut self, out: &mut Vec<Event>) {
+        if let Some((dump, _)) = self.dump.take() {
+            out.push(Event::Dump(dump));
+        }
+    }
+
+    /// Emits records and a dump whose further lines have not come.
+    fn expire(&mut self, out: &mut Vec<Event>) {
+        let count = self.count;
+        let old = |since: u64| count - since > REACH;
+        for pending in self.pending.extract_if(.., |pending| old(pending.since)) {
+            out.push(Event::Fault(pending.record));
+        }
+        if self.dump.as_ref().is_some_and(|(_, since)| old(*since)) {
+            self.complete_dump(out);
+        }
+    }
+}
+
+/// Adds a line's number.
+pub(super) fn add_line(lines: &mut Vec<u64>, line: Line<'_>) {
+    if lines.len() < MOST_LINES {
+        lines.push(line.number);
+    }
+}
+
+impl Reader {
+    /// A reader at the start of a log.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Decodes a message without its [transport's prefix](super::strip). Events are added to `out`, a record once its
+    /// last line has come: an event of an earlier line may follow one of a later line.
+    pub fn line(&mut self, text: &str, number: u64, time: Option<f64>, out: &mut Vec<Event>) {
+        let state = &mut self.state;
+        state.count += 1;
+        if !state.pending.is_empty() || state.dump.is_some() {
+            state.expire(out);
+        }
+        if !marked(text) {
+            return;
+        }
+        let line = Line { text, number, time };
+        let decoded = suppressed(line, out) || vtd::decode(line, state, out);
+        if !decoded && let Some(family) = suspect(text) {
+            out.push(Event::Undecoded(note(family, line)));
+        }
+    }
+
+    /// Emits the records that still wait, at the end of a log.
+    pub fn finish(&mut self, out: &mut Vec<Event>) {
+        for pending in self.state.pending.drain(..) {
+            out.push(Event::Fault(pending.record));
+        }
+        self.state.complete_dump(out);
+    }
+}
+
+/// A note of a line.
+pub(super) fn note(family: Option<Family>, line: Line<'_>) -> Note {
+    Note {
+        family,
+        text: cut(line.text, 400).to_owned(),
+        line: line.number,
+        time: line.time,
+    }
+}
+
+/// True where a decoder may know the message. All others, which are nearly all of a log, are left at this.
+fn marked(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let bytes = bytes.get(..PREFIX).unwrap_or(bytes);
+    let found = |at: usize, word: &[u8]| {
+        let part = bytes.get(at..at + word.len());
+        part.is_some_and(|part| part.eq_ignore_ascii_case(word))
+    };
+    let marks = bytes.iter().enumerate().any(|(at, byte)| match byte {
+        b'm' | b'M' => found(at, b"mmu") || found(at, b"memory-controller"),
+        b'd' | b'D' => found(at, b"dmar") || found(at, b"dart"),
+        b'a' | b'A' => found(at, b"amd-vi"),
+        b'i' | b'I' => found(at, b"intr-remap"),
+        b'p' | b'P' => found(at, b"pamu"),
+        b't' => found(at, b"tegra-mc"),
+        b'[' => found(at, b"[fault reason"),
+        _ => false,
+    });
+    marks || text.ends_with(" suppressed") || text.contains(" messages dropped")
+}
+
+/// `FUNCTION: N callbacks suppressed`.
+fn suppressed(line: Line<'_>, out: &mut Vec<Event>) -> bool {
+    if line.text.contains("printk messages dropped") {
+        out.push(Event::Overflow(note(None, line)));
+        return true;
+    }
+    let Some(text) = line.text.strip_suffix(" callbacks suppressed") else {
+        return false;
+    };
+    let Some((function, count)) = text.rsplit_once(": ") else {
+        return false;
+    };
+    let Some((callbacks, "")) = number(count) else {
+        return false;
+    };
+    let function = function.rsplit(' ').next().unwrap_or(function);
+    let Some((family, faults, exact)) = limiter(function, callbacks) else {
+        return false;
+    };
+    out.push(Event::Suppressed(Suppressed {
+        family,
+        function: cut(function, 64).to_owned(),
+        callbacks,
+        faults,
+        exact,
+        line: line.number,
+        time: line.time,
+    }));
+    true
+}
+
+/// The family of a function with a limiter, its faults among `callbacks`, and whether that is exact.
+fn limiter(function: &str, callbacks: u64) -> Option<(Family, u64, bool)> {
+    let once = |family| Some((family, callbacks, true));
+    match function {
+        // Asked for the status, for each record, and for the empty record at the end: at least a third are faults.
+        "dmar_fault" => Some((Family::Vtd, callbacks / 3, false)),
+        "amd_iommu_report_page_fault" | "amd_iommu_report_rmp_fault" => once(Family::AmdVi),
+        "amd_iommu_report_rmp_hw_error" | "iommu_print_event" => once(Family::AmdVi),
+        "arm_smmu_evtq_thread" | "arm_smmu_dump_event" | "arm_smmu_evtq_handler" => {
+            once(Family::SmmuV3)
+        }
+        "arm_smmu_context_fault" | "arm_smmu_global_fault" | "qcom_smmu_context_fault" => {
+            once(Family::SmmuV2)
+        }
+        "nvidia_smmu_context_fault_bank" | "nvidia_smmu_global_fault_inst" => once(Family::SmmuV2),
+        "qcom_iommu_fault" => once(Family::Qualcomm),
+        "riscv_iommu_fault" | "riscv_iommu_fltq_process" => once(Family::Riscv),
+        "apple_dart_irq" | "apple_dart_t8020_irq" | "apple_dart_t8110_irq" => once(Family::Dart),
+        "mtk_iommu_isr" => once(Family::MediaTek),
+        "ipmmu_domain_irq" => once(Family::Ipmmu),
+        "viommu_fault_handler" => once(Family::Virtio),
+        "tegra20_mc_handle_irq" | "tegra30_mc_handle_irq" | "tegra_mc_irq" => once(Family::Tegra),
+        _ => None,
+    }
+}
+
+/// Drivers, by what their messages begin with.
+const PREFIXES: &[(&str, Family)] = &[
+    ("DMAR-IR:", Family::Vtd),
+    ("DMAR:", Family::Vtd),
+    ("dmar:", Family::Vtd),
+    ("INTR-REMAP:", Family::Vtd),
+    ("AMD-Vi:", Family::AmdVi),
+    ("iommu ivhd", Family::AmdVi),
+    ("arm-smmu-v3", Family::SmmuV3),
+    ("arm-smmu", Family::SmmuV2),
+    ("riscv-iommu", Family::Riscv),
+    ("riscv,iommu", Family::Riscv),
+    ("apple-dart", Family::Dart),
+    ("rk_iommu", Family::Rockchip),
+    ("rockchip-iommu", Family::Rockchip),
+    ("sun50i-iommu", Family::Allwinner),
+    ("mtk-iommu", Family::MediaTek),
+    ("msm_iommu", Family::Qualcomm),
+    ("qcom-iommu", Family::Qualcomm),
+    ("exynos-sysmmu", Family::Exynos),
+    ("tegra-mc", Family::Tegra),
+    ("tegra-smmu", Family::Tegra),
+    ("ipmmu-vmsa", Family::Ipmmu),
+    ("omap-iommu", Family::Omap),
+    ("virtio_iommu", Family::Virtio),
+    ("sprd-iommu", Family::Sprd),
+    ("vsi-iommu", Family::Verisilicon),
+    ("vsi_iommu", Family::Verisilicon),
+    ("fsl-pamu", Family::Pamu),
+];
+
+/// Words of messages that report a failure at work.
+const WORDS: &[&str] = &[
+    "fault",
+    "error",
+    "timeout",
+    "timed out",
+    "invalid ",
+    "abort",
+    "violation",
+    "overflow",
+    "unexpected",
+    "unhandled",
+];
+
+/// The family of a driver's message that looks like a fault; `Some(None)` never occurs with a prefix.
+fn suspect(text: &str) -> Option<Option<Family>> {
+    let trimmed = text.trim_start();
+    let begins = |(prefix, _): &&(&str, Family)| trimmed.starts_with(prefix);
+    let family = match PREFIXES.iter().find(begins) {
+        Some((_, family)) => *family,
+        // A device's driver and address, then AMD's own prefix.
+        None => {
+            let (_, rest) = head(trimmed)?;
+            rest.starts_with("AMD-Vi:").then_some(Family::AmdVi)?
+        }
+    };
+    let lower = cut(text, 400).to_ascii_lowercase();
+    WORDS
+        .iter()
+        .any(|word| lower.contains(word))
+        .then_some(Some(family))
+}
