@@ -73,6 +73,8 @@ pub(super) struct Facts {
     pub(super) notes: Vec<String>,
     /// What each file was taken for.
     pub(super) contents: BTreeMap<usize, BTreeSet<&'static str>>,
+    /// Lines that nobody took: file, whether anything else of it was taken, how many, the first.
+    pub(super) unread: Vec<(usize, bool, String, Evidence)>,
     /// Lines of an `/proc/iomem` that hides its addresses.
     pub(super) hidden_iomem: bool,
 }

@@ -41,6 +41,7 @@ use cost::Counter;
 pub use advice::Advice;
 pub(crate) use command::{InspectArgs, run};
 pub use cost::FormatCost;
+pub(crate) use guest::{Pairs, address, pairs};
 #[cfg(test)]
 pub use guest::{GivenDevice, Interface};
 pub use guest::{Guest, Host, Ram, Remapped, libvirt, of_areas, qemu_line};

@@ -24,6 +24,7 @@ pub use libvirt::libvirt;
 pub use process::of_areas;
 pub(super) use process::of_process;
 use qemu::qemu;
+pub(crate) use qemu::{Pairs, address, pairs};
 pub use qemu::qemu_line;
 
 /// Where hugetlbfs files lie: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
