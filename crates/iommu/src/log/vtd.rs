@@ -95,7 +95,7 @@ fn fault(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) ->
         record.class = Class::InterruptRequest;
         record.certainty = Certainty::Certain;
     }
-    record.source = codes::VTD;
+    record.source = codes::VTD.source;
     // A record before that never got its reason.
     state.complete(Wait::Reason, None, out);
     match after(rest, "[fault reason") {
@@ -120,7 +120,7 @@ fn reason_alone(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Eve
         return false;
     }
     let mut record = Record::new(Family::Vtd, line);
-    record.source = codes::VTD;
+    record.source = codes::VTD.source;
     reason(&mut record, rest);
     State::emit(record, out);
     true
@@ -134,7 +134,7 @@ fn reason(record: &mut Record, rest: &str) {
     let text = rest.strip_prefix(']').unwrap_or(rest).trim();
     record.text = cut(text, 200).to_owned();
     record.code = small(Some(value));
-    let Some(code) = record.code.and_then(codes::vtd) else {
+    let Some(code) = record.code.and_then(|code| codes::VTD.get(code)) else {
         if record.class == Class::Unknown {
             record.meaning = "a reason without a name here";
         }
@@ -310,7 +310,7 @@ fn dump(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> 
             iova,
             entries: Vec::new(),
             absent: None,
-            lines: vec![line.number],
+            lines: line.numbers().collect(),
             time: line.time,
         };
         state.begin_dump(dump, out);
@@ -323,10 +323,8 @@ fn dump(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> 
     }
     if let Some(dump) = state.dump() {
         add_line(&mut dump.lines, line);
-        if let Some(entry) = entry
-            && dump.entries.len() < MOST_ENTRIES
-        {
-            dump.entries.push(entry);
+        if dump.entries.len() < MOST_ENTRIES {
+            dump.entries.extend(entry);
         }
         dump.absent = dump.absent.or(absent);
     }
