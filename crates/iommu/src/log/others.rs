@@ -29,6 +29,14 @@ sources! {
 }
 
 pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
+    if line.text.contains("Unrecoverable System MMU Fault") {
+        // The record before says which fault it was; the kernel has stopped for it.
+        let mut record = Record::new(Family::Exynos, line);
+        record.meaning = "the kernel has stopped for a fault that no driver handles";
+        record.source = EXYNOS;
+        State::emit(record, out);
+        return true;
+    }
     let Some((before, rest)) = head(line.text) else {
         return false;
     };

@@ -67,7 +67,10 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
     let before = before.trim();
     let family = if before.starts_with("arm-smmu-v3") {
         return false;
-    } else if before.starts_with("arm-smmu") || before.ends_with("smmu") {
+    } else if before.starts_with("arm-smmu")
+        || before.starts_with("qcom-tbu")
+        || before.ends_with("smmu")
+    {
         Family::SmmuV2
     } else if before.starts_with("msm_iommu") {
         return msm(line, rest, state, out);
@@ -80,6 +83,7 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
     context(line, family, unit, rest, state, out)
         || registers(line, unit, rest, state)
         || global(line, unit, rest, state, out)
+        || lookup(line, family, unit, rest, state, out)
         || error(line, family, unit, rest, out)
 }
 
@@ -287,6 +291,31 @@ fn global(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut V
     state.complete(Wait::Global, Some(unit), out);
     true
 }
+
+/// A translation that the driver has asked the unit for, and that has faulted: no device has.
+fn lookup(
+    line: Line<'_>,
+    family: Family,
+    unit: &str,
+    rest: &str,
+    state: &mut State,
+    out: &mut Vec<Event>,
+) -> bool {
+    if !rest.starts_with("translation fault!") {
+        return false;
+    }
+    let mut record = new_record(line, family, unit);
+    record.meaning = "a translation that the driver has asked for has faulted";
+    record.source = LOOKUP;
+    state.complete(Wait::Context, Some(unit), out);
+    state.wait(Wait::Context, record, out);
+    true
+}
+
+const LOOKUP: Source = Source {
+    document: "Arm IHI 0062",
+    section: "SMMU_CBn_ATS1PR, SMMU_CBn_PAR",
+};
 
 /// Errors of the unit.
 fn error(line: Line<'_>, family: Family, unit: &str, rest: &str, out: &mut Vec<Event>) -> bool {

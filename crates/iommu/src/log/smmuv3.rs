@@ -42,11 +42,8 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
         return false;
     };
     let before = before.trim();
-    // A prefix without a device is another message: "arm-smmu-v3: fault" is nothing that Linux prints.
-    if !(before.starts_with("arm-smmu-v3")
-        || before.contains(" arm-smmu-v3.")
-        || before.contains("NVDA200C"))
-    {
+    let queue = rest.contains("VINTF") || rest.contains("vintf_map") || rest.contains("VCMDQ");
+    if !before.starts_with("arm-smmu-v3") && !queue {
         return false;
     }
     let unit = device(before);
@@ -435,6 +432,7 @@ fn error(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut Ve
     if rest.contains("unexpected error reported. vintf_map")
         || rest.contains("uncleared error detected")
         || rest.contains("GERRORN=0x")
+        || rest.starts_with("VINTF") && rest.contains("able, STATUS=0x")
     {
         State::emit(
             unit_record("a command queue of the CMDQV reports an error", COMMANDS),
