@@ -3,7 +3,7 @@
 //! All numbers are hexadecimal, with or without `0x`. RW means something with PR only.
 
 use super::reader::{Line, State, Wait, note};
-use super::text::{after, cut, head, hex, hex_after, pci, small, starts};
+use super::text::{after, cut, head, hex, hex_after, number_after, pci, small, starts};
 use super::{Access, Address, Certainty, Class, Event, Family, PciAddress, Record, Source};
 use crate::codes;
 
@@ -57,7 +57,9 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
     let Some((unit, rest)) = message(text) else {
         return false;
     };
-    unit_error(line, unit, rest, state, out) || entry(line, rest, state, out)
+    unit_error(line, unit, rest, state, out)
+        || xen(line, rest, out)
+        || entry(line, rest, state, out)
 }
 
 /// The unit or device before the driver's prefix, and the message behind it.
@@ -139,6 +141,32 @@ fn logged(
     } else {
         State::emit(record, out);
     }
+    true
+}
+
+/// Xen's form: `IO_PAGE_FAULT: 0000:03:00.0 d0 addr fdf8000000 flags 0x8`, and, until 4.13, `IO_PAGE_FAULT: domain = 0,
+/// device id = 0x300, fault address = 0x1000, flags = 0x20`.
+fn xen(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
+    let Some((name, fields)) = rest.split_once(": ") else {
+        return false;
+    };
+    let Some((_, code)) = NAMES.iter().find(|(known, _)| *known == name.trim()) else {
+        return false;
+    };
+    let mut record = Record::new(Family::AmdVi, line);
+    record.source = codes::AMDVI.source;
+    record.code = Some(*code);
+    record.text = cut(rest.trim_end(), 200).to_owned();
+    let id = hex_after(fields, "device id = ").and_then(|id| u16::try_from(id).ok());
+    record.pci = pci(fields)
+        .map(|(device, _)| device)
+        .or_else(|| id.map(|id| PciAddress::from_id(0, id)));
+    let address = hex_after(fields, " addr ").or_else(|| hex_after(fields, "fault address = "));
+    record.address = address.map(|value| Address { value, exact: true });
+    record.domain = small(number_after(fields, " d").or_else(|| number_after(fields, "domain = ")));
+    let value = hex_after(fields, "flags = ").or_else(|| hex_after(fields, " flags "));
+    flags(&mut record, *code, value);
+    State::emit(record, out);
     true
 }
 

@@ -31,6 +31,10 @@ sources! {
 pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
     if line.text.contains("Unrecoverable System MMU Fault") {
         // The record before says which fault it was; the kernel has stopped for it.
+        if state.join(Wait::Panic, None, line, |record| record.flags.push("panic")) {
+            state.complete(Wait::Panic, None, out);
+            return true;
+        }
         let mut record = Record::new(Family::Exynos, line);
         record.meaning = "the kernel has stopped for a fault that no driver handles";
         record.source = EXYNOS;
@@ -56,7 +60,7 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
     } else if is(&["mtk-iommu", "mtk_iommu", "mtk-m4u", "mtk-iommu-v1"]) {
         message.mediatek(out)
     } else if is(&["exynos-sysmmu", "exynos-iommu"]) {
-        message.exynos(out)
+        message.exynos(state, out)
     } else if is(&["tegra-mc", "tegra-smmu"]) || before.ends_with(".memory-controller") {
         message.tegra(out)
     } else if is(&["ipmmu-vmsa"]) {
@@ -374,7 +378,7 @@ impl Message<'_> {
         true
     }
 
-    fn exynos(&self, out: &mut Vec<Event>) -> bool {
+    fn exynos(&self, state: &mut State, out: &mut Vec<Event>) -> bool {
         let errors = [("Unhandled interrupt bit", "an interrupt without a name")];
         if self.error(Family::Exynos, EXYNOS, &errors, out) {
             return true;
@@ -426,7 +430,8 @@ impl Message<'_> {
             }
             None => record.meaning = "a fault without a name",
         }
-        State::emit(record, out);
+        state.complete(Wait::Panic, None, out);
+        state.wait(Wait::Panic, record, out);
         true
     }
 

@@ -96,6 +96,10 @@ pub(super) enum Wait {
     Walk,
     /// PAMU: registers.
     Pamu,
+    /// Exynos: the kernel's stop for the fault.
+    Panic,
+    /// SMMUv2: the state of translation buffers after a time-out.
+    Sync,
 }
 
 /// Record that waits.

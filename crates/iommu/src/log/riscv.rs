@@ -78,7 +78,7 @@ pub(super) fn decode(line: Line<'_>, out: &mut Vec<Event>) -> bool {
     } else if rest.starts_with("fail to disable hardware queue") || rest.contains("failed to start")
     {
         record.meaning = "a queue has not changed its state in time";
-    } else if rest.starts_with("DDTP update failed") {
+    } else if rest.starts_with("DDTP update failed") || rest.starts_with("DDTP hw mode") {
         record.meaning = "the unit has not taken over the device directory";
     } else {
         return false;

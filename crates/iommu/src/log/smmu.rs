@@ -84,7 +84,7 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
         || registers(line, unit, rest, state)
         || global(line, unit, rest, state, out)
         || lookup(line, family, unit, rest, state, out)
-        || error(line, family, unit, rest, out)
+        || error(line, family, unit, rest, state, out)
 }
 
 fn new_record(line: Line<'_>, family: Family, unit: &str) -> Record {
@@ -318,7 +318,18 @@ const LOOKUP: Source = Source {
 };
 
 /// Errors of the unit.
-fn error(line: Line<'_>, family: Family, unit: &str, rest: &str, out: &mut Vec<Event>) -> bool {
+fn error(
+    line: Line<'_>,
+    family: Family,
+    unit: &str,
+    rest: &str,
+    state: &mut State,
+    out: &mut Vec<Event>,
+) -> bool {
+    if rest.starts_with("TBU: power_status") && state.join(Wait::Sync, Some(unit), line, |_| {}) {
+        state.complete(Wait::Sync, Some(unit), out);
+        return true;
+    }
     let errors = [
         (
             "TLB sync timed out",
@@ -363,7 +374,12 @@ fn error(line: Line<'_>, family: Family, unit: &str, rest: &str, out: &mut Vec<E
     record.source = SYNC;
     record.id = hex_after(rest, "SID=");
     record.text = cut(rest.trim(), 200).to_owned();
-    State::emit(record, out);
+    if rest.starts_with("TLB sync timed out") {
+        state.complete(Wait::Sync, Some(unit), out);
+        state.wait(Wait::Sync, record, out);
+    } else {
+        State::emit(record, out);
+    }
     true
 }
 

@@ -35,6 +35,8 @@ const ERRORS: [(u32, &str); 9] = [
     (9, "CMDQP_ERR"),
 ];
 
+const REGISTER: &str = "the unit has not taken over a register in time";
+
 const WORDS: [&str; 4] = ["word 0", "word 1", "word 2", "word 3"];
 
 pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
@@ -419,10 +421,14 @@ fn error(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut Ve
     let errors = [
         ("CMDQ timeout", "the command queue has had no room in time"),
         ("CMD_SYNC timeout", "a command has not completed in time"),
-        (
-            "GBPA not responding",
-            "the unit has not taken over a register in time",
-        ),
+        ("GBPA not responding", REGISTER),
+        ("failed to disable irqs", REGISTER),
+        ("failed to clear cr0", REGISTER),
+        ("failed to enable command queue", REGISTER),
+        ("failed to enable event queue", REGISTER),
+        ("failed to enable PRI queue", REGISTER),
+        ("failed to enable ATS check", REGISTER),
+        ("failed to enable SMMU interface", REGISTER),
     ];
     if let Some((_, meaning)) = errors.iter().find(|(words, _)| rest.starts_with(words)) {
         State::emit(unit_record(meaning, COMMANDS), out);

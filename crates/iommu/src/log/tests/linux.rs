@@ -65,6 +65,10 @@ const V3_CMDQ: (&str, &str) = (
     "iommu/arm/arm-smmu-v3/arm-smmu-v3.c",
     "arm_smmu_cmdq_issue_cmdlist and others",
 );
+const V3_RESET: (&str, &str) = (
+    "iommu/arm/arm-smmu-v3/arm-smmu-v3.c",
+    "arm_smmu_device_reset and others",
+);
 const CMDQV: (&str, &str) = (
     "iommu/arm/arm-smmu-v3/tegra241-cmdqv.c",
     "tegra241_cmdqv_isr and others",
@@ -153,6 +157,8 @@ const GROUPS: &[Group] = &[
     group(Family::Vtd, PRQ, "DMAR: ", 1, &[("IOMMU: %s: Page request in Privilege Mode\n", &["dmar0"]), ("%s: Invalid page request: %08llx %08llx\n", &["dmar0", "1000101", "1003"])]),
     group(Family::Vtd, PRQ, "DMAR: ", 1, &[("IOMMU: %s: Execution request not supported\n", &["dmar0"]), ("%s: Invalid page request: %08llx %08llx\n", &["dmar0", "1000101", "1003"])]),
     group(Family::Vtd, PRQ, "DMAR: ", 0, &[("IOMMU: %s: PRQ overflow detected\n", &["dmar0"])]),
+    group(Family::Vtd, ("iommu/intel/iommu.c", "__iommu_flush_iotlb"), "DMAR: ", 1, &[("Flush IOTLB failed\n", &[])]),
+    group(Family::Vtd, ("iommu/intel/iommu.h", "IOMMU_WAIT_OP"), "Kernel panic - not syncing: ", 1, &[("DMAR hardware is malfunctioning\n", &[])]),
 
     group(Family::AmdVi, AMD_PF, "nvme 0000:01:00.0: AMD-Vi: ", 1, &[("Event logged [IO_PAGE_FAULT domain=0x%04x address=0x%llx flags=0x%04x]\n", &["000e", "1000", "0070"])]),
     group(Family::AmdVi, AMD_PF, "AMD-Vi: ", 1, &[("Event logged [IO_PAGE_FAULT device=%04x:%02x:%02x.%x domain=0x%04x address=0x%llx flags=0x%04x]\n", &["0000", "02", "00", "0", "0003", "1000", "0000"])]),
@@ -224,6 +230,15 @@ const GROUPS: &[Group] = &[
     group(Family::SmmuV3, V3_CMDQ, SMMU3, 1, &[("CMDQ timeout\n", &[])]),
     group(Family::SmmuV3, V3_CMDQ, SMMU3, 1, &[("CMD_SYNC timeout at 0x%08x [hwprod 0x%08x, hwcons 0x%08x]\n", &["00000a3e", "00000a3f", "00000a1b"])]),
     group(Family::SmmuV3, V3_CMDQ, SMMU3, 1, &[("GBPA not responding to update\n", &[])]),
+    group(Family::SmmuV3, V3_RESET, SMMU3, 7, &[
+        ("failed to disable irqs\n", &[]),
+        ("failed to clear cr0\n", &[]),
+        ("failed to enable command queue\n", &[]),
+        ("failed to enable event queue\n", &[]),
+        ("failed to enable PRI queue\n", &[]),
+        ("failed to enable ATS check\n", &[]),
+        ("failed to enable SMMU interface\n", &[]),
+    ]),
     group(Family::SmmuV3, ("iommu/arm/arm-smmu-v3/arm-smmu-v3.c", "arm_smmu_evtq_thread"), SMMU3, 0, &[("EVTQ overflow detected -- events lost\n", &[])]),
     group(Family::SmmuV3, ("iommu/arm/arm-smmu-v3/arm-smmu-v3.c", "arm_smmu_priq_thread"), SMMU3, 0, &[("PRIQ overflow detected -- requests lost\n", &[])]),
     group(Family::SmmuV3, ("iommu/arm/arm-smmu-v3/arm-smmu-v3.c", "arm_smmu_handle_ppr"), SMMU3, 1, &[
@@ -255,7 +270,7 @@ const GROUPS: &[Group] = &[
         ("hard iova-to-phys (ATOS)=%pa\n", &["0x0000000000001000"]),
         ("hard iova-to-phys (ATOS) failed\n", &[]),
     ]),
-    group(Family::SmmuV2, QCOM, SMMU2, 2, &[("TLB sync timed out -- SMMU may be deadlocked\n", &[]), ("TBU: power_status %#x sync_inv_ack %#x sync_inv_progress %#x\n", &["0x1", "0x1", "0x0"])]),
+    group(Family::SmmuV2, QCOM, SMMU2, 1, &[("TLB sync timed out -- SMMU may be deadlocked\n", &[]), ("TBU: power_status %#x sync_inv_ack %#x sync_inv_progress %#x\n", &["0x1", "0x1", "0x0"])]),
     group(Family::SmmuV2, QCOM, "qcom-tbu 15185000.tbu: ", 1, &[("Timeout while trying to halt TBU!\n", &[])]),
     group(Family::SmmuV2, QCOM, "qcom-tbu 15185000.tbu: ", 1, &[("ATOS generated a fault interrupt! PAR = %llx, SID=0x%x\n", &["3", "19c3"])]),
     group(Family::SmmuV2, QCOM, "qcom-tbu 15185000.tbu: ", 1, &[("ATOS translation timed out!\n", &[])]),
@@ -288,6 +303,7 @@ const GROUPS: &[Group] = &[
     group(Family::Riscv, ("iommu/riscv/iommu.c", "riscv_iommu_iodir_set_mode"), "riscv-iommu 0000:00:01.0: ", 1, &[("timeout when setting ddtp (ddt mode: %u, read: %llx)\n", &["4", "10"])]),
     group(Family::Riscv, ("iommu/riscv/iommu.c", "riscv_iommu_iodir_set_mode"), "riscv-iommu 0000:00:01.0: ", 1, &[("DDTP update failed hw: %llx vs %llx\n", &["0", "4"])]),
 
+    group(Family::Riscv, ("iommu/riscv/iommu.c", "riscv_iommu_iodir_set_mode"), "riscv-iommu 0000:00:01.0: ", 1, &[("DDTP hw mode %u, failed to set %u\n", &["0", "4"])]),
     group(Family::Dart, DART, "apple-dart 231304000.iommu: ", 1, &[(TRANSLATION, &["80000001", "0", "1", "NO TTBR FOR IOVA", "1000"])]),
     group(Family::Dart, DART, "apple-dart 231304000.iommu: ", 1, &[(TRANSLATION, &["80000002", "0", "2", "NO PGD FOR IOVA", "1000"])]),
     group(Family::Dart, DART, "apple-dart 231304000.iommu: ", 1, &[(TRANSLATION, &["80000002", "0", "2", "NO PMD FOR IOVA", "1000"])]),
@@ -324,7 +340,6 @@ const GROUPS: &[Group] = &[
     group(Family::Exynos, EXYNOS, "exynos-sysmmu 13620000.sysmmu: ", 1, &[("%s: [%s] %s FAULT occurred at %#x\n", &["12340000.codec", "READ", "PAGE", "0x20000000"])]),
     group(Family::Exynos, EXYNOS, "exynos-sysmmu 13620000.sysmmu: ", 1, &[("%s: [%s] %s FAULT occurred at %#x\n", &["12340000.codec", "WRITE", "ACCESS PROTECTION", "0x20000000"])]),
     group(Family::Exynos, EXYNOS, "exynos-sysmmu 13620000.sysmmu: ", 1, &[("Unhandled interrupt bit %u\n", &["9"])]),
-    group(Family::Exynos, EXYNOS, "Kernel panic - not syncing: ", 1, &[("Unrecoverable System MMU Fault!", &[])]),
     group(Family::Tegra, TEGRA, "tegra-mc 70019000.memory-controller: ", 1, &[("%s: %s%s @%pa: %s (%s%s)\n", &["gpusrd", "", "read", "0x0000000102500000", "Page fault", "SMMU translation error", " [--S]"])]),
     group(Family::Tegra, TEGRA, "tegra-mc 70019000.memory-controller: ", 1, &[("%s: %s%s @%pa: %s (%s%s)\n", &["dc", "secure ", "write", "0x00000000c0000000", "Security violation", "TrustZone violation", ""])]),
     group(Family::Ipmmu, IPMMU, "ipmmu-vmsa febd0000.iommu: ", 1, &[("Multiple TLB hits @0x%lx\n", &["70000000"])]),

@@ -573,6 +573,52 @@ fn other_units() {
 }
 
 #[test]
+fn the_kernel_stops_for_the_fault_before() {
+    let log = "exynos-sysmmu 13620000.sysmmu: 12340000.codec: [READ] PAGE FAULT occurred at 0x20000000\n\
+        Kernel panic - not syncing: Unrecoverable System MMU Fault!";
+    assert_eq!(fault(log).lines, [1, 2]);
+}
+
+#[test]
+fn xen_has_forms_of_its_own() {
+    let log = "(XEN) [VT-D]DMAR:[DMA Read] Request device [0000:00:02.0] fault addr 7d000000\n\
+        (XEN) [VT-D]DMAR: reason 0c - non-zero reserved fields in PTE";
+    expect(
+        log,
+        "0000:00:02.0",
+        Class::BadTable,
+        Access::Read,
+        Some(0x7d00_0000),
+    );
+    let log = "(XEN) [VT-D]iommu.c:859: DMAR:[DMA Read] Request device [00:1a.0] fault addr 30df0000, iommu reg = ffff82c3ffd54000\n\
+        (XEN) DMAR:[fault reason 06h] PTE Read access is not set";
+    expect(
+        log,
+        "0000:00:1a.0",
+        Class::NoAccess,
+        Access::Read,
+        Some(0x30df_0000),
+    );
+    let log = "(XEN) AMD-Vi: IO_PAGE_FAULT: 0000:03:00.0 d3 addr 0000000000001000 flags 0x70";
+    let fault = expect(
+        log,
+        "0000:03:00.0",
+        Class::Permission,
+        Access::Write,
+        Some(0x1000),
+    );
+    assert_eq!(fault.domain, Some(3));
+    let log = "(XEN) AMD-Vi: IO_PAGE_FAULT: domain = 0, device id = 0x0300, fault address = 0x1000, flags = 0x000";
+    expect(
+        log,
+        "0000:03:00.0",
+        Class::NotMapped,
+        Access::Unknown,
+        Some(0x1000),
+    );
+}
+
+#[test]
 fn lines_of_others_are_left_alone_and_nothing_is_dropped() {
     for quiet in [
         "usb 1-1: fault in arm-smmu adapter name",
