@@ -117,14 +117,81 @@ pub(crate) fn find(table: &'static [Code], code: u32) -> Option<&'static Code> {
     table.iter().find(|entry| entry.code == code)
 }
 
-/// VT-d, the fault reasons.
-pub const VTD: Source = Source {
-    document: "Intel VT-d specification",
-    section: "7.1.3 Fault Conditions",
+/// Documents of the tables.
+pub(crate) mod documents {
+    use super::Source;
+
+    macro_rules! sources {
+        ($($(#[$doc:meta])* $name:ident = $document:literal, $section:literal;)*) => {
+            $($(#[$doc])* pub(crate) const $name: Source = Source { document: $document, section: $section };)*
+        };
+    }
+
+    sources! {
+        VTD = "Intel VT-d specification", "7.1.3 Fault Conditions";
+        AMDVI = "AMD 48882", "2.5 Event Logging";
+        SMMUV3 = "Arm IHI 0070", "7.3 Event records";
+        SMMU_CONTEXT = "Arm IHI 0062", "SMMU_CBn_FSR";
+        SMMU_GLOBAL = "Arm IHI 0062", "SMMU_sGFSR";
+        RISCV = "RISC-V IOMMU specification", "Fault record CAUSE field encodings";
+    }
+}
+
+/// Table of one kind of unit.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// Document that defines the codes.
+    pub source: Source,
+    /// The codes.
+    pub codes: &'static [Code],
+}
+
+impl Table {
+    /// The entry for `code`.
+    #[must_use]
+    pub fn get(&self, code: u32) -> Option<&'static Code> {
+        find(self.codes, code)
+    }
+}
+
+/// VT-d: fault reasons.
+pub const VTD: Table = Table {
+    source: documents::VTD,
+    codes: crate::vtd::FAULT_REASONS,
 };
 
-/// VT-d, the reason of a fault record.
+/// AMD's IOMMU: codes of events; see [`amdvi_event`] for those that depend on flags.
+pub const AMDVI: Table = Table {
+    source: documents::AMDVI,
+    codes: crate::amdvi::EVENT_CODES,
+};
+
+/// SMMUv3: numbers of events.
+pub const SMMUV3: Table = Table {
+    source: documents::SMMUV3,
+    codes: crate::smmuv3::EVENT_CODES,
+};
+
+/// SMMUv1 and v2: bits of a context bank's FSR.
+pub const SMMU_CONTEXT: Table = Table {
+    source: documents::SMMU_CONTEXT,
+    codes: crate::smmu::CONTEXT,
+};
+
+/// SMMUv1 and v2: bits of GFSR.
+pub const SMMU_GLOBAL: Table = Table {
+    source: documents::SMMU_GLOBAL,
+    codes: crate::smmu::GLOBAL,
+};
+
+/// RISC-V: causes.
+pub const RISCV: Table = Table {
+    source: documents::RISCV,
+    codes: crate::riscv::CAUSES,
+};
+
+/// The event of AMD's IOMMU with this code and these flags (bits 59:48 of an entry).
 #[must_use]
-pub fn vtd(reason: u32) -> Option<&'static Code> {
-    find(crate::vtd::FAULT_REASONS, reason)
+pub fn amdvi_event(code: u32, flags: u32) -> Option<&'static Code> {
+    crate::amdvi::event(code, flags)
 }

@@ -27,10 +27,18 @@
 //! assert_eq!(fault.meaning, "writing is not allowed");
 //! ```
 
+mod amdvi;
+mod others;
 mod prefix;
 mod reader;
+mod riscv;
+mod smmu;
+mod smmuv3;
 mod text;
 mod vtd;
+
+#[cfg(test)]
+mod tests;
 
 use core::fmt;
 
@@ -327,7 +335,7 @@ impl Record {
             fields: Vec::new(),
             text: String::new(),
             time: line.time,
-            lines: vec![line.number],
+            lines: line.numbers().collect(),
         }
     }
 

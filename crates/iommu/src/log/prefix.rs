@@ -48,6 +48,10 @@ pub fn strip(line: &str) -> Message<'_> {
         let rest = strip_plain(line, &mut message);
         message.text = Cow::Borrowed(rest);
     }
+    // Quoted-printable, as mails in archives are.
+    if message.text.contains("=3D") {
+        message.text = Cow::Owned(message.text.replace("=3D", "="));
+    }
     // Records of /dev/kmsg, and text copied from them.
     if message.text.contains("\\x") {
         message.text = Cow::Owned(unescape(&message.text));
@@ -72,6 +76,10 @@ fn one<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
     let trimmed = text.trim_start_matches(' ');
     match trimmed.bytes().next()? {
         b'[' => bracket(trimmed, message),
+        b'(' => {
+            let rest = trimmed.strip_prefix("(XEN)")?;
+            Some(rest.strip_prefix(' ').unwrap_or(rest))
+        }
         b'<' => {
             let (level, rest) = number(trimmed.get(1..)?)?;
             let rest = rest.strip_prefix('>')?;
@@ -112,7 +120,8 @@ fn bracket<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
         let number = difference.trim_matches([' ', '>', '+']);
         return number.parse::<f64>().is_ok().then(rest);
     }
-    let first = inner.split([' ', '<']).next().unwrap_or(inner);
+    // Some kernels add the processor: "12.345678@0", "12.345678,0".
+    let first = inner.split([' ', '<', '@', ',']).next().unwrap_or(inner);
     // A number with a point: "[1]" is no time.
     if first.contains('.')
         && first
@@ -155,10 +164,26 @@ fn kmsg<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
 
 /// `Jan 01 12:00:00 host kernel: `, `2026-01-01T12:00:00+00:00 host kernel: `, with or without host and `kernel:`.
 fn dated<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
-    let (time, rest) = date(text)?;
+    let Some((time, rest)) = date(text) else {
+        return android(text, message);
+    };
     note_calendar(message, time);
     let rest = rest.trim_start();
+    let rest = rest.strip_prefix("UTC ").unwrap_or(rest);
     Some(kernel_behind_host(rest).unwrap_or(rest))
+}
+
+/// `01-31 12:00:00.000     0     0 E `, of Android's logcat.
+fn android<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
+    let (month, rest) = number(text)?;
+    let (day, rest) = number(rest.strip_prefix('-')?)?;
+    let (time, rest) = clock(rest.strip_prefix(' ')?)?;
+    let (_, rest) = number(rest)?;
+    let (_, rest) = number(rest)?;
+    let mut letters = rest.trim_start().chars();
+    letters.next().filter(char::is_ascii_uppercase)?;
+    note_calendar(message, days(1972, month, day)? * 86400.0 + time);
+    letters.as_str().strip_prefix(' ')
 }
 
 /// `kernel: `, and the facility of `dmesg -x`: `kern  :err   : `.
@@ -196,6 +221,11 @@ fn kernel_behind_host(text: &str) -> Option<&str> {
 
 /// A date with a time, as seconds, and the rest.
 fn date(text: &str) -> Option<(f64, &str)> {
+    // A weekday before a date by numbers: systemd's full form.
+    let text = match word(text, &WEEKDAYS) {
+        Some((_, rest)) if rest.starts_with(|first: char| first.is_ascii_digit()) => rest,
+        _ => text,
+    };
     // 2026-01-01T12:00:00.123456+00:00
     if text.bytes().next()?.is_ascii_digit() {
         let (year, rest) = number(text)?;
@@ -234,7 +264,12 @@ fn word<'t>(text: &'t str, names: &[&str]) -> Option<(usize, &'t str)> {
 fn clock(text: &str) -> Option<(f64, &str)> {
     let (hours, rest) = number(text)?;
     let (minutes, rest) = number(rest.strip_prefix(':')?)?;
-    let (seconds, rest) = number(rest.strip_prefix(':')?)?;
+    let (seconds, rest) = match rest.strip_prefix(':') {
+        Some(rest) => number(rest)?,
+        // dmesg's relative form: "[Aug 4 09:48]".
+        None if rest.is_empty() => (0, rest),
+        None => return None,
+    };
     let (fraction, rest) = match rest.strip_prefix(['.', ',']) {
         Some(behind) => {
             let (value, after) = number(behind)?;
@@ -338,6 +373,14 @@ mod tests {
             "<3>",
             "kern  :err   : [   12.345678] ",
             "> > [   12.345678] ",
+            "(XEN) [2026-01-01 12:00:00] ",
+            "(XEN) [   12.345678] ",
+            "(XEN) ",
+            "[Aug 4 09:48] ",
+            "<6>[   12.345678,0] ",
+            "[   12.345678@1] ",
+            "Thu 2026-01-01 12:00:00 UTC host kernel: ",
+            "01-31 12:00:00.000     0     0 E ",
             "\x1b[32m[   12.345678] \x1b[0m\x1b[31m",
         ] {
             let line = format!("{prefix}{message}\r\n");

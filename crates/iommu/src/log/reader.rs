@@ -1,7 +1,9 @@
 //! The reader: which decoder a line is for, and which records wait for further lines.
 
 use super::text::{cut, head, number};
-use super::{Dump, Event, Family, Note, Record, Suppressed, vtd};
+use super::{
+    Dump, Event, Family, Note, Record, Suppressed, amdvi, others, riscv, smmu, smmuv3, vtd,
+};
 
 /// Records that wait for further lines at the same time: more units than one log has at work at once.
 const MOST_PENDING: usize = 16;
@@ -12,6 +14,12 @@ const REACH: u64 = 256;
 /// Lines of one record: further ones are left out of its list.
 const MOST_LINES: usize = 32;
 
+/// Lines of others that may stand within a wrapped one.
+const OPEN_REACH: u64 = 3;
+
+/// Bytes of each part of a wrapped line.
+const MOST_OPEN: usize = 400;
+
 /// Bytes of a message in which a driver's prefix is looked for.
 const PREFIX: usize = 120;
 
@@ -19,6 +27,17 @@ const PREFIX: usize = 120;
 #[derive(Debug, Default)]
 pub struct Reader {
     state: State,
+    /// A line whose end is missing.
+    open: Option<Open>,
+}
+
+/// Line that was wrapped, or cut.
+#[derive(Debug)]
+struct Open {
+    text: String,
+    number: u64,
+    time: Option<f64>,
+    since: u64,
 }
 
 /// Message that is decoded.
@@ -27,6 +46,15 @@ pub(crate) struct Line<'t> {
     pub(super) text: &'t str,
     pub(crate) number: u64,
     pub(crate) time: Option<f64>,
+    /// The line that the message goes on in, where a line was wrapped.
+    wrapped: Option<u64>,
+}
+
+impl Line<'_> {
+    /// Numbers of the message's lines.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u64> + use<> {
+        [Some(self.number), self.wrapped].into_iter().flatten()
+    }
 }
 
 /// Records that wait.
@@ -46,8 +74,32 @@ pub(super) enum Wait {
     Reason,
     /// VT-d: the commands around an error of the invalidation queue.
     Commands,
-    /// VT-d: the page request after the reason that refused it.
+    /// The page request after the reason that refused it.
     PageRequest,
+    /// AMD-Vi: the device of an event.
+    Device,
+    /// AMD-Vi: words of the device's entry, or of a command.
+    Entry,
+    /// AMD-Vi: the command buffer.
+    CommandBuffer,
+    /// SMMUv3: words, and decoded lines.
+    Event,
+    /// SMMUv3: further lines of an error.
+    Command,
+    /// SMMUv2: registers of a context bank.
+    Context,
+    /// SMMUv2: registers of a global fault.
+    Global,
+    /// `msm_iommu`: registers.
+    Msm,
+    /// Rockchip, Allwinner: entries of the walk.
+    Walk,
+    /// PAMU: registers.
+    Pamu,
+    /// Exynos: the kernel's stop for the fault.
+    Panic,
+    /// SMMUv2: the state of translation buffers after a time-out.
+    Sync,
 }
 
 /// Record that waits.
@@ -58,6 +110,13 @@ pub(super) struct Pending {
     /// Lines so far of those that are counted: words of an event.
     pub(super) step: u32,
     since: u64,
+}
+
+impl Pending {
+    /// Adds a line.
+    pub(super) fn add(&mut self, line: Line<'_>) {
+        add_line(&mut self.record.lines, line);
+    }
 }
 
 impl State {
@@ -98,7 +157,7 @@ impl State {
     ) -> bool {
         match self.waiting(wait, unit) {
             Some(pending) => {
-                add_line(&mut pending.record.lines, line);
+                pending.add(line);
                 change(&mut pending.record);
                 true
             }
@@ -108,11 +167,20 @@ impl State {
 
     /// Emits the records that wait for this; with a unit's name, those of this unit.
     pub(super) fn complete(&mut self, wait: Wait, unit: Option<&str>, out: &mut Vec<Event>) {
-        let matches = |pending: &mut Pending| {
+        self.release(out, |pending| {
             pending.wait == wait && (unit.is_none() || pending.record.unit.as_deref() == unit)
-        };
-        for pending in self.pending.extract_if(.., matches) {
-            out.push(Event::Fault(pending.record));
+        });
+    }
+
+    /// Emits the records for which `complete` holds.
+    fn release(&mut self, out: &mut Vec<Event>, complete: impl Fn(&Pending) -> bool) {
+        let mut at = 0;
+        while let Some(pending) = self.pending.get(at) {
+            if complete(pending) {
+                out.push(Event::Fault(self.pending.remove(at).record));
+            } else {
+                at += 1;
+            }
         }
     }
 
@@ -138,9 +206,7 @@ impl State {
     fn expire(&mut self, out: &mut Vec<Event>) {
         let count = self.count;
         let old = |since: u64| count - since > REACH;
-        for pending in self.pending.extract_if(.., |pending| old(pending.since)) {
-            out.push(Event::Fault(pending.record));
-        }
+        self.release(out, |pending| old(pending.since));
         if self.dump.as_ref().is_some_and(|(_, since)| old(*since)) {
             self.complete_dump(out);
         }
@@ -149,9 +215,8 @@ impl State {
 
 /// Adds a line's number.
 pub(super) fn add_line(lines: &mut Vec<u64>, line: Line<'_>) {
-    if lines.len() < MOST_LINES {
-        lines.push(line.number);
-    }
+    let room = MOST_LINES.saturating_sub(lines.len());
+    lines.extend(line.numbers().take(room));
 }
 
 impl Reader {
@@ -164,23 +229,97 @@ impl Reader {
     /// Decodes a message without its [transport's prefix](super::strip). Events are added to `out`, a record once its
     /// last line has come: an event of an earlier line may follow one of a later line.
     pub fn line(&mut self, text: &str, number: u64, time: Option<f64>, out: &mut Vec<Event>) {
-        let state = &mut self.state;
-        state.count += 1;
-        if !state.pending.is_empty() || state.dump.is_some() {
-            state.expire(out);
+        self.state.count += 1;
+        if !self.state.pending.is_empty() || self.state.dump.is_some() {
+            self.state.expire(out);
+        }
+        if self.open.is_some() && self.go_on(text, number, out) {
+            return;
         }
         if !marked(text) {
             return;
         }
-        let line = Line { text, number, time };
-        let decoded = suppressed(line, out) || vtd::decode(line, state, out);
-        if !decoded && let Some(family) = suspect(text) {
-            out.push(Event::Undecoded(note(family, line)));
+        if unfinished(text) {
+            self.close(out);
+            self.open = Some(Open {
+                text: cut(text, MOST_OPEN).to_owned(),
+                number,
+                time,
+                since: self.state.count,
+            });
+            return;
+        }
+        let wrapped = None;
+        self.decode(
+            Line {
+                text,
+                number,
+                time,
+                wrapped,
+            },
+            out,
+        );
+    }
+
+    fn decode(&mut self, line: Line<'_>, out: &mut Vec<Event>) {
+        let state = &mut self.state;
+        let decoded = suppressed(line, out)
+            || vtd::decode(line, state, out)
+            || amdvi::decode(line, state, out)
+            || smmuv3::decode(line, state, out)
+            || smmu::decode(line, state, out)
+            || riscv::decode(line, out)
+            || others::decode(line, state, out);
+        if decoded {
+            return;
+        }
+        if let Some(family) = suspect(line.text) {
+            out.push(Event::Undecoded(note(Some(family), line)));
+        }
+    }
+
+    /// Decodes a line that was wrapped together with its rest; false: `text` is another message.
+    fn go_on(&mut self, text: &str, number: u64, out: &mut Vec<Event>) -> bool {
+        let Some(open) = &self.open else {
+            return false;
+        };
+        let mut joined = String::with_capacity(open.text.len() + text.len().min(MOST_OPEN) + 1);
+        joined.push_str(&open.text);
+        joined.push(' ');
+        joined.push_str(cut(text.trim_start(), MOST_OPEN));
+        if own_message(text) || unfinished(&joined) {
+            if self.state.count - open.since > OPEN_REACH || own_message(text) {
+                self.close(out);
+            }
+            return false;
+        }
+        let line = Line {
+            text: &joined,
+            number: open.number,
+            time: open.time,
+            wrapped: Some(number),
+        };
+        self.open = None;
+        self.decode(line, out);
+        true
+    }
+
+    /// Decodes a line that was wrapped, or cut, as it is.
+    fn close(&mut self, out: &mut Vec<Event>) {
+        if let Some(open) = self.open.take() {
+            let line = Line {
+                text: &open.text,
+                number: open.number,
+                time: open.time,
+                wrapped: None,
+            };
+            self.decode(line, out);
         }
     }
 
     /// Emits the records that still wait, at the end of a log.
     pub fn finish(&mut self, out: &mut Vec<Event>) {
+        self.close(out);
         for pending in self.state.pending.drain(..) {
             out.push(Event::Fault(pending.record));
         }
@@ -210,10 +349,13 @@ fn marked(text: &str) -> bool {
         b'm' | b'M' => found(at, b"mmu") || found(at, b"memory-controller"),
         b'd' | b'D' => found(at, b"dmar") || found(at, b"dart"),
         b'a' | b'A' => found(at, b"amd-vi"),
-        b'i' | b'I' => found(at, b"intr-remap"),
+        b'i' | b'I' => found(at, b"intr-remap") || found(at, b"io_page_fault"),
         b'p' | b'P' => found(at, b"pamu"),
-        b't' => found(at, b"tegra-mc"),
+        b't' | b'T' => found(at, b"tegra-mc"),
+        b'v' | b'V' => found(at, b"vintf") || found(at, b"vcmdq"),
+        b'q' => found(at, b"qcom-tbu"),
         b'[' => found(at, b"[fault reason"),
+        b'*' => found(at, b"*** gpu fault"),
         _ => false,
     });
     marks || text.ends_with(" suppressed") || text.contains(" messages dropped")
@@ -295,6 +437,7 @@ const PREFIXES: &[(&str, Family)] = &[
     ("mtk-iommu", Family::MediaTek),
     ("msm_iommu", Family::Qualcomm),
     ("qcom-iommu", Family::Qualcomm),
+    ("qcom-tbu", Family::SmmuV2),
     ("exynos-sysmmu", Family::Exynos),
     ("tegra-mc", Family::Tegra),
     ("tegra-smmu", Family::Tegra),
@@ -321,21 +464,46 @@ const WORDS: &[&str] = &[
     "unhandled",
 ];
 
-/// The family of a driver's message that looks like a fault; `Some(None)` never occurs with a prefix.
-fn suspect(text: &str) -> Option<Option<Family>> {
-    let trimmed = text.trim_start();
-    let begins = |(prefix, _): &&(&str, Family)| trimmed.starts_with(prefix);
-    let family = match PREFIXES.iter().find(begins) {
-        Some((_, family)) => *family,
-        // A device's driver and address, then AMD's own prefix.
-        None => {
-            let (_, rest) = head(trimmed)?;
-            rest.starts_with("AMD-Vi:").then_some(Family::AmdVi)?
-        }
-    };
+/// The family of a driver's message that looks like a fault.
+fn suspect(text: &str) -> Option<Family> {
+    let family = prefix(text)?;
     let lower = cut(text, 400).to_ascii_lowercase();
     WORDS
         .iter()
         .any(|word| lower.contains(word))
-        .then_some(Some(family))
+        .then_some(family)
+}
+
+/// The family whose driver's message it is.
+fn prefix(text: &str) -> Option<Family> {
+    let trimmed = text.trim_start();
+    let begins = |(prefix, _): &&(&str, Family)| trimmed.starts_with(prefix);
+    if let Some((_, family)) = PREFIXES.iter().find(begins) {
+        return Some(*family);
+    }
+    // A device's driver and address, then AMD's own prefix.
+    let (_, rest) = head(trimmed)?;
+    rest.starts_with("AMD-Vi:").then_some(Family::AmdVi)
+}
+
+/// True for a message that cannot be the rest of another.
+fn own_message(text: &str) -> bool {
+    prefix(text).is_some()
+}
+
+/// True for a message of which a part is missing: wrapped by a terminal or in a mail, or printed in two parts.
+fn unfinished(text: &str) -> bool {
+    if let Some((_, event)) = text.split_once("vent logged [") {
+        let known = ["address=", "gpa=", "spa=", "properly", "UNKNOWN"];
+        return !event.contains(']') && !event.contains("UNKNOWN")
+            || !known.iter().any(|key| event.contains(key));
+    }
+    if let Some((_, rest)) = text.split_once("Request device [") {
+        return !(rest.contains("fault addr ") || rest.contains("fault index "))
+            && text.contains("DMAR");
+    }
+    if let Some((_, rest)) = text.split_once("nhandled context fault: ") {
+        return !rest.contains("cb=");
+    }
+    false
 }

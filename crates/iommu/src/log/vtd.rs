@@ -32,9 +32,30 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
     if let Some(rest) = after(text, "[fault reason") {
         return reason_alone(line, rest, state, out);
     }
+    // Xen's second line; its reasons are hexadecimal.
+    if let Some(rest) = after(text, "DMAR: reason ") {
+        let rest = format!("0x{}", rest.trim_start().replacen(" - ", "] ", 1));
+        return reason_alone(line, &rest, state, out);
+    }
+    if text.contains("DMAR hardware is malfunctioning") {
+        let mut record = unit_record(
+            line,
+            "the unit has not answered in time: the kernel has stopped",
+        );
+        record.text = cut(text.trim(), 200).to_owned();
+        State::emit(record, out);
+        return true;
+    }
     let Some(rest) = message(text) else {
         return false;
     };
+    if rest.starts_with("Flush IOTLB failed") {
+        State::emit(
+            unit_record(line, "the unit has not carried out an invalidation"),
+            out,
+        );
+        return true;
+    }
     if let Some(status) = hex_after(rest, "handling fault status reg") {
         // PFO: there was no room for a record.
         if status & 1 == 1 {
@@ -51,7 +72,7 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
 fn message(text: &str) -> Option<&str> {
     let text = text.trim_start();
     let text = starts(text, "dmar: DMAR:").unwrap_or(text);
-    ["DMAR:", "DMAR-IR:", "dmar:", "DMAR :"]
+    ["DMAR:", "DMAR-IR:", "dmar:", "[VT-D]DMAR:"]
         .iter()
         .find_map(|prefix| starts(text, prefix))
         .map(str::trim_start)
@@ -95,7 +116,7 @@ fn fault(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) ->
         record.class = Class::InterruptRequest;
         record.certainty = Certainty::Certain;
     }
-    record.source = codes::VTD;
+    record.source = codes::VTD.source;
     // A record before that never got its reason.
     state.complete(Wait::Reason, None, out);
     match after(rest, "[fault reason") {
@@ -120,7 +141,7 @@ fn reason_alone(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Eve
         return false;
     }
     let mut record = Record::new(Family::Vtd, line);
-    record.source = codes::VTD;
+    record.source = codes::VTD.source;
     reason(&mut record, rest);
     State::emit(record, out);
     true
@@ -128,13 +149,15 @@ fn reason_alone(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Eve
 
 /// Fills in the reason; `rest` begins with the number.
 fn reason(record: &mut Record, rest: &str) {
-    let Some((value, rest)) = number(rest) else {
+    // Xen writes 0ch.
+    let xen = hex(rest).and_then(|(value, rest)| Some((value, rest.strip_prefix('h')?)));
+    let Some((value, rest)) = xen.or_else(|| number(rest)) else {
         return;
     };
     let text = rest.strip_prefix(']').unwrap_or(rest).trim();
     record.text = cut(text, 200).to_owned();
     record.code = small(Some(value));
-    let Some(code) = record.code.and_then(codes::vtd) else {
+    let Some(code) = record.code.and_then(|code| codes::VTD.get(code)) else {
         if record.class == Class::Unknown {
             record.meaning = "a reason without a name here";
         }
@@ -155,6 +178,15 @@ fn reason(record: &mut Record, rest: &str) {
         0x20..=0x2f => record.access = Access::Unknown,
         _ => {}
     }
+}
+
+fn unit_record(line: Line<'_>, meaning: &'static str) -> Record {
+    let mut record = Record::new(Family::Vtd, line);
+    record.meaning = meaning;
+    record.class = Class::UnitError;
+    record.certainty = Certainty::Certain;
+    record.source = QUEUE;
+    record
 }
 
 /// Errors of the invalidation queue, with the commands at its head.
@@ -310,7 +342,7 @@ fn dump(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> 
             iova,
             entries: Vec::new(),
             absent: None,
-            lines: vec![line.number],
+            lines: line.numbers().collect(),
             time: line.time,
         };
         state.begin_dump(dump, out);
@@ -323,10 +355,8 @@ fn dump(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> 
     }
     if let Some(dump) = state.dump() {
         add_line(&mut dump.lines, line);
-        if let Some(entry) = entry
-            && dump.entries.len() < MOST_ENTRIES
-        {
-            dump.entries.push(entry);
+        if dump.entries.len() < MOST_ENTRIES {
+            dump.entries.extend(entry);
         }
         dump.absent = dump.absent.or(absent);
     }
