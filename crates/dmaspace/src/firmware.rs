@@ -150,7 +150,9 @@ pub enum Damage {
         left: usize,
     },
     /// A scope or device entry is shorter than its own head, or goes beyond its structure.
-    #[error("the entry at {offset:#x} has a length of {length} bytes, and {left} are left in its structure")]
+    #[error(
+        "the entry at {offset:#x} has a length of {length} bytes, and {left} are left in its structure"
+    )]
     Entry {
         /// Where it begins.
         offset: usize,
@@ -403,7 +405,10 @@ mod tests {
         let [region] = read.regions.as_slice() else {
             panic!("{read:?}")
         };
-        assert_eq!((region.first, region.last, region.offset), (0x1000, 0x1fff, 48));
+        assert_eq!(
+            (region.first, region.last, region.offset),
+            (0x1000, 0x1fff, 48)
+        );
         let RegionKind::Rmrr(scopes) = &region.kind else {
             panic!("{region:?}")
         };
@@ -431,15 +436,24 @@ mod tests {
         assert_eq!(read.damage, []);
         assert_eq!(read.units[0].registers, 0xfeb8_0000);
         let source = read.interrupt_sources[0];
-        assert_eq!((source.variety, source.handle, source.device), (1, 33, 0xa0));
-        assert_eq!((read.regions[0].first, read.regions[0].last), (0x2000, 0x2fff));
+        assert_eq!(
+            (source.variety, source.handle, source.device),
+            (1, 33, 0xa0)
+        );
+        assert_eq!(
+            (read.regions[0].first, read.regions[0].last),
+            (0x2000, 0x2fff)
+        );
     }
 
     #[test]
     fn damage_is_named_and_ends_the_structures() {
         let good = table(b"DMAR", &rmrr(0x1000, 0x1fff, &[1, 8, 0, 0, 0, 4, 0, 1]));
         for cut in 0..good.len() {
-            assert!(!FirmwareTable::read(&good[..cut]).damage.is_empty(), "{cut}");
+            assert!(
+                !FirmwareTable::read(&good[..cut]).damage.is_empty(),
+                "{cut}"
+            );
         }
         let mut sum = good.clone();
         sum[60] ^= 1;

@@ -99,7 +99,10 @@ pub(super) enum Line {
     /// The warning about the number of mappings.
     ManyMappings { most: u64, device: Option<String> },
     /// A group is not viable.
-    NotViable { group: Option<u32>, device: Option<String> },
+    NotViable {
+        group: Option<u32>,
+        device: Option<String>,
+    },
     /// The kernel refuses the device because of a reserved region.
     Ineligible { device: Option<String> },
     /// The driver gives its width.
@@ -170,7 +173,10 @@ pub(super) struct Function {
 impl Function {
     /// A bridge to another bus: type 1 or 2 of the configuration header.
     pub(super) fn is_bridge(&self) -> bool {
-        matches!(self.class.map(|class| class >> 8), Some(0x0604 | 0x0607 | 0x0609))
+        matches!(
+            self.class.map(|class| class >> 8),
+            Some(0x0604 | 0x0607 | 0x0609)
+        )
     }
 
     /// A display controller.
@@ -253,7 +259,13 @@ impl Facts {
     }
 
     pub(super) fn line(&mut self, fact: Line, evidence: Evidence) {
-        Self::push(&mut self.lines, &mut self.dropped, "log lines", fact, evidence);
+        Self::push(
+            &mut self.lines,
+            &mut self.dropped,
+            "log lines",
+            fact,
+            evidence,
+        );
     }
 
     /// A line that looks like a fault and is not decoded.
@@ -262,7 +274,12 @@ impl Facts {
         let full = self.unknown.len() >= MOST_UNKNOWN;
         match self.unknown.get_mut(&kind) {
             Some((_, count)) => *count += 1,
-            None if full => *self.dropped.entry("kinds of lines that are not decoded").or_default() += 1,
+            None if full => {
+                *self
+                    .dropped
+                    .entry("kinds of lines that are not decoded")
+                    .or_default() += 1
+            }
             None => {
                 self.unknown.insert(kind, (evidence, 1));
             }
@@ -339,7 +356,8 @@ pub(super) fn pci(text: &str) -> Option<String> {
         _ => return None,
     };
     let hex = |text: &str, digits: std::ops::RangeInclusive<usize>| {
-        let right = digits.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let right =
+            digits.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         u32::from_str_radix(text, 16).ok().filter(|_| right)
     };
     let (place, device) = place.rsplit_once(':')?;

@@ -151,7 +151,8 @@ impl Folds {
             *fold.meanings.entry(meaning).or_default() += weight;
         }
         for name in ["PLVL", "LVL", "level"] {
-            fold.levels.extend(record.field(name).filter(|_| fold.levels.len() < 16));
+            fold.levels
+                .extend(record.field(name).filter(|_| fold.levels.len() < 16));
         }
         if let Some(driver) = driver.filter(|_| fold.drivers.len() < 16) {
             fold.drivers.insert(driver.to_owned());
@@ -162,7 +163,8 @@ impl Folds {
                 iommu::log::Stage::Two => 2,
             });
         }
-        fold.pasids.extend(record.pasid.filter(|_| fold.pasids.len() < 16));
+        fold.pasids
+            .extend(record.pasid.filter(|_| fold.pasids.len() < 16));
         if let (Some(_), Some(id)) = (record.pci, record.id) {
             fold.also.insert(format!("{id:#x}"));
         }

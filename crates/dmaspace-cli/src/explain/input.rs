@@ -74,7 +74,10 @@ impl<'a> Input<'a> {
 
     fn folder(&mut self, path: &Path, depth: usize) -> io::Result<()> {
         if depth > DEEPEST_FOLDER {
-            self.note(&path.display().to_string(), "folders are nested too deep; it was left out");
+            self.note(
+                &path.display().to_string(),
+                "folders are nested too deep; it was left out",
+            );
             return Ok(());
         }
         let mut entries: Vec<PathBuf> = fs::read_dir(path)?
@@ -194,11 +197,15 @@ impl<'a> Input<'a> {
         let shown = self.files.get(file).cloned().unwrap_or_default();
         let progress = &mut *self.progress;
         let reader = Text::new(&mut self.facts, file);
-        let result = reader.read(stream.take(MOST_BYTES), &mut |bytes| progress(&shown, bytes));
+        let result = reader.read(stream.take(MOST_BYTES), &mut |bytes| {
+            progress(&shown, bytes)
+        });
         if let Err(error) = result {
             self.note(name, &format!("it was read up to a damage: {error}"));
         }
-        if !self.facts.contents.contains_key(&file) && !self.facts.unread.iter().any(|one| one.0 == file) {
+        if !self.facts.contents.contains_key(&file)
+            && !self.facts.unread.iter().any(|one| one.0 == file)
+        {
             self.note(name, "nothing in it is about device memory");
         }
     }
@@ -261,12 +268,18 @@ mod tests {
         let mut header = tar::Header::new_ustar();
         header.set_size(TEXT.len() as u64);
         header.set_cksum();
-        tar.append_data(&mut header, "logs/dmesg.txt", TEXT).unwrap();
+        tar.append_data(&mut header, "logs/dmesg.txt", TEXT)
+            .unwrap();
         let tar = tar.into_inner().unwrap();
         let mut both = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         both.write_all(&tar).unwrap();
         // `xz -0` and `zstd` of "A\n", written down: readers of ours need no writers.
-        for bytes in [TEXT.to_vec(), gzip.finish().unwrap(), tar, both.finish().unwrap()] {
+        for bytes in [
+            TEXT.to_vec(),
+            gzip.finish().unwrap(),
+            tar,
+            both.finish().unwrap(),
+        ] {
             let (facts, files) = read(&bytes);
             assert_eq!(facts.lines.len(), 1, "{files:?} {:?}", facts.notes);
         }
@@ -289,7 +302,12 @@ mod tests {
 
     #[test]
     fn a_wrong_start_is_no_reason_to_panic() {
-        for kind in [&b"\x1f\x8b"[..], b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"DMAR\x30\0\0\0"] {
+        for kind in [
+            &b"\x1f\x8b"[..],
+            b"\xfd7zXZ\0",
+            b"\x28\xb5\x2f\xfd",
+            b"DMAR\x30\0\0\0",
+        ] {
             for length in 0..64usize {
                 for byte in [0, 1, 0x7f, 0xff] {
                     let mut bytes = kind.to_vec();

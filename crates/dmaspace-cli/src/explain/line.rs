@@ -57,7 +57,9 @@ fn repeated(line: &str) -> Option<(&str, u64)> {
 pub(super) fn is_open(text: &str) -> bool {
     let opened = text.bytes().filter(|byte| *byte == b'[').count();
     let closed = text.bytes().filter(|byte| *byte == b']').count();
-    opened > closed || text.trim_end().ends_with([',', '=']) || text.trim_end().ends_with("fault addr")
+    opened > closed
+        || text.trim_end().ends_with([',', '='])
+        || text.trim_end().ends_with("fault addr")
 }
 
 #[cfg(test)]
@@ -83,6 +85,8 @@ mod tests {
     #[test]
     fn open_brackets_go_on() {
         assert!(is_open("AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x000d"));
-        assert!(!is_open("AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x000d]"));
+        assert!(!is_open(
+            "AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x000d]"
+        ));
     }
 }

@@ -41,10 +41,10 @@ use cost::Counter;
 pub use advice::Advice;
 pub(crate) use command::{InspectArgs, run};
 pub use cost::FormatCost;
-pub(crate) use guest::{Pairs, address, pairs};
 #[cfg(test)]
 pub use guest::{GivenDevice, Interface};
 pub use guest::{Guest, Host, Ram, Remapped, libvirt, of_areas, qemu_line};
+pub(crate) use guest::{Pairs, address, pairs};
 pub use machine::{Ats, MachineReport};
 #[cfg(test)]
 pub use machine::{GroupDevice, GroupReport, MachineFinding, UnitReport};

@@ -284,10 +284,7 @@ fn place(size: u64, from: u64, aperture: &IovaRange, taken: &[IovaRange]) -> Opt
             None if before => first = aperture.start().checked_next_multiple_of(align)?,
             None => return Some(range),
             Some(one) => {
-                first = one
-                    .end()
-                    .checked_add(1)?
-                    .checked_next_multiple_of(align)?;
+                first = one.end().checked_add(1)?.checked_next_multiple_of(align)?;
             }
         }
     }
@@ -337,10 +334,16 @@ mod tests {
     #[test]
     fn areas_beyond_the_aperture_move_below_or_cannot() {
         let aperture = 0..=(1u64 << 39) - 1;
-        let bar = [Bar::new("0000:01:00.0", 0x3820_0000_0000..=0x3820_0fff_ffff)];
+        let bar = [Bar::new(
+            "0000:01:00.0",
+            0x3820_0000_0000..=0x3820_0fff_ffff,
+        )];
         let report = check(aperture.clone(), &[], &[0..=GIB - 1], &bar);
         assert_eq!(report.beyond[0].range, bar[0].range.clone());
-        assert_eq!(report.fitting.unwrap().bars[0].range, GIB..=GIB + 0xfff_ffff);
+        assert_eq!(
+            report.fitting.unwrap().bars[0].range,
+            GIB..=GIB + 0xfff_ffff
+        );
         let whole = check(aperture.clone(), &[], &[0..=(1 << 39)], &[]);
         assert_eq!(whole.beyond[0].range, 1 << 39..=1 << 39);
         assert_eq!(whole.fitting, None);

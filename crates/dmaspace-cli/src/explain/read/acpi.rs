@@ -58,7 +58,13 @@ pub(in crate::explain) fn take(facts: &mut Facts, file: usize, line: Option<u64>
         table,
         binary: line.is_none(),
     };
-    Facts::push(&mut facts.tables, &mut facts.dropped, "tables", fact, evidence);
+    Facts::push(
+        &mut facts.tables,
+        &mut facts.dropped,
+        "tables",
+        fact,
+        evidence,
+    );
 }
 
 /// A table that `acpidump` prints.
@@ -70,7 +76,13 @@ pub(in crate::explain) struct Hexdump {
 
 impl Hexdump {
     /// Takes a line; false: it is none of a dump.
-    pub(in crate::explain) fn line(&mut self, facts: &mut Facts, file: usize, at: u64, text: &str) -> bool {
+    pub(in crate::explain) fn line(
+        &mut self,
+        facts: &mut Facts,
+        file: usize,
+        at: u64,
+        text: &str,
+    ) -> bool {
         let text = text.trim();
         // DMAR @ 0x0000000000000000
         if let Some((name, address)) = text.split_once(" @ 0x")
@@ -91,7 +103,11 @@ impl Hexdump {
         }
         // Sixteen bytes, then the same as text.
         let words = rest.split(' ').take(16);
-        let bytes = words.map_while(|word| u8::from_str_radix(word, 16).ok().filter(|_| word.len() == 2));
+        let bytes = words.map_while(|word| {
+            u8::from_str_radix(word, 16)
+                .ok()
+                .filter(|_| word.len() == 2)
+        });
         self.bytes.extend(bytes);
         true
     }

@@ -100,10 +100,17 @@ pub(in crate::explain) fn qemu_words(line: &str) -> Option<Vec<String>> {
     // Only what may stand before it: variables, a prompt, programs with their options.
     let before = words.get(..at)?;
     let named = |word: &String| {
-        word.contains('=') || ["$", "#", "sudo", "exec", "env", "taskset", "numactl", "nice", "chrt"].contains(&word.as_str())
+        word.contains('=')
+            || [
+                "$", "#", "sudo", "exec", "env", "taskset", "numactl", "nice", "chrt",
+            ]
+            .contains(&word.as_str())
     };
     let opened = before.first().is_none_or(named);
-    let options = words.get(at + 1..)?.iter().any(|word| word.starts_with('-'));
+    let options = words
+        .get(at + 1..)?
+        .iter()
+        .any(|word| word.starts_with('-'));
     (opened && options).then(|| words.get(at..).map(<[String]>::to_vec))?
 }
 
@@ -111,15 +118,22 @@ pub(in crate::explain) fn qemu_words(line: &str) -> Option<Vec<String>> {
 fn is_qemu(word: &str) -> bool {
     let name = word.rsplit('/').next().unwrap_or(word);
     let system = name.strip_prefix("qemu-system-").is_some_and(|rest| {
-        !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        !rest.is_empty()
+            && rest
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
     });
     system || matches!(name, "qemu-kvm" | "kvm" | "qemu")
 }
 
 /// True where a line may begin a command line of QEMU that goes on in the next one.
 pub(in crate::explain) fn begins(line: &str) -> bool {
-    line.split_whitespace().take(12).any(|word| is_qemu(word.trim_matches('"')))
-        || line.split_whitespace().next().is_some_and(|word| word.contains('=') && word.starts_with(|c: char| c.is_ascii_uppercase()))
+    line.split_whitespace()
+        .take(12)
+        .any(|word| is_qemu(word.trim_matches('"')))
+        || line.split_whitespace().next().is_some_and(|word| {
+            word.contains('=') && word.starts_with(|c: char| c.is_ascii_uppercase())
+        })
 }
 
 /// The configuration of a command line.
@@ -214,7 +228,11 @@ impl Qemu {
     fn object(&mut self, pairs: &Pairs) {
         let get = |name: &str| pairs.get(name).map(String::as_str);
         let kind = get("qom-type").unwrap_or_default();
-        for (name, told) in [("tdx-guest", "TDX"), ("sev-snp-guest", "SEV-SNP"), ("sev-guest", "SEV")] {
+        for (name, told) in [
+            ("tdx-guest", "TDX"),
+            ("sev-snp-guest", "SEV-SNP"),
+            ("sev-guest", "SEV"),
+        ] {
             if kind == name {
                 self.new.confidential = Some(told.into());
             }
@@ -235,7 +253,8 @@ impl Qemu {
             nodes: get("host-nodes").map(set).unwrap_or_default(),
             bound: get("policy") == Some("bind"),
             pool,
-            shared: on("share") || matches!(backend, "memfd" | "shm") && get("share") != Some("off"),
+            shared: on("share")
+                || matches!(backend, "memfd" | "shm") && get("share") != Some("off"),
             prealloc: on("prealloc"),
             threads: get("prealloc-threads").is_some(),
         };
@@ -271,10 +290,16 @@ impl Qemu {
                     }
                 }
             }
-            _ if get("id").is_some() && (driver.contains("port") || driver.contains("bridge") || driver.starts_with("x3130") || driver == "xio3130-downstream") => {
+            _ if get("id").is_some()
+                && (driver.contains("port")
+                    || driver.contains("bridge")
+                    || driver.starts_with("x3130")
+                    || driver == "xio3130-downstream") =>
+            {
                 if self.buses.len() < MOST {
                     let id = get("id").unwrap_or_default().to_owned();
-                    self.buses.insert(id, Some(bus.unwrap_or_else(|| "pcie.0".into())));
+                    self.buses
+                        .insert(id, Some(bus.unwrap_or_else(|| "pcie.0".into())));
                 }
             }
             "pc-dimm" => self.used.extend(get("memdev").map(str::to_owned)),
@@ -287,7 +312,10 @@ impl Qemu {
         for _ in 0..64 {
             // `rp1`, `rp1.0`
             let name = self.buses.contains_key(bus).then_some(bus);
-            let name = name.or_else(|| bus.strip_suffix(".0").filter(|id| self.buses.contains_key(*id)));
+            let name = name.or_else(|| {
+                bus.strip_suffix(".0")
+                    .filter(|id| self.buses.contains_key(*id))
+            });
             match name.and_then(|name| self.buses.get(name)) {
                 Some(None) => return BusPlace::Expander,
                 Some(Some(above)) => bus = above,
@@ -326,7 +354,11 @@ impl Qemu {
                 ..Part::default()
             });
         }
-        let sum = self.new.memory.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes));
+        let sum = self
+            .new
+            .memory
+            .iter()
+            .fold(0u64, |sum, part| sum.saturating_add(part.bytes));
         self.new.bytes = Some(sum).filter(|bytes| *bytes > 0);
         self.new
     }
@@ -357,7 +389,10 @@ fn pool_of(path: &str) -> Option<u64> {
 fn set(text: &str) -> Vec<u32> {
     let mut nodes = Vec::new();
     for part in text.trim_matches(['[', ']']).split(',') {
-        let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+        let (first, last) = part
+            .trim()
+            .split_once('-')
+            .unwrap_or((part.trim(), part.trim()));
         let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) else {
             continue;
         };
@@ -433,7 +468,10 @@ fn attributes(element: &BytesStart<'_>) -> Option<Attributes> {
     let pairs = element.attributes().map(|attribute| {
         let attribute = attribute.ok()?;
         let key = String::from_utf8_lossy(attribute.key.as_ref()).into_owned();
-        Some((plain(&key), plain(&String::from_utf8_lossy(&attribute.value))))
+        Some((
+            plain(&key),
+            plain(&String::from_utf8_lossy(&attribute.value)),
+        ))
     });
     pairs.collect()
 }
@@ -481,7 +519,12 @@ impl Domain {
     fn open(&mut self, path: &[String], get: &Attributes) {
         let names: Vec<&str> = path.iter().map(String::as_str).collect();
         let get = |name: &str| get.get(name).map(String::as_str);
-        for variable in path.len().checked_sub(1).into_iter().flat_map(|_| ["memory", "value", "file", "host"]) {
+        for variable in path
+            .len()
+            .checked_sub(1)
+            .into_iter()
+            .flat_map(|_| ["memory", "value", "file", "host"])
+        {
             if let Some(value) = get(variable) {
                 self.new.unread.extend(variables(value));
             }
@@ -493,19 +536,25 @@ impl Domain {
             ["domain", "os", "type"] => self.new.machine = get("machine").and_then(version),
             ["domain", "memoryBacking", "hugepages"] => self.huge = true,
             ["domain", "memoryBacking", "hugepages", "page"] => {
-                if let Some(page) = get("size").and_then(|size| sized(size, get("unit").unwrap_or("KiB"))) {
+                if let Some(page) =
+                    get("size").and_then(|size| sized(size, get("unit").unwrap_or("KiB")))
+                {
                     self.pages.push((page, get("nodeset").map(set)));
                 }
             }
             ["domain", "memoryBacking", "access"] => self.shared = get("mode") == Some("shared"),
-            ["domain", "memoryBacking", "allocation"] => self.immediate = get("mode") == Some("immediate"),
+            ["domain", "memoryBacking", "allocation"] => {
+                self.immediate = get("mode") == Some("immediate")
+            }
             ["domain", "numatune", "memory"] => {
                 if let Some(nodes) = get("nodeset") {
                     self.tune = Some((set(nodes), get("mode").is_none_or(|mode| mode == "strict")));
                 }
             }
             ["domain", "numatune", "memnode"] => {
-                if let (Some(Ok(cell)), Some(nodes)) = (get("cellid").map(str::parse), get("nodeset")) {
+                if let (Some(Ok(cell)), Some(nodes)) =
+                    (get("cellid").map(str::parse), get("nodeset"))
+                {
                     let strict = get("mode").is_none_or(|mode| mode == "strict");
                     self.memnodes.insert(cell, (set(nodes), strict));
                 }
@@ -514,16 +563,22 @@ impl Domain {
                 let unit = get("unit").unwrap_or("KiB");
                 self.cells.push(Part {
                     id: get("id").unwrap_or_default().to_owned(),
-                    bytes: get("memory").and_then(|memory| sized(memory, unit)).unwrap_or(0),
+                    bytes: get("memory")
+                        .and_then(|memory| sized(memory, unit))
+                        .unwrap_or(0),
                     shared: get("memAccess") == Some("shared"),
                     ..Part::default()
                 });
             }
             ["domain", "launchSecurity"] => self.new.confidential = get("type").map(str::to_owned),
             ["domain", "devices", "iommu"] => self.new.viommu = get("model").map(str::to_owned),
-            ["domain", "devices", "memory"] => self.new.virtio_mem |= get("model") == Some("virtio-mem"),
+            ["domain", "devices", "memory"] => {
+                self.new.virtio_mem |= get("model") == Some("virtio-mem")
+            }
             ["domain", "devices", "controller"] if get("type") == Some("pci") => {
-                let index = get("index").and_then(super::super::facts::number).unwrap_or(0);
+                let index = get("index")
+                    .and_then(super::super::facts::number)
+                    .unwrap_or(0);
                 let model = get("model").unwrap_or_default();
                 let controller = Controller {
                     expander: matches!(model, "pcie-expander-bus" | "pci-expander-bus"),
@@ -544,14 +599,23 @@ impl Domain {
                 });
             }
             ["domain", "devices", "interface"] if get("type") == Some("hostdev") => {
-                self.device = Some(OpenDevice { pci: true, ..OpenDevice::default() });
+                self.device = Some(OpenDevice {
+                    pci: true,
+                    ..OpenDevice::default()
+                });
             }
             ["domain", "devices", "hostdev" | "interface", "driver"] => {
                 if let Some(device) = &mut self.device {
                     device.iommufd = get("iommufd").map(|value| value == "yes");
                 }
             }
-            ["domain", "devices", "hostdev" | "interface", "source", "address"] => {
+            [
+                "domain",
+                "devices",
+                "hostdev" | "interface",
+                "source",
+                "address",
+            ] => {
                 let Some(device) = &mut self.device else {
                     return;
                 };
@@ -562,7 +626,8 @@ impl Domain {
                 if let (true, Some(bus)) = (device.pci, part("bus")) {
                     let (domain, slot) = (part("domain").unwrap_or(0), part("slot").unwrap_or(0));
                     let function = part("function").unwrap_or(0);
-                    device.address = address(&format!("{domain:04x}:{bus:02x}:{slot:02x}.{function:x}"));
+                    device.address =
+                        address(&format!("{domain:04x}:{bus:02x}:{slot:02x}.{function:x}"));
                 }
             }
             ["domain", "devices", "hostdev" | "interface", "address"] => {
@@ -615,7 +680,9 @@ impl Domain {
         for _ in 0..64 {
             match self.controllers.get(&bus) {
                 Some(Controller { expander: true, .. }) => return BusPlace::Expander,
-                Some(Controller { above: Some(above), .. }) if *above != bus => bus = *above,
+                Some(Controller {
+                    above: Some(above), ..
+                }) if *above != bus => bus = *above,
                 None if bus != 0 => return BusPlace::Unknown,
                 _ => return BusPlace::Default,
             }
@@ -643,7 +710,10 @@ impl Domain {
         }
         for (nth, cell) in (0u32..).zip(&mut cells) {
             let id = cell.id.parse().unwrap_or(nth);
-            let page = self.pages.iter().find(|(_, cells)| cells.as_ref().is_none_or(|cells| cells.contains(&id)));
+            let page = self
+                .pages
+                .iter()
+                .find(|(_, cells)| cells.as_ref().is_none_or(|cells| cells.contains(&id)));
             cell.pool = match page {
                 Some((page, _)) => Some(*page),
                 None => (self.huge && self.pages.is_empty()).then_some(DEFAULT_POOL),
@@ -657,7 +727,9 @@ impl Domain {
                 cell.bound = *strict;
             }
         }
-        let sum = cells.iter().fold(0u64, |sum, cell| sum.saturating_add(cell.bytes));
+        let sum = cells
+            .iter()
+            .fold(0u64, |sum, cell| sum.saturating_add(cell.bytes));
         self.new.bytes = self.memory.or(Some(sum)).filter(|bytes| *bytes > 0);
         self.new.memory = cells;
         if !self.arguments.is_empty() {
@@ -715,7 +787,10 @@ mod tests {
         );
         assert_eq!(new.bytes, Some(4 << 30));
         assert_eq!(new.machine, Some((6, 2)));
-        assert_eq!((new.memory[0].nodes.as_slice(), new.memory[0].bound), (&[1][..], true));
+        assert_eq!(
+            (new.memory[0].nodes.as_slice(), new.memory[0].bound),
+            (&[1][..], true)
+        );
         assert_eq!(new.memory[0].pool, Some(1 << 30));
         assert_eq!(new.devices[0].place, BusPlace::Expander);
         assert_eq!(new.devices[1].place, BusPlace::Default);
@@ -725,7 +800,10 @@ mod tests {
 
     #[test]
     fn messages_of_qemu_are_no_command_lines() {
-        assert_eq!(qemu_words("qemu-system-x86_64: -device vfio-pci,host=b0:00.0: warning: x"), None);
+        assert_eq!(
+            qemu_words("qemu-system-x86_64: -device vfio-pci,host=b0:00.0: warning: x"),
+            None
+        );
         assert_eq!(qemu_words("the kvm -m 4G line"), None);
         assert!(qemu_words("LC_ALL=C PATH=/bin /usr/bin/kvm -m 4G").is_some());
     }
@@ -753,7 +831,10 @@ mod tests {
 
     #[test]
     fn files_and_variables_that_were_not_given_are_named() {
-        assert_eq!(of_line("kvm -readconfig /etc/a.cfg -m ${MEM}").unread, ["/etc/a.cfg", "${MEM}"]);
+        assert_eq!(
+            of_line("kvm -readconfig /etc/a.cfg -m ${MEM}").unread,
+            ["/etc/a.cfg", "${MEM}"]
+        );
         let new = libvirt("<domain><memory>VM_MEM</memory></domain>").unwrap();
         assert_eq!(new.unread, ["VM_MEM"]);
         assert_eq!(libvirt("<network/>"), None);

@@ -35,14 +35,22 @@ pub(in crate::explain) struct Dumps {
 
 impl Dumps {
     /// Takes a line; false: it is none of a dump.
-    pub(in crate::explain) fn line(&mut self, facts: &mut Facts, file: usize, at: u64, text: &str) -> bool {
+    pub(in crate::explain) fn line(
+        &mut self,
+        facts: &mut Facts,
+        file: usize,
+        at: u64,
+        text: &str,
+    ) -> bool {
         let line = text.trim();
         let evidence = || Evidence {
             place: Place {
                 file,
                 at: At::Line(at),
             },
-            quote: super::super::finding::plain(line.get(..line.len().min(200)).unwrap_or_default()),
+            quote: super::super::finding::plain(
+                line.get(..line.len().min(200)).unwrap_or_default(),
+            ),
         };
         if let Some((device, pasid)) = heading(line) {
             self.finish(facts);
@@ -74,12 +82,19 @@ impl Dumps {
             return true;
         }
         let marks = ["[...]", "...", "[snip]", "[cut]", "(cut)", "…", "--More--"];
-        if marks.iter().any(|mark| line == *mark || line.starts_with("[...")) {
+        if marks
+            .iter()
+            .any(|mark| line == *mark || line.starts_with("[..."))
+        {
             open.cut.get_or_insert_with(evidence);
             return true;
         }
         let entries = line.split_once('|');
-        let words = |text: &str| text.split_whitespace().filter(|word| word.starts_with("0x")).count();
+        let words = |text: &str| {
+            text.split_whitespace()
+                .filter(|word| word.starts_with("0x"))
+                .count()
+        };
         match entries {
             Some((pfn, columns)) if pfn.trim().starts_with("0x") => {
                 let count = words(columns);
@@ -98,7 +113,10 @@ impl Dumps {
                 true
             }
             // Columns that a mail has put below.
-            _ if line.starts_with("0x") && words(line) >= 1 || line.starts_with("PDPE") || line.starts_with("PTE") => {
+            _ if line.starts_with("0x") && words(line) >= 1
+                || line.starts_with("PDPE")
+                || line.starts_with("PTE") =>
+            {
                 open.cut.get_or_insert_with(evidence);
                 true
             }

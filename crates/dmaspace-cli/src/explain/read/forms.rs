@@ -2,7 +2,8 @@
 //! apertures, layouts, pools, hosts, traces, series.
 
 use super::super::facts::{
-    Driver, Facts, LayoutArea, Member, Point, Pool, Step, hexadecimal, number, number_after, pci, quote,
+    Driver, Facts, LayoutArea, Member, Point, Pool, Step, hexadecimal, number, number_after, pci,
+    quote,
 };
 
 /// Takes a line without a log's prefix; false: it is of none of these forms.
@@ -17,11 +18,23 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
     } else if let Some((node, page, free)) = pool(text) {
         facts.content(file, "huge page pools");
         let pool = Pool { node, page, free };
-        Facts::push(&mut facts.pools, &mut facts.dropped, "pools", pool, evidence);
+        Facts::push(
+            &mut facts.pools,
+            &mut facts.dropped,
+            "pools",
+            pool,
+            evidence,
+        );
     } else if let Some((group, device)) = member(text) {
         facts.content(file, "IOMMU groups");
         let member = Member { group, device };
-        Facts::push(&mut facts.members, &mut facts.dropped, "members", member, evidence);
+        Facts::push(
+            &mut facts.members,
+            &mut facts.dropped,
+            "members",
+            member,
+            evidence,
+        );
     } else if group_row(facts, &words, &evidence) {
         facts.content(file, "IOMMU groups");
     } else if let Some((device, driver)) = driver_link(text) {
@@ -35,35 +48,74 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
     {
         facts.content(file, "reserved_regions");
         let region = (first, last, (*name).to_owned());
-        Facts::push(&mut facts.reserved, &mut facts.dropped, "regions", region, evidence);
+        Facts::push(
+            &mut facts.reserved,
+            &mut facts.dropped,
+            "regions",
+            region,
+            evidence,
+        );
     } else if let [first, last] = words.as_slice()
         && first.starts_with("0x")
         && last.starts_with("0x")
         && let (Some(first), Some(last)) = (number(first), number(last))
     {
         facts.content(file, "aperture");
-        Facts::push(&mut facts.apertures, &mut facts.dropped, "apertures", (first, last), evidence);
+        Facts::push(
+            &mut facts.apertures,
+            &mut facts.dropped,
+            "apertures",
+            (first, last),
+            evidence,
+        );
     } else if let Some(area) = area(&words) {
         facts.content(file, "memory layout");
-        Facts::push(&mut facts.areas, &mut facts.dropped, "areas", area, evidence);
+        Facts::push(
+            &mut facts.areas,
+            &mut facts.dropped,
+            "areas",
+            area,
+            evidence,
+        );
     } else if words.len() == 4
         && words.get(2) == Some(&"node")
         && let Some(device) = pci(first)
         && let Some(node) = words.get(3).and_then(|node| node.parse::<u32>().ok())
     {
         facts.content(file, "host");
-        Facts::push(&mut facts.device_nodes, &mut facts.dropped, "nodes", (device, node), evidence);
+        Facts::push(
+            &mut facts.device_nodes,
+            &mut facts.dropped,
+            "nodes",
+            (device, node),
+            evidence,
+        );
     } else if let ["page-size", bytes] = words.as_slice()
         && let Some(bytes) = number(bytes)
     {
         facts.content(file, "host");
-        facts.host_page = Some(super::super::facts::Known { fact: bytes, evidence });
+        facts.host_page = Some(super::super::facts::Known {
+            fact: bytes,
+            evidence,
+        });
     } else if let Some(step) = step(&words, text) {
         facts.content(file, "trace");
-        Facts::push(&mut facts.steps, &mut facts.dropped, "steps", step, evidence);
+        Facts::push(
+            &mut facts.steps,
+            &mut facts.dropped,
+            "steps",
+            step,
+            evidence,
+        );
     } else if let Some(point) = point(&words) {
         facts.content(file, "balloon series");
-        Facts::push(&mut facts.series, &mut facts.dropped, "points", point, evidence);
+        Facts::push(
+            &mut facts.series,
+            &mut facts.dropped,
+            "points",
+            point,
+            evidence,
+        );
     } else if first.starts_with('#') {
         return comment(facts, file, text, evidence);
     } else {
@@ -76,12 +128,19 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
 fn heading(words: &[&str]) -> bool {
     let lower = words.iter().map(|word| word.to_ascii_lowercase());
     let lower: Vec<_> = lower.collect();
-    let is = |names: &[&str]| lower.len() >= names.len() && names.iter().zip(&lower).all(|(a, b)| a == b);
+    let is = |names: &[&str]| {
+        lower.len() >= names.len() && names.iter().zip(&lower).all(|(a, b)| a == b)
+    };
     is(&["group", "device", "class"]) || is(&["case", "second"]) || is(&["limit", "soft"])
 }
 
 /// `# target 2048`, `# A: target=2048 MiB`.
-fn comment(facts: &mut Facts, file: usize, text: &str, evidence: super::super::finding::Evidence) -> bool {
+fn comment(
+    facts: &mut Facts,
+    file: usize,
+    text: &str,
+    evidence: super::super::finding::Evidence,
+) -> bool {
     let lower = text.to_ascii_lowercase();
     let Some((before, rest)) = lower.split_once("target") else {
         return false;
@@ -101,7 +160,13 @@ fn comment(facts: &mut Facts, file: usize, text: &str, evidence: super::super::f
         targets.push((case(before), target));
     }
     for target in targets {
-        Facts::push(&mut facts.targets, &mut facts.dropped, "targets", target, evidence.clone());
+        Facts::push(
+            &mut facts.targets,
+            &mut facts.dropped,
+            "targets",
+            target,
+            evidence.clone(),
+        );
     }
     facts.content(file, "balloon series");
     true
@@ -124,7 +189,13 @@ fn iomem(facts: &mut Facts, text: &str, evidence: &super::super::finding::Eviden
         return true;
     }
     let area = (first, last, name.to_owned());
-    Facts::push(&mut facts.iomem, &mut facts.dropped, "areas of iomem", area, evidence.clone());
+    Facts::push(
+        &mut facts.iomem,
+        &mut facts.dropped,
+        "areas of iomem",
+        area,
+        evidence.clone(),
+    );
     true
 }
 
@@ -132,8 +203,15 @@ fn iomem(facts: &mut Facts, text: &str, evidence: &super::super::finding::Eviden
 fn pool(text: &str) -> Option<(Option<u32>, u64, u64)> {
     let (path, count) = text.trim().rsplit_once("/free_hugepages:")?;
     let (path, size) = path.rsplit_once("/hugepages-")?;
-    let page = size.strip_suffix("kB")?.parse::<u64>().ok()?.checked_mul(1024)?;
-    let node = path.strip_suffix("/hugepages")?.rsplit_once("/node").and_then(|(_, node)| node.parse().ok());
+    let page = size
+        .strip_suffix("kB")?
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)?;
+    let node = path
+        .strip_suffix("/hugepages")?
+        .rsplit_once("/node")
+        .and_then(|(_, node)| node.parse().ok());
     Some((node, page, count.trim().parse().ok()?))
 }
 
@@ -142,32 +220,56 @@ fn member(text: &str) -> Option<(u32, String)> {
     if let Some((_, rest)) = text.split_once("iommu_groups/") {
         let (group, rest) = rest.split_once('/')?;
         let device = rest.strip_prefix("devices/")?;
-        let device = device.split([' ', '/', ':']).count().checked_sub(1).and(device.split([' ', '/']).next())?;
+        let device = device
+            .split([' ', '/', ':'])
+            .count()
+            .checked_sub(1)
+            .and(device.split([' ', '/']).next())?;
         return Some((group.parse().ok()?, pci(device.trim_end_matches(':'))?));
     }
     let lower = text.trim_start();
-    let rest = lower.strip_prefix("IOMMU Group ").or_else(|| lower.strip_prefix("IOMMU group "))?;
+    let rest = lower
+        .strip_prefix("IOMMU Group ")
+        .or_else(|| lower.strip_prefix("IOMMU group "))?;
     let (group, rest) = rest.split_once([' ', ':'])?;
     let device = rest.trim_start_matches([' ', ':', '-']).split(' ').next()?;
     Some((group.parse().ok()?, pci(device)?))
 }
 
 /// `GROUP DEVICE CLASS ID DRIVER [NODE]`.
-fn group_row(facts: &mut Facts, words: &[&str], evidence: &super::super::finding::Evidence) -> bool {
+fn group_row(
+    facts: &mut Facts,
+    words: &[&str],
+    evidence: &super::super::finding::Evidence,
+) -> bool {
     let [group, device, class, id, rest @ ..] = words else {
         return false;
     };
     let (Ok(group), Some(device)) = (group.parse::<u32>(), pci(device)) else {
         return false;
     };
-    let class_code = hexadecimal(class.trim_start_matches("0x")).filter(|_| matches!(class.len(), 4 | 6 | 8));
+    let class_code =
+        hexadecimal(class.trim_start_matches("0x")).filter(|_| matches!(class.len(), 4 | 6 | 8));
     let (Some(class_code), Some((vendor, _))) = (class_code, id.split_once(':')) else {
         return false;
     };
-    let member = Member { group, device: device.clone() };
-    Facts::push(&mut facts.members, &mut facts.dropped, "members", member, evidence.clone());
+    let member = Member {
+        group,
+        device: device.clone(),
+    };
+    Facts::push(
+        &mut facts.members,
+        &mut facts.dropped,
+        "members",
+        member,
+        evidence.clone(),
+    );
     if let Some(function) = facts.function(&device, evidence) {
-        let code = if class.trim_start_matches("0x").len() == 4 { class_code << 8 } else { class_code };
+        let code = if class.trim_start_matches("0x").len() == 4 {
+            class_code << 8
+        } else {
+            class_code
+        };
         function.class = u32::try_from(code).ok();
         function.vendor = hexadecimal(vendor).and_then(|vendor| u16::try_from(vendor).ok());
         function.driver = match rest.first() {
@@ -182,7 +284,11 @@ fn group_row(facts: &mut Facts, words: &[&str], evidence: &super::super::finding
 /// `/sys/bus/pci/devices/0000:01:00.0/driver -> ../../../bus/pci/drivers/vfio-pci`.
 fn driver_link(text: &str) -> Option<(String, String)> {
     let (path, target) = text.split_once(" -> ")?;
-    let device = path.trim_end().strip_suffix("/driver")?.rsplit('/').next()?;
+    let device = path
+        .trim_end()
+        .strip_suffix("/driver")?
+        .rsplit('/')
+        .next()?;
     let driver = target.trim().rsplit_once("/drivers/")?.1;
     Some((pci(device)?, driver.to_owned()))
 }
@@ -207,14 +313,24 @@ fn step(words: &[&str], text: &str) -> Option<Step> {
     nth.trim_end_matches(['.', ':', ')']).parse::<u64>().ok()?;
     let value = |key: &str| number_after(text, key);
     match rest {
-        ["map", iova, length, ..] => Some(Step::Map { iova: number(iova)?, length: number(length)? }),
-        ["unmap", iova, length, ..] => Some(Step::Unmap { iova: number(iova)?, length: number(length)? }),
-        ["export-dmabuf", ..] => Some(Step::Export { bar: value("bar=")? }),
+        ["map", iova, length, ..] => Some(Step::Map {
+            iova: number(iova)?,
+            length: number(length)?,
+        }),
+        ["unmap", iova, length, ..] => Some(Step::Unmap {
+            iova: number(iova)?,
+            length: number(length)?,
+        }),
+        ["export-dmabuf", ..] => Some(Step::Export {
+            bar: value("bar=")?,
+        }),
         ["ioas-map-file", ..] => Some(Step::MapFile {
             iova: value("iova=")?,
             length: value("len=").or_else(|| value("length=")),
         }),
-        ["config-write", "command", ..] => Some(Step::Memory { on: value("mem=")? != 0 }),
+        ["config-write", "command", ..] => Some(Step::Memory {
+            on: value("mem=")? != 0,
+        }),
         ["device-dma", iova, result @ ..] => Some(Step::Dma {
             iova: number(iova)?,
             faults: match result.last() {
@@ -237,7 +353,10 @@ fn point(words: &[&str]) -> Option<Point> {
     let mib = |word: &str| word.parse::<u64>().ok();
     Some(Point {
         case: (*case).to_owned(),
-        second: second.parse().ok().filter(|second: &f64| second.is_finite())?,
+        second: second
+            .parse()
+            .ok()
+            .filter(|second: &f64| second.is_finite())?,
         actual: mib(actual)?,
         free: mib(free)?,
         available: mib(available)?,
@@ -265,8 +384,20 @@ mod tests {
              1 0000:01:00.1 040300 10de:0e0a snd_hda_intel\n\
              1 0000:01:00.2 0c0330 10de:0e0b -",
         );
-        let devices: Vec<_> = facts.members.iter().map(|known| known.fact.device.as_str()).collect();
-        assert_eq!(devices, ["0000:00:01.0", "0000:01:00.0", "0000:01:00.1", "0000:01:00.2"]);
+        let devices: Vec<_> = facts
+            .members
+            .iter()
+            .map(|known| known.fact.device.as_str())
+            .collect();
+        assert_eq!(
+            devices,
+            [
+                "0000:00:01.0",
+                "0000:01:00.0",
+                "0000:01:00.1",
+                "0000:01:00.2"
+            ]
+        );
         assert_eq!(facts.functions["0000:01:00.2"].fact.driver, Driver::None);
     }
 

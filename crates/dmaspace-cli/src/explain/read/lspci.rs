@@ -36,7 +36,13 @@ const CLASSES: [(&str, u32); 16] = [
 
 impl Listing {
     /// Takes a line; false: it is none of lspci.
-    pub(in crate::explain) fn line(&mut self, facts: &mut Facts, file: usize, at: u64, text: &str) -> bool {
+    pub(in crate::explain) fn line(
+        &mut self,
+        facts: &mut Facts,
+        file: usize,
+        at: u64,
+        text: &str,
+    ) -> bool {
         if text.starts_with([' ', '\t']) && self.current.is_some() {
             self.detail(facts, file, at, text.trim());
             return true;
@@ -86,12 +92,22 @@ impl Listing {
         let evidence = quote(file, at, line);
         if let Some(group) = line.strip_prefix("IOMMU group: ") {
             if let Ok(group) = group.trim().parse() {
-                let member = Member { group, device: address };
-                Facts::push(&mut facts.members, &mut facts.dropped, "members", member, evidence);
+                let member = Member {
+                    group,
+                    device: address,
+                };
+                Facts::push(
+                    &mut facts.members,
+                    &mut facts.dropped,
+                    "members",
+                    member,
+                    evidence,
+                );
             }
             return;
         }
-        let kernel = line.starts_with("Kernel driver in use:") || line.starts_with("Kernel modules:");
+        let kernel =
+            line.starts_with("Kernel driver in use:") || line.starts_with("Kernel modules:");
         self.drivers |= kernel;
         let Some(function) = facts.function(&address, &evidence) else {
             return;
@@ -101,7 +117,9 @@ impl Listing {
         } else if let Some(node) = line.strip_prefix("NUMA node: ") {
             function.node = node.trim().parse().ok();
         } else if line.starts_with("Region ") && line.contains("Memory at ") {
-            function.bars.extend(bar(line).filter(|_| function.bars.len() < 8));
+            function
+                .bars
+                .extend(bar(line).filter(|_| function.bars.len() < 8));
         } else if line.starts_with("Capabilities: <access denied>") {
             function.capabilities = false;
         } else if line.starts_with("Capabilities: [") {
@@ -129,7 +147,9 @@ impl Listing {
 
 /// `(prog-if 30 [XHCI])`.
 fn interface(text: &str) -> u32 {
-    let found = text.split_once("(prog-if ").and_then(|(_, rest)| hexadecimal(rest.get(..2)?));
+    let found = text
+        .split_once("(prog-if ")
+        .and_then(|(_, rest)| hexadecimal(rest.get(..2)?));
     found.and_then(|code| u32::try_from(code).ok()).unwrap_or(0)
 }
 
@@ -192,7 +212,12 @@ mod tests {
     #[test]
     fn lines_of_logs_are_no_functions() {
         let (mut facts, mut listing) = (Facts::default(), Listing::default());
-        for line in ["0000:01:00.0: AMD-Vi: x", "01:00.0 is not: x", "usb 1-1: x", "\tx"] {
+        for line in [
+            "0000:01:00.0: AMD-Vi: x",
+            "01:00.0 is not: x",
+            "usb 1-1: x",
+            "\tx",
+        ] {
             assert!(!listing.line(&mut facts, 0, 1, line), "{line}");
         }
     }

@@ -125,7 +125,9 @@ fn interest(text: &str) -> u8 {
     };
     let mut interest = 0;
     for found in anchors.find_overlapping_iter(text.as_bytes()) {
-        interest |= WORDS.get(found.pattern().as_usize()).map_or(0, |(_, kind)| *kind);
+        interest |= WORDS
+            .get(found.pattern().as_usize())
+            .map_or(0, |(_, kind)| *kind);
     }
     interest
 }
@@ -192,7 +194,11 @@ impl<'f> Text<'f> {
     }
 
     /// Reads all lines.
-    pub(super) fn read(mut self, mut text: impl BufRead, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
+    pub(super) fn read(
+        mut self,
+        mut text: impl BufRead,
+        progress: &mut dyn FnMut(u64),
+    ) -> io::Result<()> {
         let mut bytes = Vec::new();
         let (mut number, mut done) = (0u64, 0u64);
         let result = loop {
@@ -276,7 +282,8 @@ impl<'f> Text<'f> {
     /// Files of one form, before the words of a log are looked for.
     fn listed(&mut self, number: u64, raw: &str, text: &str) -> bool {
         let (facts, file) = (&mut *self.facts, self.file);
-        if self.hexdump.line(facts, file, number, raw) || self.dumps.line(facts, file, number, raw) {
+        if self.hexdump.line(facts, file, number, raw) || self.dumps.line(facts, file, number, raw)
+        {
             return true;
         }
         let trimmed = text.trim_start();
@@ -287,12 +294,20 @@ impl<'f> Text<'f> {
             return true;
         }
         if let Some(group) = self.group {
-            let device = raw.split_whitespace().find_map(|word| pci(word.trim_end_matches(':')));
+            let device = raw
+                .split_whitespace()
+                .find_map(|word| pci(word.trim_end_matches(':')));
             match device {
                 Some(device) => {
                     let member = super::facts::Member { group, device };
                     let evidence = quote(file, number, raw);
-                    Facts::push(&mut facts.members, &mut facts.dropped, "members", member, evidence);
+                    Facts::push(
+                        &mut facts.members,
+                        &mut facts.dropped,
+                        "members",
+                        member,
+                        evidence,
+                    );
                     let _ = self.listing.line(facts, file, number, trimmed);
                     return true;
                 }
@@ -301,11 +316,15 @@ impl<'f> Text<'f> {
             }
         }
         // `IOMMU Group 1 00:01.0 PCI bridge [0604]: ...`: member and function.
-        if let Some(rest) = trimmed.strip_prefix("IOMMU Group ").or_else(|| trimmed.strip_prefix("IOMMU group "))
+        if let Some(rest) = trimmed
+            .strip_prefix("IOMMU Group ")
+            .or_else(|| trimmed.strip_prefix("IOMMU group "))
             && let Some((_, function)) = rest.split_once(' ')
             && forms::line(facts, file, number, text)
         {
-            let _ = self.listing.line(facts, file, number, function.trim_start());
+            let _ = self
+                .listing
+                .line(facts, file, number, function.trim_start());
             return true;
         }
         if self.listing.line(facts, file, number, raw) {
@@ -319,19 +338,26 @@ impl<'f> Text<'f> {
         let Some(line) = monitor::line(raw.trim()) else {
             return false;
         };
-        self.facts.content(self.file, "lines of a kernel or monitor");
+        self.facts
+            .content(self.file, "lines of a kernel or monitor");
         self.facts.line(line, quote(self.file, number, raw));
         true
     }
 
     fn configured(&mut self, number: u64, raw: &str, found: &Message<'_>) -> bool {
         let text = found.text.as_ref();
-        if let Some(at) = text.find("<domain").filter(|at| text.get(*at + 7..).is_none_or(|rest| rest.starts_with([' ', '>', '\t']) || rest.is_empty())) {
+        if let Some(at) = text.find("<domain").filter(|at| {
+            text.get(*at + 7..)
+                .is_none_or(|rest| rest.starts_with([' ', '>', '\t']) || rest.is_empty())
+        }) {
             self.xml = Some((number, String::new()));
             self.go_on(number, text.get(at..).unwrap_or_default());
             return true;
         }
-        if let Some((_, line)) = text.split_once("ommand line: ").filter(|_| found.logged || text.starts_with("Kernel")) {
+        if let Some((_, line)) = text
+            .split_once("ommand line: ")
+            .filter(|_| found.logged || text.starts_with("Kernel"))
+        {
             self.command_line(number, raw, line);
             return true;
         }
@@ -357,7 +383,13 @@ impl<'f> Text<'f> {
         let evidence = quote(self.file, number, raw);
         let line: String = line.chars().take(16 << 10).collect();
         let facts = &mut *self.facts;
-        Facts::push(&mut facts.command_lines, &mut facts.dropped, "command lines", line, evidence);
+        Facts::push(
+            &mut facts.command_lines,
+            &mut facts.dropped,
+            "command lines",
+            line,
+            evidence,
+        );
     }
 
     fn qemu(&mut self, number: u64, raw: &str, text: &str) -> bool {
@@ -392,7 +424,9 @@ impl<'f> Text<'f> {
                 text.push('\n');
             }
             if closes || !room {
-                let end = text.find("</domain>").map_or(text.len(), |at| at + "</domain>".len());
+                let end = text
+                    .find("</domain>")
+                    .map_or(text.len(), |at| at + "</domain>".len());
                 let head = text.lines().next().unwrap_or_default().to_owned();
                 match config::libvirt(text.get(..end).unwrap_or_default()) {
                     Some(new) => {
@@ -469,7 +503,8 @@ impl<'f> Text<'f> {
             ..
         } = open;
         if let Some(fact) = monitor::line(&text) {
-            self.facts.content(self.file, "lines of a kernel or monitor");
+            self.facts
+                .content(self.file, "lines of a kernel or monitor");
             let evidence = self.quotation(line, &text);
             // The driver's own walk belongs to the fault before it.
             if !matches!(fact, Line::SoftWalk { .. }) {
@@ -507,7 +542,10 @@ impl<'f> Text<'f> {
             self.facts.content(file, "kernel log");
             match event {
                 log::Event::Fault(record) => {
-                    let weights = record.lines.iter().filter_map(|line| self.weights.get(line));
+                    let weights = record
+                        .lines
+                        .iter()
+                        .filter_map(|line| self.weights.get(line));
                     let weight = weights.max().copied().unwrap_or(1);
                     let recent = &self.recent;
                     let quoted = |line: u64| {
@@ -515,7 +553,9 @@ impl<'f> Text<'f> {
                         found.map_or_else(String::new, |(_, text)| text.clone())
                     };
                     let driver = driver(text);
-                    self.facts.folds.add(file, &record, weight, self.since_boot, driver, quoted);
+                    self.facts
+                        .folds
+                        .add(file, &record, weight, self.since_boot, driver, quoted);
                 }
                 log::Event::Suppressed(suppressed) => {
                     let evidence = self.quotation(suppressed.line, text);
@@ -525,7 +565,13 @@ impl<'f> Text<'f> {
                     let line = dump.lines.first().copied().unwrap_or_default();
                     let evidence = self.quotation(line, text);
                     let facts = &mut *self.facts;
-                    Facts::push(&mut facts.log_dumps, &mut facts.dropped, "dumps", *dump, evidence);
+                    Facts::push(
+                        &mut facts.log_dumps,
+                        &mut facts.dropped,
+                        "dumps",
+                        *dump,
+                        evidence,
+                    );
                 }
                 log::Event::Undecoded(note) => {
                     let evidence = self.quotation(note.line, &note.text);
@@ -533,7 +579,9 @@ impl<'f> Text<'f> {
                 }
                 log::Event::Overflow(note) => {
                     let family = note.family;
-                    if let Some(fold) = family.and_then(|family| self.facts.folds.latest(file, family)) {
+                    if let Some(fold) =
+                        family.and_then(|family| self.facts.folds.latest(file, family))
+                    {
                         fold.exact = false;
                     }
                 }
@@ -608,7 +656,9 @@ fn driver(text: &str) -> Option<&str> {
     let (driver, rest) = text.trim_start().split_once(' ')?;
     let device = rest.split(' ').next()?.strip_suffix(':')?;
     pci(device)?;
-    let named = driver.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'));
+    let named = driver
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'));
     named.then_some(driver)
 }
 
@@ -621,8 +671,12 @@ fn looks_new(text: &str) -> bool {
 /// A line of VFIO or iommufd that tells of a failure.
 fn looks_failed(text: &str) -> bool {
     let lower = text.to_ascii_lowercase();
-    let about = ["vfio", "iommufd", "ioas", "iommu", "smmu", "dmar:", "amd-vi:"];
-    let failed = ["fail", "error", "cannot", "can't", "unable", "denied", "fault", "refus"];
+    let about = [
+        "vfio", "iommufd", "ioas", "iommu", "smmu", "dmar:", "amd-vi:",
+    ];
+    let failed = [
+        "fail", "error", "cannot", "can't", "unable", "denied", "fault", "refus",
+    ];
     about.iter().any(|part| lower.contains(part)) && failed.iter().any(|part| lower.contains(part))
 }
 
@@ -634,7 +688,11 @@ fn group_heading(text: &str) -> Option<u32> {
         .or_else(|| text.strip_prefix("IOMMU group "))
         .or_else(|| text.strip_prefix("Group "))
         .map(|rest| rest.trim_end_matches(':'));
-    let of_path = || text.split_once("iommu_groups/")?.1.strip_suffix("/devices:");
+    let of_path = || {
+        text.split_once("iommu_groups/")?
+            .1
+            .strip_suffix("/devices:")
+    };
     group.or_else(of_path)?.trim_end_matches('/').parse().ok()
 }
 
@@ -642,23 +700,49 @@ fn group_heading(text: &str) -> Option<u32> {
 fn kernel_options(text: &str) -> Option<String> {
     let text = text.trim();
     let line = match text.split_once('=') {
-        Some((name, value)) if name.contains("CMDLINE") => Cow::Borrowed(value.trim_matches(['"', '\''])),
+        Some((name, value)) if name.contains("CMDLINE") => {
+            Cow::Borrowed(value.trim_matches(['"', '\'']))
+        }
         _ => Cow::Borrowed(text.strip_prefix("options ").unwrap_or(text)),
     };
     const PLAIN: [&str; 12] = [
-        "quiet", "splash", "ro", "rw", "rhgb", "nomodeset", "debug", "single", "noresume", "text", "nosplash", "--",
+        "quiet",
+        "splash",
+        "ro",
+        "rw",
+        "rhgb",
+        "nomodeset",
+        "debug",
+        "single",
+        "noresume",
+        "text",
+        "nosplash",
+        "--",
     ];
     let words: Vec<&str> = line.split_whitespace().collect();
     let is_option = |word: &&&str| {
         let name = word.split('=').next().unwrap_or_default();
-        let named = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'/' | b'[' | b']'));
+        let named = !name.is_empty()
+            && name.bytes().all(|byte| {
+                byte.is_ascii_alphanumeric()
+                    || matches!(byte, b'_' | b'-' | b'.' | b'/' | b'[' | b']')
+            });
         named && word.contains('=') && !word.ends_with([',', ':']) || PLAIN.contains(word)
     };
     let options = words.iter().filter(is_option).count();
     let decides = |word: &&str| {
-        ["intel_iommu=", "amd_iommu=", "iommu=", "iommu.", "intremap=", "root=", "BOOT_IMAGE=", "arm-smmu"]
-            .iter()
-            .any(|known| word.starts_with(known))
+        [
+            "intel_iommu=",
+            "amd_iommu=",
+            "iommu=",
+            "iommu.",
+            "intremap=",
+            "root=",
+            "BOOT_IMAGE=",
+            "arm-smmu",
+        ]
+        .iter()
+        .any(|known| word.starts_with(known))
     };
     let right = options * 10 >= words.len() * 7 && words.iter().any(decides);
     right.then(|| line.into_owned())
@@ -670,7 +754,9 @@ mod tests {
 
     fn read(text: &str) -> Facts {
         let mut facts = Facts::default();
-        Text::new(&mut facts, 0).read(text.as_bytes(), &mut |_| {}).unwrap();
+        Text::new(&mut facts, 0)
+            .read(text.as_bytes(), &mut |_| {})
+            .unwrap();
         facts
     }
 
@@ -681,7 +767,10 @@ mod tests {
             kernel_options("GRUB_CMDLINE_LINUX_DEFAULT=\"quiet iommu=pt\"").as_deref(),
             Some("quiet iommu=pt")
         );
-        assert_eq!(kernel_options("I gave intel_iommu=on and nothing changed"), None);
+        assert_eq!(
+            kernel_options("I gave intel_iommu=on and nothing changed"),
+            None
+        );
         assert_eq!(kernel_options("qemu-system-x86_64 -m 4G"), None);
     }
 
@@ -700,7 +789,10 @@ mod tests {
         assert_eq!(facts.folds.folds.len(), 1);
         assert_eq!(facts.lines.len(), 1);
         assert_eq!(facts.configurations.len(), 2);
-        assert_eq!(facts.configurations[0].fact.devices[0].address, "0000:01:00.0");
+        assert_eq!(
+            facts.configurations[0].fact.devices[0].address,
+            "0000:01:00.0"
+        );
         assert!(facts.functions.contains_key("0000:00:12.0"));
     }
 
@@ -710,8 +802,19 @@ mod tests {
             "IOMMU Group 1:\n\t00:01.0 PCI bridge [0604]: Intel x [8086:1901]\n\t01:00.0 VGA compatible controller [0300]: x [10de:1]\n\
              /sys/kernel/iommu_groups/2/devices:\ntotal 0\nlrwxrwxrwx 1 root root 0 x 0000:02:00.0 -> ../../../../devices/x\n",
         );
-        let groups: Vec<_> = facts.members.iter().map(|one| (one.fact.group, one.fact.device.as_str())).collect();
-        assert_eq!(groups, [(1, "0000:00:01.0"), (1, "0000:01:00.0"), (2, "0000:02:00.0")]);
+        let groups: Vec<_> = facts
+            .members
+            .iter()
+            .map(|one| (one.fact.group, one.fact.device.as_str()))
+            .collect();
+        assert_eq!(
+            groups,
+            [
+                (1, "0000:00:01.0"),
+                (1, "0000:01:00.0"),
+                (2, "0000:02:00.0")
+            ]
+        );
         assert!(facts.functions["0000:00:01.0"].fact.is_bridge());
     }
 }

@@ -49,7 +49,9 @@ pub(in crate::explain) fn line(text: &str) -> Option<Line> {
         let (_, address) = text.rsplit_once('(')?;
         let address = address.split(')').next()?.trim_start_matches("0x");
         return Some(Line::Width {
-            bits: u32::try_from(bits).ok().filter(|bits| (12..=64).contains(bits))?,
+            bits: u32::try_from(bits)
+                .ok()
+                .filter(|bits| (12..=64).contains(bits))?,
             address: hexadecimal(address),
         });
     }
@@ -106,8 +108,16 @@ fn limit(text: &str) -> Option<Line> {
 fn map_failed(text: &str) -> Option<Line> {
     let lower = text.to_ascii_lowercase();
     let maps = [
-        "map_dma", "dma_map", "dmamap", "ioas_map", "map_dma_region", "dma mapping", "map dma", "mapping dma",
-        "iommudmamap", "ioasmap",
+        "map_dma",
+        "dma_map",
+        "dmamap",
+        "ioas_map",
+        "map_dma_region",
+        "dma mapping",
+        "map dma",
+        "mapping dma",
+        "iommudmamap",
+        "ioasmap",
     ];
     if !maps.iter().any(|part| lower.contains(part)) || lower.contains("unmap") {
         return None;
@@ -127,12 +137,22 @@ fn map_failed(text: &str) -> Option<Line> {
     ];
     let named = errors.iter().find(|(name, _)| lower.contains(name));
     let code = || {
-        let keys = ["os error ", "error(", "= -", "failed: -", "dma: -", "ret: -", "map: -"];
+        let keys = [
+            "os error ",
+            "error(",
+            "= -",
+            "failed: -",
+            "dma: -",
+            "ret: -",
+            "map: -",
+        ];
         let found = keys.iter().find_map(|key| number_after(&lower, key));
         found.and_then(|code| i32::try_from(code).ok())
     };
     let errno = named.map(|(_, errno)| *errno).or_else(code)?;
-    let arguments = text.split_once('(').map(|(_, rest)| rest.split(')').next().unwrap_or(rest));
+    let arguments = text
+        .split_once('(')
+        .map(|(_, rest)| rest.split(')').next().unwrap_or(rest));
     // vfio_dma_map(container, iova, size, vaddr)
     let mut numbers = arguments
         .filter(|_| lower.contains("dma_map("))
@@ -164,7 +184,9 @@ fn rmp(text: &str) -> Option<Line> {
             .find_map(|key| number_after(&lower, key));
         return Some(Line::RmpUpdate {
             pfn: pfn("pfn")?,
-            level: level.and_then(|level| u32::try_from(level).ok()).unwrap_or(0),
+            level: level
+                .and_then(|level| u32::try_from(level).ok())
+                .unwrap_or(0),
             code: u32::try_from(number_after(&lower, "ret: ")?).ok()?,
         });
     }
@@ -180,9 +202,9 @@ fn rmp(text: &str) -> Option<Line> {
 fn firmware(text: &str) -> Option<Line> {
     let has = |part: &str| text.contains(part);
     if has("returns all ones") {
-        let address = text.split_once("address ").and_then(|(_, rest)| {
-            hexadecimal(rest.trim_start_matches("0x").split(' ').next()?)
-        });
+        let address = text
+            .split_once("address ")
+            .and_then(|(_, rest)| hexadecimal(rest.trim_start_matches("0x").split(' ').next()?));
         return Some(Line::UnitAbsent { address });
     }
     if has("RMRR [") {
@@ -196,14 +218,21 @@ fn firmware(text: &str) -> Option<Line> {
     if has("IVRS invalid checksum") || has("IVRS") && has("checksum") {
         return Some(Line::BadTable { table: "IVRS" });
     }
-    if has("DMAR") && (has("checksum") || has("reported at address zero") || has("Invalid DMAR") || has("zero-length"))
+    if has("DMAR")
+        && (has("checksum")
+            || has("reported at address zero")
+            || has("Invalid DMAR")
+            || has("zero-length"))
         || has("Incorrect checksum in table [DMAR]")
     {
         return Some(Line::BadTable { table: "DMAR" });
     }
     if has("AMD-Vi") && has("IOAPIC") && (has("not in IVRS") || has("No southbridge IOAPIC")) {
         let what = text.split_once("IOAPIC").map_or("", |(_, rest)| rest);
-        let what: String = what.chars().take_while(|c| c.is_ascii_digit() || matches!(c, '[' | ']')).collect();
+        let what: String = what
+            .chars()
+            .take_while(|c| c.is_ascii_digit() || matches!(c, '[' | ']'))
+            .collect();
         return Some(Line::IoapicMissing {
             what: format!("IOAPIC{what}"),
         });
@@ -223,7 +252,8 @@ fn other(text: &str) -> Option<Line> {
             physical: number_after(text, "iova-to-phys=")?,
         });
     }
-    if has("for guest RAM") && (has("Cannot allocate memory") || has("Insufficient") || has("unable to map"))
+    if has("for guest RAM")
+        && (has("Cannot allocate memory") || has("Insufficient") || has("unable to map"))
         || has("Insufficient free host memory pages")
         || has("preallocating memory failed")
         || has("Insufficient hugepages-")
@@ -252,14 +282,26 @@ fn version(text: &str) -> Option<Line> {
     let after = |key: &str| {
         let rest = text.split_once(key)?.1.trim_start();
         let mut parts = rest.split(|c: char| !c.is_ascii_digit());
-        Some((parts.next()?.parse::<u32>().ok()?, parts.next()?.parse::<u32>().ok()?))
+        Some((
+            parts.next()?.parse::<u32>().ok()?,
+            parts.next()?.parse::<u32>().ok()?,
+        ))
     };
-    for key in ["QEMU emulator version ", "qemu version: ", "QEMU version ", "qemu-kvm version "] {
+    for key in [
+        "QEMU emulator version ",
+        "qemu version: ",
+        "QEMU version ",
+        "qemu-kvm version ",
+    ] {
         if let Some((major, minor)) = after(key) {
             return Some(Line::Qemu { major, minor });
         }
     }
-    if let Some((major, minor)) = text.starts_with("Linux version ").then(|| after("Linux version ")).flatten() {
+    if let Some((major, minor)) = text
+        .starts_with("Linux version ")
+        .then(|| after("Linux version "))
+        .flatten()
+    {
         return Some(Line::Linux { major, minor });
     }
     // `uname -a`: Linux HOST VERSION ...
@@ -268,7 +310,8 @@ fn version(text: &str) -> Option<Line> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     let (major, minor) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     let dots = release.bytes().filter(|byte| *byte == b'.').count();
-    (dots >= 1 && release.starts_with(|c: char| c.is_ascii_digit())).then_some(Line::Linux { major, minor })
+    (dots >= 1 && release.starts_with(|c: char| c.is_ascii_digit()))
+        .then_some(Line::Linux { major, minor })
 }
 
 #[cfg(test)]
@@ -279,30 +322,46 @@ mod tests {
     fn limits_are_decoded_with_their_numbers() {
         assert_eq!(
             line("vfio_pin_pages_remote: RLIMIT_MEMLOCK (65536) exceeded"),
-            Some(Line::MemlockExceeded { limit: 65536, mediated: false })
+            Some(Line::MemlockExceeded {
+                limit: 65536,
+                mediated: false
+            })
         );
         assert_eq!(
             line("vfio_pin_page_external: Task qemu (12) RLIMIT_MEMLOCK (1048576) exceeded"),
-            Some(Line::MemlockExceeded { limit: 1 << 20, mediated: true })
+            Some(Line::MemlockExceeded {
+                limit: 1 << 20,
+                mediated: true
+            })
         );
         assert_eq!(
-            line("error: internal error: cannot limit locked memory of process 7 to 9663676416: Operation not permitted"),
+            line(
+                "error: internal error: cannot limit locked memory of process 7 to 9663676416: Operation not permitted"
+            ),
             Some(Line::CannotLimit { bytes: 9 << 30 })
         );
         assert_eq!(
             line("Max locked memory         8388608              8388608              bytes"),
-            Some(Line::MemlockLimit { bytes: Some(8 << 20) })
+            Some(Line::MemlockLimit {
+                bytes: Some(8 << 20)
+            })
         );
         assert_eq!(
             line("max locked memory           (kbytes, -l) 64"),
-            Some(Line::MemlockLimit { bytes: Some(64 << 10) })
+            Some(Line::MemlockLimit {
+                bytes: Some(64 << 10)
+            })
         );
     }
 
     #[test]
     fn failed_maps_have_errors_and_addresses() {
         for (text, iova, errno) in [
-            ("qemu-system-x86_64: VFIO_MAP_DMA failed: Invalid argument", None, 22),
+            (
+                "qemu-system-x86_64: VFIO_MAP_DMA failed: Invalid argument",
+                None,
+                22,
+            ),
             ("qemu: VFIO_MAP_DMA: -12", None, 12),
             (
                 "vfio_dma_map(0x5581, 0x100000000, 0x40000000, 0x7f00) = -12 (Cannot allocate memory)",
@@ -314,42 +373,84 @@ mod tests {
                 Some(0x3800_0000_0000),
                 22,
             ),
-            ("VmBoot(DeviceManager(VfioDmaMap(IommuDmaMap(Error(28)))))", None, 28),
+            (
+                "VmBoot(DeviceManager(VfioDmaMap(IommuDmaMap(Error(28)))))",
+                None,
+                28,
+            ),
             ("IOMMU_IOAS_MAP failed: Bad address, PCI BAR?", None, 14),
         ] {
-            let Some(Line::MapFailed { iova: found, errno: code, .. }) = line(text) else {
+            let Some(Line::MapFailed {
+                iova: found,
+                errno: code,
+                ..
+            }) = line(text)
+            else {
                 panic!("{text}")
             };
             assert_eq!((found, code), (iova, errno), "{text}");
         }
-        assert_eq!(line("vfio_dma_unmap(0x1, 0x2, 0x3) = -22 (Invalid argument)"), None);
+        assert_eq!(
+            line("vfio_dma_unmap(0x1, 0x2, 0x3) = -22 (Invalid argument)"),
+            None
+        );
     }
 
     #[test]
     fn versions_are_those_of_kernel_and_monitor() {
-        assert_eq!(line("Linux version 6.8.0-45-generic (x)"), Some(Line::Linux { major: 6, minor: 8 }));
-        assert_eq!(line("Linux box 6.12.3 #1 SMP x86_64 GNU/Linux"), Some(Line::Linux { major: 6, minor: 12 }));
-        assert_eq!(line("QEMU emulator version 6.2.0 (Debian)"), Some(Line::Qemu { major: 6, minor: 2 }));
+        assert_eq!(
+            line("Linux version 6.8.0-45-generic (x)"),
+            Some(Line::Linux { major: 6, minor: 8 })
+        );
+        assert_eq!(
+            line("Linux box 6.12.3 #1 SMP x86_64 GNU/Linux"),
+            Some(Line::Linux {
+                major: 6,
+                minor: 12
+            })
+        );
+        assert_eq!(
+            line("QEMU emulator version 6.2.0 (Debian)"),
+            Some(Line::Qemu { major: 6, minor: 2 })
+        );
         assert_eq!(line("Linux is a system"), None);
     }
 
     #[test]
     fn widths_regions_and_units_of_firmware_are_decoded() {
         assert_eq!(
-            line("intel_iommu_map: iommu width (39) is not sufficient for the mapped address (8800001000)"),
-            Some(Line::Width { bits: 39, address: Some(0x88_0000_1000) })
+            line(
+                "intel_iommu_map: iommu width (39) is not sufficient for the mapped address (8800001000)"
+            ),
+            Some(Line::Width {
+                bits: 39,
+                address: Some(0x88_0000_1000)
+            })
         );
         assert_eq!(
-            line("DMAR: [Firmware Bug]: Your BIOS is broken; DMAR reported at address fed91000 returns all ones!"),
-            Some(Line::UnitAbsent { address: Some(0xfed9_1000) })
+            line(
+                "DMAR: [Firmware Bug]: Your BIOS is broken; DMAR reported at address fed91000 returns all ones!"
+            ),
+            Some(Line::UnitAbsent {
+                address: Some(0xfed9_1000)
+            })
         );
         assert_eq!(
-            line("DMAR: [Firmware Bug]: Your BIOS is broken; bad RMRR [0x000000007b000000-0x000000007a7fffff]"),
-            Some(Line::BadRegion { first: 0x7b00_0000, last: 0x7a7f_ffff })
+            line(
+                "DMAR: [Firmware Bug]: Your BIOS is broken; bad RMRR [0x000000007b000000-0x000000007a7fffff]"
+            ),
+            Some(Line::BadRegion {
+                first: 0x7b00_0000,
+                last: 0x7a7f_ffff
+            })
         );
         assert_eq!(
             line("SEV-SNP: RMPUPDATE failed for PFN 1a2b3, pg_level: 1, ret: 4"),
-            Some(Line::RmpUpdate { pfn: 0x1_a2b3, level: 1, code: 4 })
+            Some(Line::RmpUpdate {
+                pfn: 0x1_a2b3,
+                level: 1,
+                code: 4
+            })
         );
     }
 }

@@ -35,8 +35,14 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
 /// Id and meaning of a class.
 const fn cause(class: Class) -> (&'static str, &'static str) {
     match class {
-        Class::NotMapped => ("fault.not-mapped", "the tables have no entry for the address"),
-        Class::Permission => ("fault.permission", "the entry is there and does not permit this access"),
+        Class::NotMapped => (
+            "fault.not-mapped",
+            "the tables have no entry for the address",
+        ),
+        Class::Permission => (
+            "fault.permission",
+            "the entry is there and does not permit this access",
+        ),
         Class::NoAccess => (
             "fault.no-access",
             "the entry is absent or does not permit this access; the code does not tell which",
@@ -46,18 +52,30 @@ const fn cause(class: Class) -> (&'static str, &'static str) {
             "fault.device-entry",
             "the device has no valid entry in the unit's tables of devices; no page table is involved",
         ),
-        Class::AddressWidth => ("fault.address-width", "the address is beyond what is translated"),
+        Class::AddressWidth => (
+            "fault.address-width",
+            "the address is beyond what is translated",
+        ),
         Class::AtsRefused => (
             "fault.ats-refused",
             "a translated request, or a request for a translation, is not permitted to the device",
         ),
-        Class::InterruptRequest => ("fault.interrupt-request", "an interrupt message was refused, not DMA to memory"),
+        Class::InterruptRequest => (
+            "fault.interrupt-request",
+            "an interrupt message was refused, not DMA to memory",
+        ),
         Class::Rmp => (
             "fault.rmp",
             "the reverse map table refuses the page: the permission is missing there and not in the I/O page table",
         ),
-        Class::UnitError => ("fault.unit-error", "the unit or a device did not answer; no request was judged"),
-        _ => ("fault.no-access", "the code has no published meaning, so the input cannot decide what was refused"),
+        Class::UnitError => (
+            "fault.unit-error",
+            "the unit or a device did not answer; no request was judged",
+        ),
+        _ => (
+            "fault.no-access",
+            "the code has no published meaning, so the input cannot decide what was refused",
+        ),
     }
 }
 
@@ -140,7 +158,11 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
         .filter(|(_, name, meaning)| !name.is_empty() || !meaning.is_empty())
         .map(|(code, name, meaning)| {
             let code = code.map(|code| format!("{code:#x}")).unwrap_or_default();
-            let separator = if name.is_empty() || code.is_empty() { "" } else { " " };
+            let separator = if name.is_empty() || code.is_empty() {
+                ""
+            } else {
+                " "
+            };
             let name = format!("{code}{separator}{name}");
             match (name.is_empty(), meaning.is_empty()) {
                 (true, _) => (*meaning).to_owned(),
@@ -181,14 +203,21 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
         );
     }
     if fold.more_addresses > 0 {
-        parts.push(format!("{} more faults at addresses that are not listed.", fold.more_addresses));
+        parts.push(format!(
+            "{} more faults at addresses that are not listed.",
+            fold.more_addresses
+        ));
     }
     if let Some(known) = facts.functions.get(&fold.key.device)
         && !known.fact.name.is_empty()
     {
         parts.push(format!("The device is: {}.", known.fact.name));
     }
-    if let Some(member) = facts.members.iter().find(|one| one.fact.device == fold.key.device) {
+    if let Some(member) = facts
+        .members
+        .iter()
+        .find(|one| one.fact.device == fold.key.device)
+    {
         parts.push(format!("It is in IOMMU group {}.", member.fact.group));
     }
     if !fold.drivers.is_empty() {
@@ -293,10 +322,16 @@ fn of_addresses(mut finding: Finding, addresses: &[u64]) -> Finding {
 
 fn reasons(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>) {
     let class = fold.key.class;
-    let missing = matches!(class, Class::NotMapped | Class::NoAccess | Class::Permission);
+    let missing = matches!(
+        class,
+        Class::NotMapped | Class::NoAccess | Class::Permission
+    );
     let all: Vec<u64> = fold.addresses.iter().copied().collect();
     let within = |range: &std::ops::RangeInclusive<u64>| -> Vec<u64> {
-        all.iter().copied().filter(|address| range.contains(address)).collect()
+        all.iter()
+            .copied()
+            .filter(|address| range.contains(address))
+            .collect()
     };
     if missing && !within(&(0..=0xfff)).is_empty() {
         let finding = likely(fold, "fault.null-address", "PCI Express 6.0, section 2.2.4: a request carries the address that the device was given")
@@ -313,7 +348,11 @@ fn reasons(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>) {
     }
     let mut interrupts = within(&MSI);
     interrupts.extend(within(&HYPERTRANSPORT));
-    if class != Class::InterruptRequest && class != Class::UnitError && fold.key.direction != Direction::Read && !interrupts.is_empty() {
+    if class != Class::InterruptRequest
+        && class != Class::UnitError
+        && fold.key.direction != Direction::Read
+        && !interrupts.is_empty()
+    {
         let finding = likely(fold, "fault.interrupt-request", "Intel SDM 3, section 12.11.1; AMD 48882 3.08, section 2.1.2")
             .say(format!(
                 "{} wrote into the window of interrupt messages: an interrupt that was not remapped rather than DMA to \
@@ -351,7 +390,13 @@ fn allocated(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) 
     let other = matches!(fold.key.direction, Direction::Read | Direction::Write);
     let class = fold.key.class;
     let direction = class == Class::Permission || class == Class::NoAccess && !recent.is_empty();
-    if direction && other && is_hosts(facts, fold) && !all.iter().all(|address| MSI.contains(address) || *address < 0x1000) {
+    if direction
+        && other
+        && is_hosts(facts, fold)
+        && !all
+            .iter()
+            .all(|address| MSI.contains(address) || *address < 0x1000)
+    {
         let (access, right) = match fold.key.direction {
             Direction::Read => ("reads", "DMA_TO_DEVICE"),
             _ => ("writes", "DMA_FROM_DEVICE"),
@@ -374,12 +419,24 @@ fn allocated(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) 
             .advise(Advice::text(format!(
                 "In the driver: map the buffer with {right} or DMA_BIDIRECTIONAL before the device gets it."
             )));
-        found.push(of_addresses(finding, if class == Class::Permission { all } else { &recent }));
+        found.push(of_addresses(
+            finding,
+            if class == Class::Permission {
+                all
+            } else {
+                &recent
+            },
+        ));
     }
     // SMMUv2 tells the level: 3 is the last one of 4 KiB tables.
     let last = fold.levels.len() == 1 && fold.levels.contains(&3);
     let soft = soft_absent(facts, fold);
-    if class == Class::NotMapped && last && !recent.is_empty() && soft.is_none() && is_hosts(facts, fold) {
+    if class == Class::NotMapped
+        && last
+        && !recent.is_empty()
+        && soft.is_none()
+        && is_hosts(facts, fold)
+    {
         found.push(use_after_unmap(fold, &recent, None));
     }
 }
@@ -406,16 +463,29 @@ fn soft_absent<'f>(facts: &'f Facts, fold: &Fold) -> Option<&'f Evidence> {
         At::Line(line) => line,
         _ => 0,
     };
-    let walks = facts.lines.iter().filter(|one| one.fact == Line::SoftWalk { physical: 0 });
+    let walks = facts
+        .lines
+        .iter()
+        .filter(|one| one.fact == Line::SoftWalk { physical: 0 });
     walks
         .map(|one| &one.evidence)
         .find(|walk| {
             let before = |fold: &Fold| {
-                let own = fold.evidence.iter().filter(|one| one.place.file == walk.place.file);
+                let own = fold
+                    .evidence
+                    .iter()
+                    .filter(|one| one.place.file == walk.place.file);
                 own.map(line_of).filter(|line| *line <= line_of(walk)).max()
             };
-            let smmu = |other: &&Fold| other.key.family == Family::SmmuV2 && other.file == walk.place.file;
-            let nearest = facts.folds.folds.iter().filter(smmu).filter_map(before).max();
+            let smmu =
+                |other: &&Fold| other.key.family == Family::SmmuV2 && other.file == walk.place.file;
+            let nearest = facts
+                .folds
+                .folds
+                .iter()
+                .filter(smmu)
+                .filter_map(before)
+                .max();
             fold.file == walk.place.file && before(fold).is_some() && before(fold) == nearest
         })
         .filter(|_| fold.key.family == Family::SmmuV2)
@@ -462,14 +532,21 @@ fn physical(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
 
 /// Addresses beyond a width that another input gives.
 fn wide(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
-    if matches!(fold.key.class, Class::AddressWidth | Class::UnitError | Class::InterruptRequest | Class::DeviceEntry) {
+    if matches!(
+        fold.key.class,
+        Class::AddressWidth | Class::UnitError | Class::InterruptRequest | Class::DeviceEntry
+    ) {
         return;
     }
     let last = facts.apertures.iter().max_by_key(|one| one.fact.1);
     let Some(aperture) = last.filter(|one| one.fact.1 != u64::MAX) else {
         return;
     };
-    let beyond: Vec<u64> = all.iter().copied().filter(|address| *address > aperture.fact.1).collect();
+    let beyond: Vec<u64> = all
+        .iter()
+        .copied()
+        .filter(|address| *address > aperture.fact.1)
+        .collect();
     if !beyond.is_empty() {
         let finding = Finding::certain("fault.address-width", "the aperture that was given")
             .evidence(&fold.evidence)
@@ -487,14 +564,23 @@ fn wide(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
 /// An interrupt of a host function that AMD's unit refuses.
 fn ioapic(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>) {
     let device = fold.key.device.as_str();
-    let hosts = device.split_once(':').is_some_and(|(_, rest)| rest.starts_with("00:"));
+    let hosts = device
+        .split_once(':')
+        .is_some_and(|(_, rest)| rest.starts_with("00:"));
     if fold.key.family != Family::AmdVi || fold.key.class != Class::InterruptRequest || !hosts {
         return;
     }
-    let tables: Vec<_> = facts.tables.iter().filter(|one| one.fact.table.signature == "IVRS").collect();
+    let tables: Vec<_> = facts
+        .tables
+        .iter()
+        .filter(|one| one.fact.table.signature == "IVRS")
+        .collect();
     let id = requester(device);
     let named = |table: &dmaspace::firmware::FirmwareTable| {
-        table.interrupt_sources.iter().any(|source| Some(source.device) == id)
+        table
+            .interrupt_sources
+            .iter()
+            .any(|source| Some(source.device) == id)
     };
     let certainty = match tables.as_slice() {
         [] => Certainty::Likely,
@@ -526,13 +612,21 @@ fn requester(device: &str) -> Option<u16> {
     let (_, rest) = device.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
     let (slot, function) = rest.split_once('.')?;
-    let (bus, slot) = (u16::from_str_radix(bus, 16).ok()?, u16::from_str_radix(slot, 16).ok()?);
+    let (bus, slot) = (
+        u16::from_str_radix(bus, 16).ok()?,
+        u16::from_str_radix(slot, 16).ok()?,
+    );
     Some(bus << 8 | slot << 3 | function.parse::<u16>().ok()?)
 }
 
 /// Reads of a display engine that firmware, a boot loader or a guest has started.
 fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
-    let mut devices: Vec<&str> = facts.folds.folds.iter().map(|fold| fold.key.device.as_str()).collect();
+    let mut devices: Vec<&str> = facts
+        .folds
+        .folds
+        .iter()
+        .map(|fold| fold.key.device.as_str())
+        .collect();
     devices.sort_unstable();
     devices.dedup();
     let mut boot: Option<Finding> = None;
@@ -543,15 +637,23 @@ fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
             .iter()
             .filter(|fold| fold.key.device == device && fold.key.direction == Direction::Read)
             .filter(|fold| {
-                matches!(fold.key.class, Class::NoAccess | Class::NotMapped | Class::BadTable)
-                    && fold.addresses.iter().any(|address| *address >= 0x1000)
+                matches!(
+                    fold.key.class,
+                    Class::NoAccess | Class::NotMapped | Class::BadTable
+                ) && fold.addresses.iter().any(|address| *address >= 0x1000)
             })
             .collect();
         let Some(first) = reads.first() else {
             continue;
         };
-        let addresses: Vec<u64> = reads.iter().flat_map(|fold| fold.addresses.iter().copied()).collect();
-        let times: Vec<f64> = reads.iter().flat_map(|fold| fold.times.iter().map(|(time, _)| *time)).collect();
+        let addresses: Vec<u64> = reads
+            .iter()
+            .flat_map(|fold| fold.addresses.iter().copied())
+            .collect();
+        let times: Vec<f64> = reads
+            .iter()
+            .flat_map(|fold| fold.times.iter().map(|(time, _)| *time))
+            .collect();
         if times.is_empty() {
             continue;
         }
@@ -561,7 +663,10 @@ fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
         let mut pages: Vec<u64> = addresses.iter().map(|address| address >> 12).collect();
         pages.sort_unstable();
         pages.dedup();
-        let near = pages.first().zip(pages.last()).is_some_and(|(first, last)| pages.len() > 1 && last - first < 1 << 14);
+        let near = pages
+            .first()
+            .zip(pages.last())
+            .is_some_and(|(first, last)| pages.len() > 1 && last - first < 1 << 14);
         // VT-d: 00:02.0 is the place of Intel's graphics.
         let intel = first.key.family == Family::Vtd && device == "0000:00:02.0";
         let display = facts.is_display(device).unwrap_or(intel);
@@ -584,7 +689,10 @@ fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
                     ],
                 ),
                 (_, Some(rate)) => (
-                    format!("at the same place every {:.2} ms, as a display does with its pictures", rate * 1e3),
+                    format!(
+                        "at the same place every {:.2} ms, as a display does with its pictures",
+                        rate * 1e3
+                    ),
                     vec![
                         "The guest's driver or firmware must stop the display engine before a reset, and the monitor \
                          must reset the function or keep it in a blocking domain.",
@@ -593,10 +701,16 @@ fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
                 ),
                 _ => (
                     "in neighbouring pages".to_owned(),
-                    vec!["Map or emulate what the display engine reads: stolen memory, the OpRegion (x-igd-gms)."],
+                    vec![
+                        "Map or emulate what the display engine reads: stolen memory, the OpRegion (x-igd-gms).",
+                    ],
                 ),
             };
-            let advice = if intel || !at_boot { advice } else { advice[..1].to_vec() };
+            let advice = if intel || !at_boot {
+                advice
+            } else {
+                advice[..1].to_vec()
+            };
             let mut finding = Finding::likely("fault.scanout", "Linux drivers/iommu/intel/iommu.c, quirks of graphics devices (igfx_off); VT-d 5.0, section 8.4 \"RMRR\"")
                 .device(device)
                 .evidence(evidence)
@@ -605,7 +719,9 @@ fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
                      firmware, a boot loader or a guest, goes on reading its framebuffer."
                 ));
             finding.access = Direction::Read;
-            finding = advice.into_iter().fold(finding, |finding, text| finding.advise(Advice::text(text)));
+            finding = advice
+                .into_iter()
+                .fold(finding, |finding, text| finding.advise(Advice::text(text)));
             found.push(of_addresses(finding, &addresses));
         } else if !announced.is_empty() && at_boot && first.key.family == Family::SmmuV2 {
             // One engine may have several numbers.
@@ -625,7 +741,10 @@ fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
                 finding.access = Direction::Read;
                 finding
             });
-            boot = Some(of_addresses(finding.device(device).evidence(evidence), &addresses));
+            boot = Some(of_addresses(
+                finding.device(device).evidence(evidence),
+                &addresses,
+            ));
         }
     }
     found.extend(boot);
@@ -660,26 +779,46 @@ mod tests {
         assert_eq!(causes(&zero), ["fault.no-access", "fault.null-address"]);
         assert_eq!(zero[1].certainty, Certainty::Likely);
         let recent = of_text(&format!("[ 100.1] {}\n", read("03:00.0", "0xffff1000")));
-        assert_eq!(causes(&recent), ["fault.no-access", "fault.wrong-direction"]);
-        let given = of_text(&format!("[ 100.1] vfio-pci 0000:03:00.0: x\n[ 100.1] {}\n03:00.0 x [0200]: y [8086:1]\n\tKernel driver in use: vfio-pci\n", read("03:00.0", "0xffff1000")));
+        assert_eq!(
+            causes(&recent),
+            ["fault.no-access", "fault.wrong-direction"]
+        );
+        let given = of_text(&format!(
+            "[ 100.1] vfio-pci 0000:03:00.0: x\n[ 100.1] {}\n03:00.0 x [0200]: y [8086:1]\n\tKernel driver in use: vfio-pci\n",
+            read("03:00.0", "0xffff1000")
+        ));
         assert_eq!(causes(&given), ["fault.no-access"]);
     }
 
     #[test]
     fn displays_are_those_by_class_or_place() {
         let lines = |device: &str| {
-            (0..3).map(|nth| format!("[  40.{}] {}\n", 100 + nth * 17, read(device, "0x9000000"))).collect::<String>()
+            (0..3)
+                .map(|nth| format!("[  40.{}] {}\n", 100 + nth * 17, read(device, "0x9000000")))
+                .collect::<String>()
         };
-        assert_eq!(causes(&of_text(&lines("00:02.0"))), ["fault.no-access", "fault.scanout"]);
+        assert_eq!(
+            causes(&of_text(&lines("00:02.0"))),
+            ["fault.no-access", "fault.scanout"]
+        );
         assert_eq!(causes(&of_text(&lines("03:00.0"))), ["fault.no-access"]);
         let listed = lines("03:00.0") + "03:00.0 VGA compatible controller [0300]: x [10de:1]\n";
-        assert_eq!(causes(&of_text(&listed)), ["fault.no-access", "fault.scanout"]);
+        assert_eq!(
+            causes(&of_text(&listed)),
+            ["fault.no-access", "fault.scanout"]
+        );
     }
 
     #[test]
     fn memory_of_the_host_is_named_where_all_addresses_are() {
-        let text = format!("[ 100.1] {}\n00100000-7fffffff : System RAM\n", read("03:00.0", "0x1234000"));
-        assert_eq!(causes(&of_text(&text)), ["fault.no-access", "fault.physical-address"]);
+        let text = format!(
+            "[ 100.1] {}\n00100000-7fffffff : System RAM\n",
+            read("03:00.0", "0x1234000")
+        );
+        assert_eq!(
+            causes(&of_text(&text)),
+            ["fault.no-access", "fault.physical-address"]
+        );
         let both = format!("[ 100.2] {}\n{text}", read("03:00.0", "0x80000000"));
         assert_eq!(causes(&of_text(&both)), ["fault.no-access"]);
     }

@@ -41,7 +41,10 @@ fn place(known: &Known<TableFact>, offset: usize) -> Evidence {
 /// The devices that a region is for, where the table names them whole.
 fn devices(region: &FirmwareRegion) -> Vec<String> {
     match &region.kind {
-        RegionKind::Rmrr(scopes) => scopes.iter().filter_map(|scope| scope.address(region.segment)).collect(),
+        RegionKind::Rmrr(scopes) => scopes
+            .iter()
+            .filter_map(|scope| scope.address(region.segment))
+            .collect(),
         RegionKind::Ivmd { devices, .. } => match devices {
             Some((first, last)) if first == last => vec![address(region.segment, *first)],
             _ => Vec::new(),
@@ -50,7 +53,12 @@ fn devices(region: &FirmwareRegion) -> Vec<String> {
 }
 
 fn address(segment: u16, id: u16) -> String {
-    format!("{segment:04x}:{:02x}:{:02x}.{}", id >> 8, id >> 3 & 0x1f, id & 7)
+    format!(
+        "{segment:04x}:{:02x}:{:02x}.{}",
+        id >> 8,
+        id >> 3 & 0x1f,
+        id & 7
+    )
 }
 
 /// The kernel ignores the region: nothing of it becomes an identity mapping.
@@ -73,15 +81,31 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
             _ => None,
         })
         .collect();
-    let direct = |name: &str| facts.reserved.iter().filter(move |one| one.fact.2 == name).collect::<Vec<_>>();
+    let direct = |name: &str| {
+        facts
+            .reserved
+            .iter()
+            .filter(move |one| one.fact.2 == name)
+            .collect::<Vec<_>>()
+    };
     let (hard, relaxable) = (direct("direct"), direct("direct-relaxable"));
     let regions: Vec<_> = facts
         .tables
         .iter()
-        .flat_map(|known| known.fact.table.regions.iter().map(move |region| (known, region)))
+        .flat_map(|known| {
+            known
+                .fact
+                .table
+                .regions
+                .iter()
+                .map(move |region| (known, region))
+        })
         .filter(|(_, region)| !is_dropped(region))
         .collect();
-    let mut names: Vec<String> = refused.iter().filter_map(|(device, _)| device.clone()).collect();
+    let mut names: Vec<String> = refused
+        .iter()
+        .filter_map(|(device, _)| device.clone())
+        .collect();
     names.sort();
     names.dedup();
     let mut used = Vec::new();
@@ -95,20 +119,32 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
     };
     for name in &names {
         let mut finding = Finding::certain("firmware.one-to-one", SOURCE).device(name.clone());
-        let lines = refused.iter().filter(|(device, _)| device.as_ref() == Some(name));
+        let lines = refused
+            .iter()
+            .filter(|(device, _)| device.as_ref() == Some(name));
         finding = finding.evidence(lines.map(|(_, evidence)| *evidence));
-        let own: Vec<_> = regions.iter().filter(|(_, region)| devices(region).contains(name)).collect();
+        let own: Vec<_> = regions
+            .iter()
+            .filter(|(_, region)| devices(region).contains(name))
+            .collect();
         for (known, region) in &own {
-            finding = finding.range(region.first, region.last).evidence([&place(known, region.offset)]);
+            finding = finding
+                .range(region.first, region.last)
+                .evidence([&place(known, region.offset)]);
         }
         // A listing of a group is this device's, where a table says so, or where there is only one.
         for one in &hard {
-            let same = own.iter().any(|(_, region)| (region.first, region.last) == (one.fact.0, one.fact.1));
+            let same = own
+                .iter()
+                .any(|(_, region)| (region.first, region.last) == (one.fact.0, one.fact.1));
             let foreign = regions.iter().any(|(_, region)| {
-                (region.first, region.last) == (one.fact.0, one.fact.1) && !devices(region).contains(name)
+                (region.first, region.last) == (one.fact.0, one.fact.1)
+                    && !devices(region).contains(name)
             });
             if same || names.len() == 1 && !foreign {
-                finding = finding.range(one.fact.0, one.fact.1).evidence([&one.evidence]);
+                finding = finding
+                    .range(one.fact.0, one.fact.1)
+                    .evidence([&one.evidence]);
                 used.push((one.fact.0, one.fact.1));
             }
         }
@@ -118,14 +154,20 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
         );
         found.push(advice(finding.say(text)));
     }
-    let unnamed: Vec<_> = refused.iter().filter(|(device, _)| device.is_none()).collect();
+    let unnamed: Vec<_> = refused
+        .iter()
+        .filter(|(device, _)| device.is_none())
+        .collect();
     if !unnamed.is_empty() {
         let finding = Finding::certain("firmware.one-to-one", SOURCE)
             .evidence(unnamed.into_iter().map(|(_, evidence)| *evidence))
             .say("Firmware demands an identity mapping for a device, so the kernel refuses to attach it to a guest's domain.");
         found.push(advice(finding));
     }
-    for one in hard.iter().filter(|one| !used.contains(&(one.fact.0, one.fact.1))) {
+    for one in &hard {
+        if used.contains(&(one.fact.0, one.fact.1)) {
+            continue;
+        }
         let of_table: Vec<_> = regions
             .iter()
             .filter(|(_, region)| (region.first, region.last) == (one.fact.0, one.fact.1))
@@ -135,7 +177,9 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
             .range(one.fact.0, one.fact.1)
             .evidence([&one.evidence]);
         for (known, region) in of_table {
-            finding = finding.devices(devices(region)).evidence([&place(known, region.offset)]);
+            finding = finding
+                .devices(devices(region))
+                .evidence([&place(known, region.offset)]);
         }
         let text = "The group has a reserved region of type direct, and not direct-relaxable: firmware demands an \
              identity mapping, so the kernel refuses to give its devices to a guest.";
@@ -144,11 +188,17 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
     // The table alone: graphics and USB are exempt, which it does not show.
     for (known, region) in regions {
         let range = (region.first, region.last);
-        let relaxed = relaxable.iter().any(|one| (one.fact.0, one.fact.1) == range);
-        let told = found.iter().any(|one| one.cause == "firmware.one-to-one" && one.addresses.contains(&range));
+        let relaxed = relaxable
+            .iter()
+            .any(|one| (one.fact.0, one.fact.1) == range);
+        let told = found
+            .iter()
+            .any(|one| one.cause == "firmware.one-to-one" && one.addresses.contains(&range));
         let functions = devices(region);
         let exempt = functions.iter().any(|device| {
-            facts.functions.get(device).is_some_and(|one| one.fact.is_display() || one.fact.class.map(|class| class >> 8) == Some(0x0c03))
+            facts.functions.get(device).is_some_and(|one| {
+                one.fact.is_display() || one.fact.class.map(|class| class >> 8) == Some(0x0c03)
+            })
         });
         if relaxed || told || exempt {
             continue;
@@ -204,14 +254,25 @@ fn bad_region(first: u64, last: u64, evidence: &Evidence) -> Option<Finding> {
         return None;
     }
     let (certainty, why) = match certain {
-        true => (Certainty::Certain, "ends before it starts, or has no length"),
+        true => (
+            Certainty::Certain,
+            "ends before it starts, or has no length",
+        ),
         false => (Certainty::Likely, "does not begin and end with a page"),
     };
-    let finding = Finding::new("firmware.bad-region", certainty, "VT-d 5.0, section 8.4 \"RMRR\"; Linux drivers/iommu/intel/iommu.c, rmrr_sanity_check")
-        .range(first, last)
-        .evidence([evidence])
-        .say(format!("The reserved region {first:#x} to {last:#x} {why}."))
-        .advise(Advice::text("A firmware update: the kernel drops the region or rounds it."));
+    let finding = Finding::new(
+        "firmware.bad-region",
+        certainty,
+        "VT-d 5.0, section 8.4 \"RMRR\"; Linux drivers/iommu/intel/iommu.c, rmrr_sanity_check",
+    )
+    .range(first, last)
+    .evidence([evidence])
+    .say(format!(
+        "The reserved region {first:#x} to {last:#x} {why}."
+    ))
+    .advise(Advice::text(
+        "A firmware update: the kernel drops the region or rounds it.",
+    ));
     Some(finding)
 }
 
@@ -287,7 +348,9 @@ mod tests {
             "vfio-pci 0000:05:00.0: Device is ineligible for IOMMU domain attach due to platform RMRR requirement.  Contact your platform vendor.",
             "vfio-pci 0000:05:00.0: Firmware has requested this device have a 1:1 IOMMU mapping, rejecting configuring the device without a 1:1 mapping. Contact your platform vendor.",
         ] {
-            let found = of_text(&format!("[  1.0] {line}\n0x0000000079000000 0x0000000079000fff direct\n"));
+            let found = of_text(&format!(
+                "[  1.0] {line}\n0x0000000079000000 0x0000000079000fff direct\n"
+            ));
             assert_eq!(causes(&found), ["firmware.one-to-one"]);
             assert_eq!(found[0].devices, ["0000:05:00.0"]);
             assert_eq!(found[0].addresses, [(0x7900_0000, 0x7900_0fff)]);
@@ -296,16 +359,28 @@ mod tests {
 
     #[test]
     fn relaxable_regions_keep_nothing() {
-        assert_eq!(causes(&of_text("0x0000000079000000 0x0000000079000fff direct-relaxable\n")), [""; 0]);
+        assert_eq!(
+            causes(&of_text(
+                "0x0000000079000000 0x0000000079000fff direct-relaxable\n"
+            )),
+            [""; 0]
+        );
         let direct = of_text("0x0000000079000000 0x0000000079000fff direct\n");
         assert_eq!(direct[0].certainty, Certainty::Certain);
     }
 
     #[test]
     fn regions_of_lines_are_judged_by_arithmetic() {
-        let bad = |range: &str| of_text(&format!("[  0.1] DMAR: [Firmware Bug]: Your BIOS is broken; bad RMRR [{range}]\n"));
+        let bad = |range: &str| {
+            of_text(&format!(
+                "[  0.1] DMAR: [Firmware Bug]: Your BIOS is broken; bad RMRR [{range}]\n"
+            ))
+        };
         let order = bad("0x000000007b000000-0x000000007a7fffff");
-        assert_eq!((order[0].cause, order[0].certainty), ("firmware.bad-region", Certainty::Certain));
+        assert_eq!(
+            (order[0].cause, order[0].certainty),
+            ("firmware.bad-region", Certainty::Certain)
+        );
         let loose = bad("0x000000007b000000-0x000000007b0007ff");
         assert_eq!(loose[0].certainty, Certainty::Likely);
     }

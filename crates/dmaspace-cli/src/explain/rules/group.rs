@@ -12,7 +12,11 @@ const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     let mut groups: BTreeMap<u32, BTreeMap<&str, &Known<Member>>> = BTreeMap::new();
     for member in &facts.members {
-        groups.entry(member.fact.group).or_default().entry(&member.fact.device).or_insert(member);
+        groups
+            .entry(member.fact.group)
+            .or_default()
+            .entry(&member.fact.device)
+            .or_insert(member);
     }
     let refused: Vec<_> = facts
         .lines
@@ -25,7 +29,12 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     let given: BTreeSet<&str> = facts
         .configurations
         .iter()
-        .flat_map(|one| one.fact.devices.iter().map(|device| device.address.as_str()))
+        .flat_map(|one| {
+            one.fact
+                .devices
+                .iter()
+                .map(|device| device.address.as_str())
+        })
         .collect();
     let mut explained = Vec::new();
     for (number, members) in &groups {
@@ -34,13 +43,13 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
             .iter()
             .filter(|(group, device, _)| {
                 // The group's number is a machine's own: a device must match where the line names one.
-                device.map_or(*group == Some(*number), |device| members.contains_key(device))
+                device.map_or(*group == Some(*number), |device| {
+                    members.contains_key(device)
+                })
             })
             .map(|(.., evidence)| *evidence)
             .collect();
-        let bound = |device: &&str| {
-            matches!(function(device).map(|one| &one.fact.driver), Some(Driver::Bound(driver)) if is_vfio(driver))
-        };
+        let bound = |device: &&str| matches!(function(device).map(|one| &one.fact.driver), Some(Driver::Bound(driver)) if is_vfio(driver));
         let wanted: Vec<&str> = members
             .keys()
             .copied()
@@ -56,7 +65,9 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
                 let Driver::Bound(driver) = &known.fact.driver else {
                     return None;
                 };
-                let harmless = known.fact.is_bridge() || is_vfio(driver) || HARMLESS.contains(&driver.as_str());
+                let harmless = known.fact.is_bridge()
+                    || is_vfio(driver)
+                    || HARMLESS.contains(&driver.as_str());
                 (!harmless).then_some((*device, known, driver.as_str()))
             })
             .collect();
@@ -92,12 +103,17 @@ fn not_viable(
     blocking: &[(&str, &Known<Function>, &str)],
     lines: &[&Evidence],
 ) -> Finding {
-    let named: Vec<String> = blocking.iter().map(|(device, _, driver)| format!("{device} ({driver})")).collect();
+    let named: Vec<String> = blocking
+        .iter()
+        .map(|(device, _, driver)| format!("{device} ({driver})"))
+        .collect();
     let mut finding = Finding::certain("group.not-viable", "Linux Documentation/driver-api/vfio.rst, \"VFIO Usage Example\"; drivers/vfio/vfio_main.c, vfio_dev_viable (before 5.19); drivers/iommu/iommu.c, iommu_device_claim_dma_owner")
         .devices(blocking.iter().map(|(device, ..)| *device))
         .evidence(lines.iter().copied());
     for (device, function, _) in blocking {
-        finding = finding.evidence(members.get(device).map(|one| &one.evidence)).evidence([&function.evidence]);
+        finding = finding
+            .evidence(members.get(device).map(|one| &one.evidence))
+            .evidence([&function.evidence]);
     }
     finding = finding.say(format!(
         "Group {number} is not viable: {} of it {} bound to a driver of the host. Bridges keep their drivers.",
@@ -105,7 +121,12 @@ fn not_viable(
         if blocking.len() == 1 { "is" } else { "are" }
     ));
     for (device, ..) in blocking.iter().take(16) {
-        finding = finding.advise(Advice::command(["driverctl", "set-override", device, "vfio-pci"]));
+        finding = finding.advise(Advice::command([
+            "driverctl",
+            "set-override",
+            device,
+            "vfio-pci",
+        ]));
     }
     let devices: Vec<_> = blocking.iter().map(|(device, ..)| *device).collect();
     finding.advise(Advice::text(format!(
@@ -125,16 +146,27 @@ fn inseparable(
     let slot = |device: &str| device.rsplit_once('.').map(|(slot, _)| slot.to_owned());
     let same: Vec<_> = blocking
         .iter()
-        .filter(|(device, ..)| wanted.iter().any(|wanted| wanted != device && slot(wanted) == slot(device)))
+        .filter(|(device, ..)| {
+            wanted
+                .iter()
+                .any(|wanted| wanted != device && slot(wanted) == slot(device))
+        })
         .collect();
     if same.is_empty() {
         return None;
     }
     let capabilities = |device: &str| facts.functions.get(device).map(|one| &one.fact);
-    let absent = wanted.iter().chain(same.iter().map(|(device, ..)| device)).all(|device| {
-        capabilities(device).is_some_and(|function| function.capabilities && !function.acs)
-    });
-    let certainty = if absent { Certainty::Certain } else { Certainty::Likely };
+    let absent = wanted
+        .iter()
+        .chain(same.iter().map(|(device, ..)| device))
+        .all(|device| {
+            capabilities(device).is_some_and(|function| function.capabilities && !function.acs)
+        });
+    let certainty = if absent {
+        Certainty::Certain
+    } else {
+        Certainty::Likely
+    };
     let finding = Finding::new("group.inseparable", certainty, "PCI Express 6.0, section 6.12 \"Access Control Services\"; Linux drivers/iommu/iommu.c, get_pci_function_alias_group, pci_device_group")
         .devices(same.iter().map(|(device, ..)| *device))
         .evidence(same.iter().filter_map(|(device, ..)| members.get(device)).map(|one| &one.evidence))
@@ -167,7 +199,12 @@ mod tests {
 
     #[test]
     fn groups_that_nobody_wants_are_no_findings() {
-        assert_eq!(causes(&of_text("4 0000:04:00.0 010802 8086:3 nvme\n5 0000:05:00.0 020000 8086:4 vfio-pci\n")), [""; 0]);
+        assert_eq!(
+            causes(&of_text(
+                "4 0000:04:00.0 010802 8086:3 nvme\n5 0000:05:00.0 020000 8086:4 vfio-pci\n"
+            )),
+            [""; 0]
+        );
     }
 
     #[test]

@@ -30,8 +30,13 @@ fn last(facts: &Facts) -> Option<(u64, &Evidence)> {
 fn reserved(facts: &Facts) -> (Vec<Reserved>, Vec<&Evidence>) {
     let all = facts.reserved.iter().filter(|one| one.fact.0 <= one.fact.1);
     let all: Vec<_> = all.take(1024).collect();
-    let ranges = all.iter().map(|one| Reserved::new(one.fact.2.clone(), one.fact.0..=one.fact.1));
-    (ranges.collect(), all.iter().map(|one| &one.evidence).collect())
+    let ranges = all
+        .iter()
+        .map(|one| Reserved::new(one.fact.2.clone(), one.fact.0..=one.fact.1));
+    (
+        ranges.collect(),
+        all.iter().map(|one| &one.evidence).collect(),
+    )
 }
 
 fn areas(facts: &Facts, found: &mut Vec<Finding>) {
@@ -41,12 +46,18 @@ fn areas(facts: &Facts, found: &mut Vec<Finding>) {
     }
     let (reserved, places) = reserved(facts);
     let (first, end) = (
-        facts.apertures.iter().map(|one| one.fact.0).min().unwrap_or(0),
+        facts
+            .apertures
+            .iter()
+            .map(|one| one.fact.0)
+            .min()
+            .unwrap_or(0),
         last(facts),
     );
     for (case, areas) in cases {
         let range = |area: &LayoutArea| area.first..=area.first.saturating_add(area.length - 1);
-        let (mut ram, mut bars, mut at_ram, mut at_bar) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut ram, mut bars, mut at_ram, mut at_bar) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for area in areas {
             match &area.fact.device {
                 Some(device) => {
@@ -59,14 +70,20 @@ fn areas(facts: &Facts, found: &mut Vec<Finding>) {
                 }
             }
         }
-        let report = check(first..=end.map_or(u64::MAX, |(last, _)| last), &reserved, &ram, &bars);
+        let report = check(
+            first..=end.map_or(u64::MAX, |(last, _)| last),
+            &reserved,
+            &ram,
+            &bars,
+        );
         let known = |area: Area| match area {
             Area::Ram(nth) => at_ram.get(nth).copied(),
             Area::Bar(nth) => at_bar.get(nth).copied(),
         };
         let fitting = fitting(&report);
         for overlap in &report.overlaps {
-            let (Some(area), Some(kept)) = (known(overlap.area), reserved.get(overlap.reserved)) else {
+            let (Some(area), Some(kept)) = (known(overlap.area), reserved.get(overlap.reserved))
+            else {
                 continue;
             };
             let mut finding = Finding::certain("layout.overlaps-reserved", SOURCE)
@@ -124,11 +141,24 @@ fn name(area: &LayoutArea) -> String {
 /// The nearest layout that fits, in words.
 fn fitting(report: &LayoutReport) -> Option<String> {
     let layout = report.fitting.as_ref()?;
-    let range = |range: &std::ops::RangeInclusive<u64>| format!("{:#x} to {:#x}", range.start(), range.end());
-    let ram = layout.ram.iter().take(8).map(|one| format!("RAM {}", range(one)));
-    let bars = layout.bars.iter().take(8).map(|bar| format!("BAR of {} {}", bar.device, range(&bar.range)));
+    let range = |range: &std::ops::RangeInclusive<u64>| {
+        format!("{:#x} to {:#x}", range.start(), range.end())
+    };
+    let ram = layout
+        .ram
+        .iter()
+        .take(8)
+        .map(|one| format!("RAM {}", range(one)));
+    let bars = layout
+        .bars
+        .iter()
+        .take(8)
+        .map(|bar| format!("BAR of {} {}", bar.device, range(&bar.range)));
     let parts: Vec<_> = ram.chain(bars).collect();
-    Some(format!("The nearest layout that fits: {}.", parts.join(", ")))
+    Some(format!(
+        "The nearest layout that fits: {}.",
+        parts.join(", ")
+    ))
 }
 
 fn narrow(last: Option<u64>) -> Advice {
@@ -165,13 +195,21 @@ fn lines(facts: &Facts, found: &mut Vec<Finding>) {
     }
     for one in &facts.lines {
         let (first, last_byte) = match &one.fact {
-            Line::MapFailed { iova: Some(iova), length, errno: EINVAL, .. } => {
-                (*iova, iova.saturating_add(length.unwrap_or(1).max(1) - 1))
-            }
+            Line::MapFailed {
+                iova: Some(iova),
+                length,
+                errno: EINVAL,
+                ..
+            } => (*iova, iova.saturating_add(length.unwrap_or(1).max(1) - 1)),
             Line::CannotMap { first, last } if first <= last => (*first, *last),
             _ => continue,
         };
-        let report = check(0..=end.map_or(u64::MAX, |(last, _)| last), &reserved, &[first..=last_byte], &[]);
+        let report = check(
+            0..=end.map_or(u64::MAX, |(last, _)| last),
+            &reserved,
+            &[first..=last_byte],
+            &[],
+        );
         for overlap in &report.overlaps {
             found.push(
                 Finding::certain("layout.overlaps-reserved", SOURCE)
@@ -232,14 +270,19 @@ mod tests {
 
     #[test]
     fn a_width_that_is_known_makes_it_certain() {
-        let line = "vfio_dma_map(0x5581, 0x380000000000, 0x1000, 0x7f00) = -22 (Invalid argument)\n";
+        let line =
+            "vfio_dma_map(0x5581, 0x380000000000, 0x1000, 0x7f00) = -22 (Invalid argument)\n";
         let alone = of_text(line);
-        assert_eq!((alone[0].cause, alone[0].certainty), ("layout.address-width", Certainty::Likely));
+        assert_eq!(
+            (alone[0].cause, alone[0].certainty),
+            ("layout.address-width", Certainty::Likely)
+        );
         let given = of_text(&format!("0x0 0x7fffffffff\n{line}"));
         assert_eq!(given[0].certainty, Certainty::Certain);
         let wide = of_text(&format!("0x0 0xffffffffffff\n{line}"));
         assert_eq!(causes(&wide), [""; 0]);
-        let low = of_text("vfio_dma_map(0x5581, 0x1000, 0x1000, 0x7f00) = -22 (Invalid argument)\n");
+        let low =
+            of_text("vfio_dma_map(0x5581, 0x1000, 0x1000, 0x7f00) = -22 (Invalid argument)\n");
         assert_eq!(causes(&low), [""; 0]);
     }
 }

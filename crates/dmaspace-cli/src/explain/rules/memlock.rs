@@ -42,7 +42,11 @@ fn exceeded(facts: &Facts, found: &mut Vec<Finding>) {
     let mut evidence: Vec<&Evidence> = Vec::new();
     let (mut limits, mut mediated) = (Vec::new(), Vec::new());
     for one in &facts.lines {
-        if let Line::MemlockExceeded { limit, mediated: is } = &one.fact {
+        if let Line::MemlockExceeded {
+            limit,
+            mediated: is,
+        } = &one.fact
+        {
             evidence.push(&one.evidence);
             let list = if *is { &mut mediated } else { &mut limits };
             if !list.contains(limit) && list.len() < 16 {
@@ -51,7 +55,13 @@ fn exceeded(facts: &Facts, found: &mut Vec<Finding>) {
         }
     }
     if !evidence.is_empty() {
-        let list = |limits: &[u64]| limits.iter().map(|limit| bytes(*limit)).collect::<Vec<_>>().join(", ");
+        let list = |limits: &[u64]| {
+            limits
+                .iter()
+                .map(|limit| bytes(*limit))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         let mut text = String::new();
         if !limits.is_empty() {
             text = format!(
@@ -70,8 +80,11 @@ fn exceeded(facts: &Facts, found: &mut Vec<Finding>) {
                 list(&mediated)
             );
         }
-        let mut finding = Finding::certain("memlock.too-low", "Linux drivers/vfio/vfio_iommu_type1.c, vfio_pin_pages_remote, vfio_pin_page_external")
-            .evidence(evidence);
+        let mut finding = Finding::certain(
+            "memlock.too-low",
+            "Linux drivers/vfio/vfio_iommu_type1.c, vfio_pin_pages_remote, vfio_pin_page_external",
+        )
+        .evidence(evidence);
         if let Some(one) = only(facts)
             && let Some(need) = one.fact.bytes
             && !limits.is_empty()
@@ -159,7 +172,10 @@ fn per_device(facts: &Facts, found: &mut Vec<Finding>) {
     let about = lines.iter().filter(|one| {
         matches!(
             one.fact,
-            Line::MemlockExceeded { .. } | Line::CannotLimit { .. } | Line::MemlockLimit { .. } | Line::MapFailed { errno: ENOMEM, .. }
+            Line::MemlockExceeded { .. }
+                | Line::CannotLimit { .. }
+                | Line::MemlockLimit { .. }
+                | Line::MapFailed { errno: ENOMEM, .. }
         )
     });
     let about: Vec<_> = about.collect();
@@ -167,7 +183,9 @@ fn per_device(facts: &Facts, found: &mut Vec<Finding>) {
     if about.is_empty() || count < 2 || !config.type1 {
         return;
     }
-    let total = config.bytes.and_then(|bytes| bytes.checked_mul(count)?.checked_add(1 << 30));
+    let total = config
+        .bytes
+        .and_then(|bytes| bytes.checked_mul(count)?.checked_add(1 << 30));
     let number = total.and_then(|total| {
         about.iter().find(|one| matches!(one.fact, Line::CannotLimit { bytes } | Line::MemlockExceeded { limit: bytes, .. } if bytes == total))
     });
@@ -244,23 +262,34 @@ mod tests {
     use super::super::super::finding::Certainty;
     use super::super::{causes, of_text};
 
-    const LINE: &str = "qemu-system-x86_64 -m 4G -device vfio-pci,host=01:00.0 -device vfio-pci,host=02:00.0\n";
+    const LINE: &str =
+        "qemu-system-x86_64 -m 4G -device vfio-pci,host=01:00.0 -device vfio-pci,host=02:00.0\n";
 
     #[test]
     fn a_limit_below_the_need_is_too_low_by_arithmetic() {
-        let low = of_text(&format!("{LINE}Max locked memory         65536     65536     bytes\n"));
+        let low = of_text(&format!(
+            "{LINE}Max locked memory         65536     65536     bytes\n"
+        ));
         assert_eq!(causes(&low), ["memlock.too-low"]);
         assert_eq!(low[0].certainty, Certainty::Certain);
-        let enough = of_text(&format!("{LINE}Max locked memory         unlimited     unlimited     bytes\nVFIO_MAP_DMA failed: Cannot allocate memory\n"));
+        let enough = of_text(&format!(
+            "{LINE}Max locked memory         unlimited     unlimited     bytes\nVFIO_MAP_DMA failed: Cannot allocate memory\n"
+        ));
         assert_eq!(causes(&enough), [""; 0]);
     }
 
     #[test]
     fn an_error_alone_is_likely() {
         let found = of_text("qemu-system-x86_64: VFIO_MAP_DMA failed: Cannot allocate memory\n");
-        assert_eq!((found[0].cause, found[0].certainty), ("memlock.too-low", Certainty::Likely));
+        assert_eq!(
+            (found[0].cause, found[0].certainty),
+            ("memlock.too-low", Certainty::Likely)
+        );
         let full = of_text("qemu-system-x86_64: VFIO_MAP_DMA failed: No space left on device\n");
-        assert_eq!((full[0].cause, full[0].certainty), ("memlock.mapping-limit", Certainty::Certain));
+        assert_eq!(
+            (full[0].cause, full[0].certainty),
+            ("memlock.mapping-limit", Certainty::Certain)
+        );
     }
 
     #[test]
@@ -270,7 +299,10 @@ mod tests {
             LINE.trim_end()
         );
         let found = of_text(&text);
-        assert_eq!(causes(&found), ["memlock.cannot-raise", "memlock.per-device"]);
+        assert_eq!(
+            causes(&found),
+            ["memlock.cannot-raise", "memlock.per-device"]
+        );
         assert_eq!(found[1].devices, ["0000:01:00.0", "0000:02:00.0"]);
     }
 }

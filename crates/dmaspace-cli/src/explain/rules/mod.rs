@@ -32,7 +32,8 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     balloon::findings(facts, &mut found);
     config::findings(facts, &mut found);
     // A start is explained only where nothing else was asked about.
-    let other = |one: &Finding| !one.cause.starts_with("config.") && one.certainty > Certainty::Unknown;
+    let other =
+        |one: &Finding| !one.cause.starts_with("config.") && one.certainty > Certainty::Unknown;
     if !found.iter().any(other) {
         start::findings(facts, &mut found);
     }

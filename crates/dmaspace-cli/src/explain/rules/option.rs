@@ -157,7 +157,10 @@ fn line(facts: &Facts, one: &Known<String>, found: &mut Vec<Finding>) {
             Values::Bool(setting) => {
                 let shown = format!("{name}={value}");
                 match is_bool(value) {
-                    true => settings.entry((*setting).to_owned()).or_default().push(shown),
+                    true => settings
+                        .entry((*setting).to_owned())
+                        .or_default()
+                        .push(shown),
                     false => unknown.push((name.clone(), value.to_owned())),
                 }
             }
@@ -166,11 +169,17 @@ fn line(facts: &Facts, one: &Known<String>, found: &mut Vec<Finding>) {
                     let part_name = part.split('=').next().unwrap_or(part);
                     match known.iter().find(|(word, _)| *word == part_name) {
                         Some((_, "default domain")) => {
-                            settings.entry("default domain".into()).or_default().push(format!("{name}={part}"));
+                            settings
+                                .entry("default domain".into())
+                                .or_default()
+                                .push(format!("{name}={part}"));
                         }
                         Some((_, setting)) => {
                             let setting = format!("{name}: {setting}");
-                            settings.entry(setting).or_default().push(format!("{name}={part}"));
+                            settings
+                                .entry(setting)
+                                .or_default()
+                                .push(format!("{name}={part}"));
                         }
                         None => unknown.push((name.clone(), part.to_owned())),
                     }
@@ -197,9 +206,15 @@ fn line(facts: &Facts, one: &Known<String>, found: &mut Vec<Finding>) {
     }
     for (name, value) in unknown {
         let hint = match (name.as_str(), value.as_str()) {
-            ("amd_iommu", "on") => "AMD's unit is on without an option; amd_iommu=on does nothing".to_owned(),
-            ("intel_iommu" | "amd_iommu", "pt" | "passthrough") => "The identity mapping is iommu=pt, or iommu.passthrough=1".into(),
-            ("iommu", "on" | "1") => "For Intel the option is intel_iommu=on; AMD's unit is on without one".into(),
+            ("amd_iommu", "on") => {
+                "AMD's unit is on without an option; amd_iommu=on does nothing".to_owned()
+            }
+            ("intel_iommu" | "amd_iommu", "pt" | "passthrough") => {
+                "The identity mapping is iommu=pt, or iommu.passthrough=1".into()
+            }
+            ("iommu", "on" | "1") => {
+                "For Intel the option is intel_iommu=on; AMD's unit is on without one".into()
+            }
             ("iommu", "strict") => "The option is iommu.strict=1".into(),
             _ => format!("Known values of {name}= are in Linux's kernel-parameters"),
         };
@@ -214,7 +229,11 @@ fn line(facts: &Facts, one: &Known<String>, found: &mut Vec<Finding>) {
 
 /// The vendor of the machine's unit, where all of the input agrees.
 fn vendor(facts: &Facts) -> Option<(Vendor, Vec<&super::super::finding::Evidence>)> {
-    let mut all: Vec<_> = facts.vendors.iter().map(|one| (one.fact, &one.evidence)).collect();
+    let mut all: Vec<_> = facts
+        .vendors
+        .iter()
+        .map(|one| (one.fact, &one.evidence))
+        .collect();
     for known in facts.functions.values() {
         // The host bridge, or AMD's own function of the unit.
         let class = known.fact.class.map(|class| class >> 8);
@@ -227,10 +246,23 @@ fn vendor(facts: &Facts) -> Option<(Vendor, Vec<&super::super::finding::Evidence
     }
     let (first, _) = *all.first()?;
     let agreed = all.iter().all(|(vendor, _)| *vendor == first);
-    agreed.then(|| (first, all.into_iter().map(|(_, evidence)| evidence).take(4).collect()))
+    agreed.then(|| {
+        (
+            first,
+            all.into_iter()
+                .map(|(_, evidence)| evidence)
+                .take(4)
+                .collect(),
+        )
+    })
 }
 
-fn other_vendor(facts: &Facts, one: &Known<String>, options: &[(Vendor, String)], found: &mut Vec<Finding>) {
+fn other_vendor(
+    facts: &Facts,
+    one: &Known<String>,
+    options: &[(Vendor, String)],
+    found: &mut Vec<Finding>,
+) {
     let Some((vendor, places)) = vendor(facts) else {
         return;
     };
@@ -241,18 +273,21 @@ fn other_vendor(facts: &Facts, one: &Known<String>, options: &[(Vendor, String)]
             Vendor::Arm => "Arm's",
             Vendor::Riscv => "a RISC-V",
         };
-        let finding = Finding::certain("option.other-vendor", "Linux Documentation/admin-guide/kernel-parameters.txt")
-            .evidence([&one.evidence])
-            .evidence(places.iter().copied())
-            .say(format!(
-                "{option} is an option of {} unit, and this machine has {} one: it does nothing here.",
-                name(*of),
-                name(vendor)
-            ))
-            .advise(Advice::text(match vendor {
-                Vendor::Intel => "intel_iommu=on",
-                _ => "Remove the option: the unit is on by itself.",
-            }));
+        let finding = Finding::certain(
+            "option.other-vendor",
+            "Linux Documentation/admin-guide/kernel-parameters.txt",
+        )
+        .evidence([&one.evidence])
+        .evidence(places.iter().copied())
+        .say(format!(
+            "{option} is an option of {} unit, and this machine has {} one: it does nothing here.",
+            name(*of),
+            name(vendor)
+        ))
+        .advise(Advice::text(match vendor {
+            Vendor::Intel => "intel_iommu=on",
+            _ => "Remove the option: the unit is on by itself.",
+        }));
         found.push(finding);
     }
 }
@@ -263,17 +298,44 @@ mod tests {
 
     #[test]
     fn the_last_of_a_setting_wins() {
-        assert_eq!(causes(&of_text("root=/dev/sda1 iommu=pt iommu.passthrough=0\n")), ["option.repeated"]);
-        assert_eq!(causes(&of_text("root=/dev/sda1 intel_iommu=on intel_iommu=igfx_off iommu=pt\n")), [""; 0]);
-        assert_eq!(causes(&of_text("root=/dev/sda1 intel_iommu=on,off\n")), ["option.repeated"]);
-        assert_eq!(causes(&of_text("root=/dev/sda1 iommu.strict=1 -- iommu.strict=0\n")), [""; 0]);
+        assert_eq!(
+            causes(&of_text("root=/dev/sda1 iommu=pt iommu.passthrough=0\n")),
+            ["option.repeated"]
+        );
+        assert_eq!(
+            causes(&of_text(
+                "root=/dev/sda1 intel_iommu=on intel_iommu=igfx_off iommu=pt\n"
+            )),
+            [""; 0]
+        );
+        assert_eq!(
+            causes(&of_text("root=/dev/sda1 intel_iommu=on,off\n")),
+            ["option.repeated"]
+        );
+        assert_eq!(
+            causes(&of_text(
+                "root=/dev/sda1 iommu.strict=1 -- iommu.strict=0\n"
+            )),
+            [""; 0]
+        );
     }
 
     #[test]
     fn values_that_do_not_exist_are_named() {
-        assert_eq!(causes(&of_text("root=/dev/sda1 amd_iommu=on\n")), ["option.unknown-value"]);
-        assert_eq!(causes(&of_text("root=/dev/sda1 iommu.passthrough=pt\n")), ["option.unknown-value"]);
-        assert_eq!(causes(&of_text("root=/dev/sda1 amd_iommu=force_enable iommu.strict=on\n")), [""; 0]);
+        assert_eq!(
+            causes(&of_text("root=/dev/sda1 amd_iommu=on\n")),
+            ["option.unknown-value"]
+        );
+        assert_eq!(
+            causes(&of_text("root=/dev/sda1 iommu.passthrough=pt\n")),
+            ["option.unknown-value"]
+        );
+        assert_eq!(
+            causes(&of_text(
+                "root=/dev/sda1 amd_iommu=force_enable iommu.strict=on\n"
+            )),
+            [""; 0]
+        );
     }
 
     #[test]

@@ -11,7 +11,11 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     for one in &facts.configurations {
         counted |= pools(facts, one, found);
     }
-    let empty: Vec<_> = facts.lines.iter().filter(|one| matches!(one.fact, Line::PoolEmpty { .. })).collect();
+    let empty: Vec<_> = facts
+        .lines
+        .iter()
+        .filter(|one| matches!(one.fact, Line::PoolEmpty { .. }))
+        .collect();
     let told = found.iter().any(|one| one.cause.starts_with("pages.short"));
     if !empty.is_empty() && !told && !counted {
         found.push(
@@ -43,15 +47,24 @@ fn pools(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) ->
     }
     let mut counted = false;
     for (page, pages) in need {
-        let pools: Vec<_> = facts.pools.iter().filter(|pool| pool.fact.page == page).collect();
+        let pools: Vec<_> = facts
+            .pools
+            .iter()
+            .filter(|pool| pool.fact.page == page)
+            .collect();
         if pools.is_empty() {
             continue;
         }
         counted = true;
-        let nodes: Vec<_> = pools.iter().filter(|pool| pool.fact.node.is_some()).collect();
+        let nodes: Vec<_> = pools
+            .iter()
+            .filter(|pool| pool.fact.node.is_some())
+            .collect();
         let free: u64 = match nodes.is_empty() {
             true => pools.iter().map(|pool| pool.fact.free).max().unwrap_or(0),
-            false => nodes.iter().fold(0u64, |sum, pool| sum.saturating_add(pool.fact.free)),
+            false => nodes
+                .iter()
+                .fold(0u64, |sum, pool| sum.saturating_add(pool.fact.free)),
         };
         let size = crate::size::bytes(page);
         let base = |cause| {
@@ -72,8 +85,13 @@ fn pools(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) ->
             continue;
         }
         for ((_, set), pages) in bound.iter().filter(|((of, _), _)| *of == page) {
-            let on: Vec<_> = nodes.iter().filter(|pool| pool.fact.node.is_some_and(|node| set.contains(&node))).collect();
-            let there = on.iter().fold(0u64, |sum, pool| sum.saturating_add(pool.fact.free));
+            let on: Vec<_> = nodes
+                .iter()
+                .filter(|pool| pool.fact.node.is_some_and(|node| set.contains(&node)))
+                .collect();
+            let there = on
+                .iter()
+                .fold(0u64, |sum, pool| sum.saturating_add(pool.fact.free));
             if nodes.is_empty() || *pages <= there {
                 continue;
             }
@@ -85,13 +103,18 @@ fn pools(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) ->
                  free there; all nodes together have {free}, which would do."
             ));
             let path = match set.as_slice() {
-                [node] => format!("/sys/devices/system/node/node{node}/hugepages/hugepages-{}kB/nr_hugepages", page >> 10),
+                [node] => format!(
+                    "/sys/devices/system/node/node{node}/hugepages/hugepages-{}kB/nr_hugepages",
+                    page >> 10
+                ),
                 _ => "nr_hugepages of one of these nodes".into(),
             };
             found.push(
                 finding
                     .advise(Advice::text(format!("Raise {path} by {missing}.")))
-                    .advise(Advice::text("Or spread the memory: a cell or memory object for each node, bound to it.")),
+                    .advise(Advice::text(
+                        "Or spread the memory: a cell or memory object for each node, bound to it.",
+                    )),
             );
         }
     }
@@ -106,16 +129,21 @@ fn rmp(facts: &Facts, found: &mut Vec<Finding>) {
         };
         let meaning = match code {
             1 => "FAIL_INPUT: the input is not valid",
-            2 => "FAIL_PERMISSION: the page may not be changed with this permission; it is not an overlap of page sizes",
+            2 => {
+                "FAIL_PERMISSION: the page may not be changed with this permission; it is not an overlap of page sizes"
+            }
             3 => "FAIL_INUSE: another processor changes the entry",
             4 => "FAIL_OVERLAP: an entry of another page size covers it",
             _ => "a code without a published meaning",
         };
         let bytes = if *level == 2 { 2 << 20 } else { 4096u64 };
         let first = pfn.saturating_mul(4096);
-        let mut finding = Finding::certain("pages.rmp-update", "AMD 24594 3.36, RMPUPDATE, return codes; Linux arch/x86/virt/svm/sev.c, rmpupdate")
-            .range(first, first.saturating_add(bytes - 1))
-            .evidence([&one.evidence]);
+        let mut finding = Finding::certain(
+            "pages.rmp-update",
+            "AMD 24594 3.36, RMPUPDATE, return codes; Linux arch/x86/virt/svm/sev.c, rmpupdate",
+        )
+        .range(first, first.saturating_add(bytes - 1))
+        .evidence([&one.evidence]);
         let mut text = format!(
             "A change of the owner of page frame {pfn:#x} (address {first:#x}) was refused with {code}: {meaning}."
         );
@@ -162,24 +190,41 @@ mod tests {
     }
 
     fn pools(first: u64, second: u64) -> String {
-        let one = |node, free| format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/free_hugepages:{free}\n");
+        let one = |node, free| {
+            format!(
+                "/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/free_hugepages:{free}\n"
+            )
+        };
         one(0, first) + &one(1, second)
     }
 
     #[test]
     fn pages_are_short_together_or_on_the_node() {
         let bound = line(",policy=bind");
-        assert_eq!(causes(&of_text(&(bound.clone() + &pools(1000, 1000)))), ["pages.short"]);
-        assert_eq!(causes(&of_text(&(bound.clone() + &pools(1000, 4000)))), ["pages.short-on-node"]);
+        assert_eq!(
+            causes(&of_text(&(bound.clone() + &pools(1000, 1000)))),
+            ["pages.short"]
+        );
+        assert_eq!(
+            causes(&of_text(&(bound.clone() + &pools(1000, 4000)))),
+            ["pages.short-on-node"]
+        );
         assert!(!causes(&of_text(&(bound + &pools(4096, 0)))).contains(&"pages.short-on-node"));
-        assert!(!causes(&of_text(&(line(",policy=preferred") + &pools(1000, 4000)))).contains(&"pages.short-on-node"));
+        assert!(
+            !causes(&of_text(&(line(",policy=preferred") + &pools(1000, 4000))))
+                .contains(&"pages.short-on-node")
+        );
     }
 
     #[test]
     fn refused_changes_have_the_name_of_their_code() {
-        let found = of_text("[  1.0] SEV-SNP: RMPUPDATE failed for PFN 1a2b3, pg_level: 2, ret: 4\n");
+        let found =
+            of_text("[  1.0] SEV-SNP: RMPUPDATE failed for PFN 1a2b3, pg_level: 2, ret: 4\n");
         assert_eq!(causes(&found), ["pages.rmp-update"]);
-        assert_eq!(found[0].addresses, [(0x1_a2b3_000, 0x1_a2b3_000 + 0x1f_ffff)]);
+        assert_eq!(
+            found[0].addresses,
+            [(0x1_a2b3_000, 0x1_a2b3_000 + 0x1f_ffff)]
+        );
         assert!(found[0].text.contains("FAIL_OVERLAP"));
     }
 }

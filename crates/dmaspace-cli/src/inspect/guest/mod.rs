@@ -24,8 +24,8 @@ pub use libvirt::libvirt;
 pub use process::of_areas;
 pub(super) use process::of_process;
 use qemu::qemu;
-pub(crate) use qemu::{Pairs, address, pairs};
 pub use qemu::qemu_line;
+pub(crate) use qemu::{Pairs, address, pairs};
 
 /// Where hugetlbfs files lie: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
 const HUGETLBFS: u32 = 0x9584_58f6;
