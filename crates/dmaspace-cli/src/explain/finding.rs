@@ -13,7 +13,7 @@ const MOST_RANGES: usize = 1024;
 /// How certain a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Certainty {
+pub(super) enum Certainty {
     /// The input cannot decide it.
     Unknown,
     /// It fits everything that was given, and another reason does, too.
@@ -36,7 +36,7 @@ impl Certainty {
 /// The direction of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Direction {
+pub(super) enum Direction {
     /// From memory.
     Read,
     /// To memory.
@@ -48,20 +48,10 @@ pub enum Direction {
     Unknown,
 }
 
-impl Direction {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Execute => "execute",
-            Self::Unknown => "unknown",
-        }
-    }
-}
 
 /// A place in the input.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub(super) struct Place {
     /// The number of the file, in the order in which files were read.
     pub file: usize,
     /// Where in it.
@@ -70,7 +60,7 @@ pub struct Place {
 
 /// Where in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum At {
+pub(super) enum At {
     /// All of it.
     Whole,
     /// A line, from 1.
@@ -81,7 +71,7 @@ pub enum At {
 
 /// A place with its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Evidence {
+pub(super) struct Evidence {
     /// Where.
     pub place: Place,
     /// The text there, free of control characters; empty for a whole file.
@@ -90,7 +80,7 @@ pub struct Evidence {
 
 /// A finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub(super) struct Finding {
     /// The cause, by its name in `docs/explain.md`.
     pub cause: &'static str,
     /// How certain it is.
@@ -117,7 +107,7 @@ pub struct Finding {
 
 /// Something to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Advice {
+pub(super) enum Advice {
     /// A sentence, or a setting with a sentence.
     Text(String),
     /// The words of a command that can be copied, each as the program gets it.
@@ -239,7 +229,7 @@ impl Finding {
 
 /// A report.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub(super) struct Report {
     /// The names of the files, as the user gave them.
     pub files: Vec<String>,
     /// The findings, the most certain ones of each group first.

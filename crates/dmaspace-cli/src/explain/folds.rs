@@ -52,16 +52,10 @@ pub(super) struct Fold {
     /// Drivers before the event, as the kernel prints them.
     pub(super) drivers: BTreeSet<String>,
     pub(super) pasids: BTreeSet<u32>,
-    /// The kernel's own walk found no page: evidence of it.
-    pub(super) soft_absent: Vec<Evidence>,
-    /// Boot mappings that the driver of the unit has announced.
-    pub(super) boot_mappings: Vec<Evidence>,
     /// Numbers of requests by the stage that refused them.
     pub(super) stages: BTreeSet<u8>,
     /// File of the first line.
     pub(super) file: usize,
-    /// A sample for rules.
-    pub(super) sample: Record,
     /// `client:` and `sid:` of one record.
     pub(super) also: BTreeSet<String>,
 }
@@ -237,11 +231,8 @@ impl Fold {
             levels: BTreeSet::new(),
             drivers: BTreeSet::new(),
             pasids: BTreeSet::new(),
-            soft_absent: Vec::new(),
-            boot_mappings: Vec::new(),
             stages: BTreeSet::new(),
             file,
-            sample: record.clone(),
             also: BTreeSet::new(),
         }
     }

@@ -26,7 +26,7 @@ const HEAD: usize = 512;
 /// Why a file could not be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum InputError {
+pub(super) enum InputError {
     /// It cannot be opened.
     #[error("cannot open {path}")]
     Open {

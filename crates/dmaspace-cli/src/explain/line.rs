@@ -23,7 +23,16 @@ pub(super) struct Message<'a> {
 pub(super) fn message(line: &str) -> Message<'_> {
     let line = line.trim_end();
     let found = strip(line);
-    let logged = found.text.len() != line.len();
+    let logged = found.text.len() != line.len() && !(found.text.is_empty() && found.time.is_none());
+    if !logged {
+        return Message {
+            text: Cow::Borrowed(line),
+            seconds: None,
+            since_boot: false,
+            logged,
+            weight: 1,
+        };
+    }
     let mut message = Message {
         text: Cow::Borrowed(""),
         seconds: found.time,
@@ -76,7 +85,7 @@ mod tests {
 
     #[test]
     fn plain_lines_stay_as_they_are() {
-        for line in ["<disk/>", "A ram 0x0 0x1000", "vfio 0000:01:00.0: x"] {
+        for line in ["<disk/>", "[...]", "A ram 0x0 0x1000", "vfio 0000:01:00.0: x"] {
             let found = message(line);
             assert_eq!((found.text.as_ref(), found.logged), (line, false));
         }

@@ -120,11 +120,9 @@ mod tests {
                     .all(|line| line.chars().count() <= 80 || line.contains(&long)),
                 "{printed:?}"
             );
-            assert_eq!(
-                shlex::split(&printed.join("\n")).unwrap(),
-                list,
-                "{printed:?}"
-            );
+            // A shell takes a backslash with the end of its line away.
+            let joined = printed.join("\n").replace("\\\n", "");
+            assert_eq!(shlex::split(&joined).unwrap(), list, "{printed:?}"));
         }
     }
 

@@ -455,7 +455,8 @@ pub(in crate::explain) fn libvirt(text: &str) -> Option<Configuration> {
                 path.pop();
                 depth = depth.saturating_sub(1);
             }
-            Event::Eof => break,
+            Event::Eof if depth == 0 => break,
+            Event::Eof => return None,
             _ => {}
         }
     }

@@ -13,8 +13,6 @@ const MOST_ROWS: usize = 1 << 20;
 pub(in crate::explain) struct DumpText {
     /// The device.
     pub(in crate::explain) device: String,
-    /// PASID, where the tables belong to one.
-    pub(in crate::explain) pasid: Option<String>,
     /// Lines as the kernel prints them.
     pub(in crate::explain) text: String,
     /// Line numbers of the rows, by page frame.
@@ -52,13 +50,12 @@ impl Dumps {
                 line.get(..line.len().min(200)).unwrap_or_default(),
             ),
         };
-        if let Some((device, pasid)) = heading(line) {
+        if let Some(device) = heading(line) {
             self.finish(facts);
             facts.content(file, "debugfs domain_translation_struct");
             self.columns = 0;
             self.open = Some(DumpText {
                 device,
-                pasid,
                 text: format!("{line}\n"),
                 rows: Vec::new(),
                 heading: evidence(),
@@ -141,18 +138,16 @@ impl Dumps {
 }
 
 /// `Device 0000:00:1f.0 @0x105407000`, `Device 0000:00:0a.0 with pasid 2 @0x1083d1000`.
-fn heading(line: &str) -> Option<(String, Option<String>)> {
+fn heading(line: &str) -> Option<String> {
     let rest = line.strip_prefix("Device ")?;
     let (name, root) = rest.split_once('@')?;
     super::super::facts::number(root.trim())?;
     let mut words = name.split_whitespace();
     let device = pci(words.next()?)?;
-    let pasid = match (words.next(), words.next(), words.next()) {
-        (None, ..) => None,
-        (Some("with"), Some("pasid"), Some(pasid)) => Some(pasid.to_owned()),
-        _ => return None,
-    };
-    Some((device, pasid))
+    match (words.next(), words.next(), words.next()) {
+        (None, ..) | (Some("with"), Some("pasid"), Some(_)) => Some(device),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

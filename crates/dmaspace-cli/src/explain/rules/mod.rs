@@ -14,7 +14,7 @@ mod start;
 mod table;
 mod trace;
 
-use super::facts::Facts;
+use super::facts::{Facts, Line};
 use super::finding::{Certainty, Finding};
 
 /// All findings, in the order in which they are printed.
@@ -34,7 +34,8 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     // A start is explained only where nothing else was asked about.
     let other =
         |one: &Finding| !one.cause.starts_with("config.") && one.certainty > Certainty::Unknown;
-    if !found.iter().any(other) {
+    let failed = |line: &Line| matches!(line, Line::MapFailed { .. } | Line::PoolEmpty { .. } | Line::NotViable { .. });
+    if !found.iter().any(other) && !facts.lines.iter().any(|one| failed(&one.fact)) {
         start::findings(facts, &mut found);
     }
     found
