@@ -48,7 +48,6 @@ pub(super) enum Direction {
     Unknown,
 }
 
-
 /// A place in the input.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {

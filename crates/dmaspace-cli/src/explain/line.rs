@@ -85,7 +85,12 @@ mod tests {
 
     #[test]
     fn plain_lines_stay_as_they_are() {
-        for line in ["<disk/>", "[...]", "A ram 0x0 0x1000", "vfio 0000:01:00.0: x"] {
+        for line in [
+            "<disk/>",
+            "[...]",
+            "A ram 0x0 0x1000",
+            "vfio 0000:01:00.0: x",
+        ] {
             let found = message(line);
             assert_eq!((found.text.as_ref(), found.logged), (line, false));
         }

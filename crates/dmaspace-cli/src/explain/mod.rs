@@ -158,6 +158,23 @@ fn report(facts: Facts, files: Vec<String>) -> Report {
             evidence.quote
         ));
     }
+    for one in &facts.lines {
+        if let facts::Line::MapFailed { errno, .. } = one.fact
+            && ![12, 22, 28].contains(&errno)
+        {
+            let place = report.place(&one.evidence.place);
+            let why = match errno {
+                // Linux drivers/iommu/iommufd/pages.c, pfn_reader_user_pin: pages of a device are not pinned.
+                14 => {
+                    "a map ended with EFAULT: memory of a device (a BAR), which iommufd maps by a dma-buf only \
+                     (VFIO_DEVICE_FEATURE_DMA_BUF, IOMMU_IOAS_MAP_FILE), or memory that is not there"
+                }
+                17 => "a map ended with EEXIST: the range is mapped already",
+                _ => "a map failed, and the error fits none of the causes",
+            };
+            notes.push(format!("{place}: {why} (error {errno})"));
+        }
+    }
     for (suppressed, evidence) in &facts.folds.orphans {
         notes.push(format!(
             "{}: {} messages of {} were suppressed, and no fault of this kind is in the file",

@@ -122,7 +122,7 @@ mod tests {
             );
             // A shell takes a backslash with the end of its line away.
             let joined = printed.join("\n").replace("\\\n", "");
-            assert_eq!(shlex::split(&joined).unwrap(), list, "{printed:?}"));
+            assert_eq!(shlex::split(&joined).unwrap(), list, "{printed:?}");
         }
     }
 

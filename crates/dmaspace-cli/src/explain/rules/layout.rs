@@ -10,11 +10,15 @@ use super::super::finding::{Advice, Certainty, Evidence, Finding};
 const EINVAL: i32 = 22;
 /// Addresses that units of small machines do not translate: 39 bits (VT-d 5.0, section 10.4.2, SAGAW, MGAW).
 const HIGH: u64 = 1 << 39;
+/// Reserved by hosts of AMD. Source: AMD 48882 3.08, section 2.1.2; Linux `drivers/iommu/amd/iommu.c`,
+/// `amd_iommu_get_resv_regions` (HT_RANGE_START, HT_RANGE_END).
+const HYPERTRANSPORT: std::ops::RangeInclusive<u64> = 0xfd_0000_0000..=0xff_ffff_ffff;
 const SOURCE: &str = "Linux drivers/vfio/vfio_iommu_type1.c, vfio_iommu_iova_dma_valid; drivers/iommu/iommufd/io_pagetable.c, iopt_check_iova; drivers/iommu/intel/iommu.c, paging_domain_compatible";
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     areas(facts, found);
     lines(facts, found);
+    without_address(facts, found);
 }
 
 /// The last address that is translated, and what says so.
@@ -228,13 +232,22 @@ fn lines(facts: &Facts, found: &mut Vec<Finding>) {
         let certainty = match end {
             Some(_) if report.beyond.is_empty() => continue,
             Some(_) => Certainty::Certain,
-            None if first >= HIGH && report.overlaps.is_empty() => Certainty::Likely,
+            None if !report.overlaps.is_empty() => continue,
+            // Both fit: the width, and the range that AMD's hosts reserve.
+            None if first <= *HYPERTRANSPORT.end() && last_byte >= *HYPERTRANSPORT.start() => {
+                Certainty::Unknown
+            }
+            None if first >= HIGH => Certainty::Likely,
             None => continue,
         };
         let text = match end {
             Some((last, _)) => format!(
                 "The address {first:#x} needs {} bits, and the last address that is translated is {last:#x}.",
                 64 - first.leading_zeros()
+            ),
+            None if certainty == Certainty::Unknown => format!(
+                "A map at {first:#x} ended with EINVAL: hosts of AMD reserve 0xfd00000000 to 0xffffffffff, and \
+                 narrow units end below; reserved_regions of the group, or the aperture, decides."
             ),
             None => format!(
                 "A map at {first:#x} ended with EINVAL: likely the address, which needs {} bits, is beyond what the unit \
@@ -251,6 +264,43 @@ fn lines(facts: &Facts, found: &mut Vec<Finding>) {
                 .advise(narrow(end.map(|(last, _)| last))),
         );
     }
+}
+
+/// Maps that ended with EINVAL, and nothing tells at which address.
+fn without_address(facts: &Facts, found: &mut Vec<Finding>) {
+    let failed = facts.lines.iter().filter(|one| {
+        matches!(
+            one.fact,
+            Line::MapFailed {
+                iova: None,
+                errno: EINVAL,
+                ..
+            }
+        )
+    });
+    let failed: Vec<_> = failed.collect();
+    let told = found.iter().any(|one| one.cause.starts_with("layout."));
+    if failed.is_empty() || told {
+        return;
+    }
+    found.push(
+        Finding::new("layout.address-width", Certainty::Unknown, SOURCE)
+            .evidence(failed.iter().map(|one| &one.evidence))
+            .say(
+                "A map for a device ended with EINVAL, and the line does not tell its address: a reserved range of the \
+                 host, or an address beyond what the unit translates, fit both.",
+            )
+            .advise(Advice::text(
+                "Give the monitor's memory layout with reserved_regions of the device's group.",
+            ))
+            .advise(Advice::command([
+                "grep",
+                "-r",
+                ".",
+                "/sys/kernel/iommu_groups",
+                "--include=reserved_regions",
+            ])),
+    );
 }
 
 #[cfg(test)]

@@ -134,7 +134,12 @@ fn by_limit(facts: &Facts, found: &mut Vec<Finding>) {
     }
     let unlimited = matches!(limit, Some((None, _)));
     if !failed.is_empty() && !unlimited {
+        let devices = failed.iter().filter_map(|one| match &one.fact {
+            Line::MapFailed { device, .. } => device.clone(),
+            _ => None,
+        });
         let finding = Finding::likely("memlock.too-low", source)
+            .devices(devices)
             .evidence(failed.iter().map(|one| &one.evidence))
             .say(
                 "A map for a device ended with ENOMEM: likely RLIMIT_MEMLOCK is less than the guest's memory; memory of \

@@ -34,7 +34,12 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     // A start is explained only where nothing else was asked about.
     let other =
         |one: &Finding| !one.cause.starts_with("config.") && one.certainty > Certainty::Unknown;
-    let failed = |line: &Line| matches!(line, Line::MapFailed { .. } | Line::PoolEmpty { .. } | Line::NotViable { .. });
+    let failed = |line: &Line| {
+        matches!(
+            line,
+            Line::MapFailed { .. } | Line::PoolEmpty { .. } | Line::NotViable { .. }
+        )
+    };
     if !found.iter().any(other) && !facts.lines.iter().any(|one| failed(&one.fact)) {
         start::findings(facts, &mut found);
     }
