@@ -56,7 +56,7 @@ pub(super) struct Facts {
     /// Dumps of I/O page tables as text.
     pub(super) dumps: Vec<super::read::dump::DumpText>,
     /// Dumps of tables in a log.
-    pub(super) log_dumps: Vec<Known<iommu::log::Dump>>,
+    pub(super) log_dumps: Vec<(iommu::log::Dump, Vec<Evidence>)>,
     /// Steps of traces.
     pub(super) steps: Vec<Known<Step>>,
     /// Points of balloon series.

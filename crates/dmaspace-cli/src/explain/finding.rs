@@ -101,7 +101,7 @@ pub(super) struct Finding {
     /// One or two sentences.
     pub text: String,
     /// Document and section, or file, function and version of Linux or QEMU, that the rule is from.
-    pub source: &'static str,
+    pub source: String,
 }
 
 /// Something to do.
@@ -172,7 +172,7 @@ impl Finding {
             evidence: Vec::new(),
             advice: Vec::new(),
             text: String::new(),
-            source,
+            source: source.to_owned(),
         }
     }
 
@@ -303,7 +303,7 @@ struct JsonFinding<'a> {
     evidence: Vec<String>,
     advice: Vec<String>,
     text: &'a str,
-    source: &'static str,
+    source: &'a str,
 }
 
 #[derive(Serialize)]
@@ -332,7 +332,7 @@ impl Serialize for Report {
             evidence: self.places(&one.evidence),
             advice: one.advice.iter().map(Advice::line).collect(),
             text: &one.text,
-            source: one.source,
+            source: &one.source,
         });
         let files = self.contents.iter().map(|(file, contents)| JsonFile {
             file: self.files.get(*file).map_or("?", String::as_str),

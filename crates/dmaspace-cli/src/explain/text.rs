@@ -38,8 +38,9 @@ fn one(sheet: &mut Sheet, report: &Report, number: usize, finding: &Finding) {
     let shown: Vec<_> = with_text.take(MOST_QUOTED).collect();
     for evidence in &shown {
         let place = plain(&report.place(&evidence.place));
-        let line = format!("   | {place}: {}", evidence.quote);
-        sheet.whole(&cut(&line, sheet.columns()));
+        for line in quotation(&format!("{place}: {}", evidence.quote), sheet.columns()) {
+            sheet.whole(&line);
+        }
     }
     if finding.evidence.len() > shown.len() {
         let rest = finding.evidence.len() - shown.len();
@@ -58,15 +59,43 @@ fn one(sheet: &mut Sheet, report: &Report, number: usize, finding: &Finding) {
     sheet.line(&format!("   Source: {}", finding.source));
 }
 
-/// The text in so many columns, with a mark where it was cut.
-fn cut(text: &str, columns: usize) -> String {
-    match text.chars().count() <= columns {
-        true => text.to_owned(),
-        false => {
-            let kept: String = text.chars().take(columns.saturating_sub(3)).collect();
-            format!("{}...", kept.trim_end())
+/// A quotation in marked lines; what does not fit a few of them is cut, with a mark.
+fn quotation(text: &str, columns: usize) -> Vec<String> {
+    const FIRST: &str = "   | ";
+    const FURTHER: &str = "   |     ";
+    const MOST_LINES: usize = 4;
+    let mut lines = vec![FIRST.to_owned()];
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let mut rest = word;
+        while let Some(line) = lines.last_mut() {
+            let used = line.chars().count();
+            let begun = used > FURTHER.len() || used == FIRST.len();
+            let room = columns.saturating_sub(used + 1).max(1);
+            if rest.chars().count() <= room {
+                if !line.ends_with(' ') {
+                    line.push(' ');
+                }
+                *line += rest;
+                break;
+            }
+            // A word that no line holds is broken.
+            if used <= FURTHER.len() && !(begun && used == FIRST.len() && rest.chars().count() < columns / 2) {
+                let at = rest.char_indices().nth(room).map_or(rest.len(), |(at, _)| at);
+                let (head, tail) = rest.split_at(at);
+                *line += head;
+                rest = tail;
+            }
+            if lines.len() == MOST_LINES {
+                if let Some(line) = lines.last_mut() {
+                    let kept: String = line.chars().take(columns.saturating_sub(4)).collect();
+                    *line = format!("{} ...", kept.trim_end());
+                }
+                return lines;
+            }
+            lines.push(FURTHER.to_owned());
         }
     }
+    lines
 }
 
 /// A command in lines that a shell joins again: words stay whole, and a line that goes on ends with `\`.

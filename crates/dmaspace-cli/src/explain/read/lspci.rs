@@ -85,6 +85,11 @@ impl Listing {
         true
     }
 
+    /// The next line is no detail of the function before it.
+    pub(in crate::explain) fn close(&mut self) {
+        self.current = None;
+    }
+
     fn detail(&mut self, facts: &mut Facts, file: usize, at: u64, line: &str) {
         let Some(address) = self.current.clone() else {
             return;

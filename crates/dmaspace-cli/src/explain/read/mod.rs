@@ -294,9 +294,11 @@ impl<'f> Text<'f> {
             return true;
         }
         if let Some(group) = self.group {
-            let device = raw
-                .split_whitespace()
-                .find_map(|word| pci(word.trim_end_matches(':')));
+            // `lrwxrwxrwx ... 0000:02:00.0 -> ../../../../devices/x`, or a line of lspci.
+            let device = match trimmed.split_once(" -> ") {
+                Some((link, _)) => link.split_whitespace().last().and_then(pci),
+                None => trimmed.split_whitespace().next().and_then(pci),
+            };
             match device {
                 Some(device) => {
                     let member = super::facts::Member { group, device };
@@ -308,10 +310,14 @@ impl<'f> Text<'f> {
                         member,
                         evidence,
                     );
+                    self.listing.close();
                     let _ = self.listing.line(facts, file, number, trimmed);
                     return true;
                 }
                 None if trimmed.is_empty() || trimmed.starts_with("total ") => return true,
+                None if raw.starts_with([' ', '\t']) => {
+                    return self.listing.line(facts, file, number, raw);
+                }
                 None => self.group = None,
             }
         }
@@ -336,7 +342,7 @@ impl<'f> Text<'f> {
     /// Forms that a line is tried for last.
     fn listed_last(&mut self, number: u64, raw: &str) -> bool {
         let Some(line) = monitor::line(raw.trim()) else {
-            return false;
+            return monitor::is_remark(raw);
         };
         self.facts
             .content(self.file, "lines of a kernel or monitor");
@@ -367,7 +373,9 @@ impl<'f> Text<'f> {
                 self.go_on(number, text);
                 return true;
             }
-            return self.qemu(number, raw, text);
+            if self.qemu(number, raw, text) {
+                return true;
+            }
         }
         if !found.logged
             && let Some(line) = kernel_options(text)
@@ -525,7 +533,7 @@ impl<'f> Text<'f> {
         if !decoded && looks_failed(&text) {
             let evidence = self.quotation(line, &text);
             self.facts.not_decoded(&text, evidence);
-        } else if !decoded && !logged {
+        } else if !decoded && !logged && !monitor::is_remark(&text) {
             self.not_taken(line, &text);
         }
     }
@@ -562,16 +570,13 @@ impl<'f> Text<'f> {
                     self.facts.folds.suppress(file, suppressed, evidence);
                 }
                 log::Event::Dump(dump) => {
-                    let line = dump.lines.first().copied().unwrap_or_default();
-                    let evidence = self.quotation(line, text);
-                    let facts = &mut *self.facts;
-                    Facts::push(
-                        &mut facts.log_dumps,
-                        &mut facts.dropped,
-                        "dumps",
-                        *dump,
-                        evidence,
-                    );
+                    let lines = dump.lines.iter();
+                    let evidence = lines.map(|line| self.quotation(*line, "")).collect();
+                    if self.facts.log_dumps.len() < super::facts::MOST {
+                        self.facts.log_dumps.push((*dump, evidence));
+                    } else {
+                        *self.facts.dropped.entry("dumps").or_default() += 1;
+                    }
                 }
                 log::Event::Undecoded(note) => {
                     let evidence = self.quotation(note.line, &note.text);

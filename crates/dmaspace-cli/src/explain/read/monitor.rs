@@ -73,6 +73,12 @@ pub(in crate::explain) fn line(text: &str) -> Option<Line> {
     firmware(text).or_else(|| other(text))
 }
 
+/// Lines that repeat in other words what the line before them says.
+pub(in crate::explain) fn is_remark(text: &str) -> bool {
+    text.contains("Please ensure all devices within the iommu_group")
+        || text.contains("are bound to their vfio bus driver")
+}
+
 /// `host=01:00.0`, or another PCI address of the line.
 fn device(text: &str) -> Option<String> {
     let named = text.split_once("host=").and_then(|(_, rest)| {

@@ -87,7 +87,11 @@ fn reported(facts: &Facts, fold: &Fold) -> Finding {
         (_, true) => Certainty::Certain,
         _ => Certainty::Likely,
     };
-    let mut finding = Finding::new(id, certainty, source(key.class));
+    let (document, section) = fold.source;
+    let mut finding = Finding::new(id, certainty, document);
+    if !section.is_empty() {
+        finding.source = format!("{document}, {section}");
+    }
     if !key.device.is_empty() {
         finding = finding.device(key.device.clone());
     }
@@ -104,14 +108,6 @@ fn reported(facts: &Facts, fold: &Fold) -> Finding {
         text += &part;
     }
     advice(facts, fold, finding.say(text))
-}
-
-fn source(class: Class) -> &'static str {
-    match class {
-        Class::UnitError => "the unit's specification, errors of commands and registers",
-        Class::Rmp => "AMD 48882 3.08, section 2.5 \"Event Logging\", RMP_PAGE_FAULT",
-        _ => "the unit's specification, fault reasons or events; the text names it",
-    }
 }
 
 /// `0000:01:00.0 wrote to 0x1000 and was refused by VT-d 3 times: ...`
@@ -172,13 +168,7 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
         })
         .collect();
     if !names.is_empty() {
-        let (document, section) = fold.source;
-        let from = match (document.is_empty(), section.is_empty()) {
-            (true, _) => String::new(),
-            (_, true) => format!(" ({document})"),
-            _ => format!(" ({document}, {section})"),
-        };
-        parts.push(format!("Code {}{from}.", names.join("; ")));
+        parts.push(format!("Code {}.", names.join("; ")));
     }
     if fold.stages.contains(&1) && fold.key.family == Family::Vtd {
         parts.push("The domain uses first-stage tables, those of a processor's format.".into());
@@ -244,7 +234,7 @@ fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
     let is_pci = device.contains(':');
     match fold.key.class {
         Class::Permission | Class::NoAccess | Class::NotMapped => {
-            let given = facts.is_given(device) || fold.drivers.iter().any(|driver| driver.contains("vfio"));
+            let given = !is_hosts(facts, fold);
             let finding = if given {
                 finding.advise(Advice::text(
                     "Compare the address with the guest's memory layout: what the monitor has mapped, RAM and BARs.",
@@ -376,9 +366,13 @@ fn who(fold: &Fold) -> String {
     }
 }
 
-/// Addresses are the kernel's own: the device is in use by a driver of the host.
+/// Addresses are the kernel's own: the device is in use by a driver of the host. The line of the fault has the driver
+/// of its time; a listing may be of a later one.
 fn is_hosts(facts: &Facts, fold: &Fold) -> bool {
-    !facts.is_given(&fold.key.device) && !fold.drivers.iter().any(|driver| driver.contains("vfio"))
+    match fold.drivers.is_empty() {
+        true => !facts.is_given(&fold.key.device),
+        false => !fold.drivers.iter().any(|driver| driver.contains("vfio")),
+    }
 }
 
 fn allocated(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {

@@ -116,7 +116,8 @@ fn not_viable(
             .evidence([&function.evidence]);
     }
     finding = finding.say(format!(
-        "Group {number} is not viable: {} of it {} bound to a driver of the host. Bridges keep their drivers.",
+        "Group {number} is not viable: {} of it {} bound to a driver of the host. Bridges to other buses keep their \
+             drivers.",
         named.join(", "),
         if blocking.len() == 1 { "is" } else { "are" }
     ));
@@ -172,10 +173,10 @@ fn inseparable(
         .evidence(same.iter().filter_map(|(device, ..)| members.get(device)).map(|one| &one.evidence))
         .evidence(wanted.iter().filter_map(|device| members.get(device)).map(|one| &one.evidence))
         .say(format!(
-            "Functions of one card share group {number}{}: all of them go to one guest, or none.",
+            "Functions of one slot share group {number}{}: all of them go to one guest, or none.",
             match certainty {
-                Certainty::Certain => ", and the card has no ACS",
-                _ => ", likely since the card has no ACS",
+                Certainty::Certain => ", and have no ACS",
+                _ => ", likely since they have no ACS",
             }
         ))
         .advise(Advice::text("Give all functions of the card to one guest, or use virtual functions (SR-IOV) where it has them."));

@@ -3,7 +3,7 @@
 use iommu::log::{Class, Dump, DumpTable};
 use iopt::walk::{Access, WalkReason};
 
-use super::super::facts::{Facts, Known};
+use super::super::facts::Facts;
 use super::super::finding::{Advice, At, Direction, Evidence, Finding, Place};
 use super::super::folds::Fold;
 use super::super::read::dump::DumpText;
@@ -28,8 +28,8 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     for dump in &facts.dumps {
         text(facts, dump, found);
     }
-    for dump in &facts.log_dumps {
-        logged(facts, dump, found);
+    for (dump, places) in &facts.log_dumps {
+        logged(facts, dump, places, found);
     }
 }
 
@@ -206,11 +206,11 @@ fn judge(fold: &Fold, address: u64, end: Walk, places: &[&Evidence], found: &mut
 
 /// Entries that the kernel has printed after a fault. Source: Linux 7.2 `drivers/iommu/intel/iommu.c`,
 /// `dmar_fault_dump_ptes`, `pgtable_walk`.
-fn logged(facts: &Facts, known: &Known<Dump>, found: &mut Vec<Finding>) {
-    let dump = &known.fact;
+fn logged(facts: &Facts, dump: &Dump, places: &[Evidence], found: &mut Vec<Finding>) {
+    let file = places.first().map(|one| one.place.file);
     let near = |fold: &&Fold| {
         fold.key.family == dump.family
-            && fold.file == known.evidence.place.file
+            && Some(fold.file) == file
             && fold
                 .addresses
                 .iter()
@@ -220,7 +220,7 @@ fn logged(facts: &Facts, known: &Known<Dump>, found: &mut Vec<Finding>) {
     let (Some(fold), None) = (folds.next(), folds.next()) else {
         return;
     };
-    let places = [&known.evidence];
+    let places: Vec<&Evidence> = places.iter().collect();
     let entry = |table: DumpTable| dump.entries.iter().rev().find(|one| one.table == table);
     if fold.key.class == Class::DeviceEntry {
         // Reasons 1 and 2: the root or context entry is not present.
@@ -256,7 +256,7 @@ fn logged(facts: &Facts, known: &Known<Dump>, found: &mut Vec<Finding>) {
             Finding::certain(cause, SOURCE)
                 .devices(Some(fold.key.device.clone()).filter(|device| !device.is_empty()))
                 .evidence(&fold.evidence)
-                .evidence(places)
+                .evidence(places.iter().copied())
                 .say(text),
         );
         return;
