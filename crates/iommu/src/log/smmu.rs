@@ -272,7 +272,7 @@ fn global(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut V
         }
         record.id = record.id.or_else(|| record.field("GFSYNR1").map(stream));
         if let Some(syndrome) = record.field("GFSYNR0") {
-            // Of faults of requests: WNR, PNU, IND.
+            // WNR, PNU and IND, in faults of requests.
             if crate::smmu::cause(codes::SMMU_GLOBAL.codes, status).is_some() {
                 record.access = match (syndrome >> 1 & 1, syndrome >> 3 & 1) {
                     (1, _) => Access::Write,

@@ -96,7 +96,7 @@ pub(super) fn cut(text: &str, most: usize) -> &str {
     text.get(..end).unwrap_or_default()
 }
 
-/// What the driver's core puts before a message: `DRIVER DEVICE: `, and the rest.
+/// Head that the driver's core puts before a message: `DRIVER DEVICE: `, and the rest.
 pub(super) fn head(text: &str) -> Option<(&str, &str)> {
     let mut from = 0;
     loop {
