@@ -162,13 +162,20 @@ fn kmsg<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
 
 /// `Jan 01 12:00:00 host kernel: `, `2026-01-01T12:00:00+00:00 host kernel: `, with or without host and `kernel:`.
 fn dated<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
-    let Some((time, rest)) = date(text) else {
+    let Some((time, rest)) = date(text).or_else(|| time_of_day(text)) else {
         return android(text, message);
     };
     note_calendar(message, time);
     let rest = rest.trim_start();
     let rest = rest.strip_prefix("UTC ").unwrap_or(rest);
     Some(kernel_behind_host(rest).unwrap_or(rest))
+}
+
+/// `12:00:00 `.
+fn time_of_day(text: &str) -> Option<(f64, &str)> {
+    let two = text.as_bytes().get(2) == Some(&b':');
+    let (time, rest) = two.then(|| clock(text))??;
+    rest.starts_with(' ').then_some((time, rest))
 }
 
 /// `01-31 12:00:00.000     0     0 E `, of Android's logcat.
@@ -380,6 +387,8 @@ mod tests {
             "<6>[   12.345678,0] ",
             "[   12.345678@1] ",
             "Thu 2026-01-01 12:00:00 UTC host kernel: ",
+            "11:35:15 kernel: ",
+            "00:08:18  ",
             "01-31 12:00:00.000     0     0 E ",
             "\x1b[32m[   12.345678] \x1b[0m\x1b[31m",
         ] {

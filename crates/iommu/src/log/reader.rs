@@ -98,6 +98,8 @@ pub(super) enum Wait {
     Pamu,
     /// Exynos: the kernel's stop for the fault.
     Panic,
+    /// Tegra: the second status of the same fault.
+    Status,
     /// SMMUv2: the state of translation buffers after a time-out.
     Sync,
 }
@@ -284,8 +286,14 @@ impl Reader {
             return false;
         };
         let mut joined = String::with_capacity(open.text.len() + text.len().min(MOST_OPEN) + 1);
-        joined.push_str(&open.text);
-        joined.push(' ');
+        // A soft break of a mail cuts words.
+        match open.text.strip_suffix('=') {
+            Some(start) => joined.push_str(start),
+            None => {
+                joined.push_str(&open.text);
+                joined.push(' ');
+            }
+        }
         joined.push_str(cut(text.trim_start(), MOST_OPEN));
         if own_message(text) || unfinished(&joined) {
             if self.state.count - open.since > OPEN_REACH || own_message(text) {
@@ -512,6 +520,21 @@ fn unfinished(text: &str) -> bool {
     }
     if let Some((_, rest)) = text.split_once("nhandled context fault: ") {
         return !rest.contains("cb=");
+    }
+    if let Some((_, rest)) = text.split_once(": event: ") {
+        let addressed = ["F_TRANSLATION", "F_ADDR_SIZE", "F_ACCESS", "F_PERMISSION"];
+        let address =
+            !addressed.iter().any(|name| rest.starts_with(name)) || rest.contains("iova: ");
+        return text.contains("smmu") && !(rest.contains("ssid: ") && address);
+    }
+    if let Some((_, rest)) = text.split_once("translation fault: status:") {
+        return !rest.contains(") at ");
+    }
+    if let Some((_, rest)) = text.split_once(".memory-controller: ") {
+        let start = rest.trim_end();
+        return start.ends_with(": read")
+            || start.ends_with(": write")
+            || start.ends_with(':') && start.contains(" @");
     }
     false
 }
