@@ -41,6 +41,16 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
         State::emit(record, out);
         return true;
     }
+    // Kernels before 4.0 name the unit behind the address.
+    if let Some((_, rest)) = occurred(line.text).filter(|(kind, _)| !kind.contains(": ")) {
+        let by = after(rest, " by ").and_then(|rest| rest.split('(').next());
+        let message = Message {
+            line,
+            unit: by.unwrap_or_default(),
+            rest: line.text,
+        };
+        return rest.contains("Page table base") && message.exynos(state, out);
+    }
     let Some((before, rest)) = head(line.text) else {
         return false;
     };
@@ -62,7 +72,7 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
     } else if is(&["exynos-sysmmu", "exynos-iommu"]) {
         message.exynos(state, out)
     } else if is(&["tegra-mc", "tegra-smmu"]) || before.ends_with(".memory-controller") {
-        message.tegra(out)
+        message.tegra(state, out)
     } else if is(&["ipmmu-vmsa"]) {
         message.ipmmu(out)
     } else if is(&["omap-iommu"]) {
@@ -383,7 +393,7 @@ impl Message<'_> {
         if self.error(Family::Exynos, EXYNOS, &errors, out) {
             return true;
         }
-        let Some((kind, rest)) = self.rest.split_once(" FAULT occurred at ") else {
+        let Some((kind, rest)) = occurred(self.rest) else {
             return false;
         };
         let mut record = self.record(Family::Exynos, EXYNOS);
@@ -394,7 +404,12 @@ impl Message<'_> {
             .map_or((None, kind), |(client, kind)| (Some(client), kind));
         record.client = client.map(|client| cut(client.trim(), 64).to_owned());
         let (access, kind) = kind.split_once("] ").unwrap_or(("", kind));
-        record.access = direction(access);
+        // AR and AW are the bus's channels of reads and writes.
+        record.access = match kind.trim() {
+            kind if kind.starts_with("AR ") => Access::Read,
+            kind if kind.starts_with("AW ") => Access::Write,
+            _ => direction(access),
+        };
         let kinds: [(&str, &str, Class); 9] = [
             ("PTW", "a table cannot be read", Class::BadTable),
             ("PAGE", "not present", Class::NotMapped),
@@ -435,7 +450,7 @@ impl Message<'_> {
         true
     }
 
-    fn tegra(&self, out: &mut Vec<Event>) -> bool {
+    fn tegra(&self, state: &mut State, out: &mut Vec<Event>) -> bool {
         // CLIENT: [secure ]read @0x1000: STATUS (TYPE [RWS])
         let Some((client, rest)) = self.rest.split_once(": ") else {
             return false;
@@ -464,7 +479,29 @@ impl Message<'_> {
         } else {
             record.meaning = "an error of the memory controller, not of the SMMU";
         }
-        State::emit(record, out);
+        // The controller reports a fault of the SMMU twice: as an address without memory, then as a fault.
+        if !status.contains("SMMU translation error") {
+            State::emit(record, out);
+            return true;
+        }
+        let same = |first: &Record| {
+            first.client == record.client
+                && first.address == record.address
+                && first.access == record.access
+        };
+        let unit = Some(self.unit);
+        let second = status.starts_with("Page fault");
+        let first = state.waiting(Wait::Status, unit);
+        if second && first.is_some_and(|pending| same(&pending.record)) {
+            state.join(Wait::Status, unit, self.line, |_| {});
+            state.complete(Wait::Status, unit, out);
+        } else if second {
+            state.complete(Wait::Status, unit, out);
+            State::emit(record, out);
+        } else {
+            state.complete(Wait::Status, unit, out);
+            state.wait(Wait::Status, record, out);
+        }
         true
     }
 
@@ -671,6 +708,14 @@ impl Message<'_> {
         }
         false
     }
+}
+
+/// The kind of an Exynos unit's fault, and the text from the address on; older kernels spell the word in another way.
+fn occurred(text: &str) -> Option<(&str, &str)> {
+    let found = text
+        .split_once(" occurred at ")
+        .or_else(|| text.split_once(" occured at "));
+    found.map(|(kind, rest)| (kind.strip_suffix(" FAULT").unwrap_or(kind), rest))
 }
 
 /// `read`, `rd`, `READ`; `write`, `wr`, `WRITE`.

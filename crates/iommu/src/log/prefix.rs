@@ -53,7 +53,7 @@ pub fn strip(line: &str) -> Message<'_> {
         message.text = Cow::Owned(message.text.replace("=3D", "="));
     }
     // Records of /dev/kmsg, and text copied from them.
-    if message.text.contains("\\x") {
+    if message.text.contains('\\') && message.text.contains("\\x") {
         message.text = Cow::Owned(unescape(&message.text));
     }
     message
@@ -101,10 +101,8 @@ fn one<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
 
 /// `[   12.345678]`, `[Thu Jan  1 12:00:00 2026]`, `[    T123]`, `[C0]`, `[  +0.000012]`, `[   12.3 <    0.1>]`.
 fn bracket<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
-    let (inner, rest) = text.get(1..)?.split_once(']')?;
-    if inner.len() > 60 {
-        return None;
-    }
+    let end = text.bytes().take(62).position(|byte| byte == b']')?;
+    let (inner, rest) = (text.get(1..end)?, text.get(end + 1..)?);
     let inner = inner.trim();
     let rest = || rest.strip_prefix(' ').unwrap_or(rest);
     let caller = |prefix: char| {
@@ -164,13 +162,20 @@ fn kmsg<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
 
 /// `Jan 01 12:00:00 host kernel: `, `2026-01-01T12:00:00+00:00 host kernel: `, with or without host and `kernel:`.
 fn dated<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
-    let Some((time, rest)) = date(text) else {
+    let Some((time, rest)) = date(text).or_else(|| time_of_day(text)) else {
         return android(text, message);
     };
     note_calendar(message, time);
     let rest = rest.trim_start();
     let rest = rest.strip_prefix("UTC ").unwrap_or(rest);
     Some(kernel_behind_host(rest).unwrap_or(rest))
+}
+
+/// `12:00:00 `.
+fn time_of_day(text: &str) -> Option<(f64, &str)> {
+    let two = text.as_bytes().get(2) == Some(&b':');
+    let (time, rest) = two.then(|| clock(text))??;
+    rest.starts_with(' ').then_some((time, rest))
 }
 
 /// `01-31 12:00:00.000     0     0 E `, of Android's logcat.
@@ -206,11 +211,13 @@ fn kernel<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
 
 /// `host kernel: `, `host kernel[0]: `, `kernel: `.
 fn kernel_behind_host(text: &str) -> Option<&str> {
-    let (head, rest) = text.split_once("kernel")?;
-    if head.len() > 80 || head.trim_end().contains(' ') || !(head.is_empty() || head.ends_with(' '))
-    {
-        return None;
-    }
+    let behind = |text: &str| text.strip_prefix("kernel").map(str::len);
+    let length = behind(text).or_else(|| {
+        let bytes = text.as_bytes();
+        let space = bytes.iter().take(80).position(|byte| *byte == b' ')?;
+        behind(text.get(space + 1..)?)
+    })?;
+    let rest = text.get(text.len() - length..)?;
     let rest = match rest.strip_prefix('[') {
         Some(process) => after(process, "]")?,
         None => rest,
@@ -380,6 +387,8 @@ mod tests {
             "<6>[   12.345678,0] ",
             "[   12.345678@1] ",
             "Thu 2026-01-01 12:00:00 UTC host kernel: ",
+            "11:35:15 kernel: ",
+            "00:08:18  ",
             "01-31 12:00:00.000     0     0 E ",
             "\x1b[32m[   12.345678] \x1b[0m\x1b[31m",
         ] {

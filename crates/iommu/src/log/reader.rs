@@ -21,7 +21,7 @@ const OPEN_REACH: u64 = 3;
 const MOST_OPEN: usize = 400;
 
 /// Bytes of a message in which a driver's prefix is looked for.
-const PREFIX: usize = 120;
+const PREFIX: usize = 80;
 
 /// Decodes a log message by message.
 #[derive(Debug, Default)]
@@ -98,6 +98,8 @@ pub(super) enum Wait {
     Pamu,
     /// Exynos: the kernel's stop for the fault.
     Panic,
+    /// Tegra: the second status of the same fault.
+    Status,
     /// SMMUv2: the state of translation buffers after a time-out.
     Sync,
 }
@@ -284,8 +286,14 @@ impl Reader {
             return false;
         };
         let mut joined = String::with_capacity(open.text.len() + text.len().min(MOST_OPEN) + 1);
-        joined.push_str(&open.text);
-        joined.push(' ');
+        // A soft break of a mail cuts words.
+        match open.text.strip_suffix('=') {
+            Some(start) => joined.push_str(start),
+            None => {
+                joined.push_str(&open.text);
+                joined.push(' ');
+            }
+        }
         joined.push_str(cut(text.trim_start(), MOST_OPEN));
         if own_message(text) || unfinished(&joined) {
             if self.state.count - open.since > OPEN_REACH || own_message(text) {
@@ -345,25 +353,33 @@ fn marked(text: &str) -> bool {
         let part = bytes.get(at..at + word.len());
         part.is_some_and(|part| part.eq_ignore_ascii_case(word))
     };
-    let marks = bytes.iter().enumerate().any(|(at, byte)| match byte {
-        b'm' | b'M' => found(at, b"mmu") || found(at, b"memory-controller"),
-        b'd' | b'D' => found(at, b"dmar") || found(at, b"dart"),
-        b'a' | b'A' => found(at, b"amd-vi"),
-        b'i' | b'I' => found(at, b"intr-remap") || found(at, b"io_page_fault"),
-        b'p' | b'P' => found(at, b"pamu"),
-        b't' | b'T' => found(at, b"tegra-mc"),
-        b'v' | b'V' => found(at, b"vintf") || found(at, b"vcmdq"),
-        b'q' => found(at, b"qcom-tbu"),
-        b'[' => found(at, b"[fault reason"),
-        b'*' => found(at, b"*** gpu fault"),
-        _ => false,
+    let pairs = bytes.iter().zip(bytes.iter().skip(1)).enumerate();
+    let marks = pairs.into_iter().any(|(at, (first, second))| {
+        // Letters in lower case; it changes other signs, too, which the whole word then tells.
+        match (first | 0x20, second | 0x20) {
+            (b'm', b'm') => found(at, b"mmu"),
+            (b'm', b'e') => found(at, b"memory-controller"),
+            (b'd', b'm') => found(at, b"dmar"),
+            (b'd', b'a') => found(at, b"dart"),
+            (b'a', b'm') => found(at, b"amd-vi"),
+            (b'i', b'n') => found(at, b"intr-remap"),
+            (b'i', _) => found(at, b"io_page_fault"),
+            (b'p', b'a') => found(at, b"pamu"),
+            (b't', b'e') => found(at, b"tegra-mc"),
+            (b'v', b'i') => found(at, b"vintf"),
+            (b'v', b'c') => found(at, b"vcmdq"),
+            (b'q', b'c') => found(at, b"qcom-tbu"),
+            (b'{', b'f') => found(at, b"[fault reason"),
+            (b'*', b'*') => found(at, b"*** gpu fault"),
+            _ => false,
+        }
     });
-    marks || text.ends_with(" suppressed") || text.contains(" messages dropped")
+    marks || text.ends_with(" suppressed") || text.ends_with(" messages dropped **")
 }
 
 /// `FUNCTION: N callbacks suppressed`.
 fn suppressed(line: Line<'_>, out: &mut Vec<Event>) -> bool {
-    if line.text.contains("printk messages dropped") {
+    if line.text.ends_with(" messages dropped **") {
         out.push(Event::Overflow(note(None, line)));
         return true;
     }
@@ -504,6 +520,21 @@ fn unfinished(text: &str) -> bool {
     }
     if let Some((_, rest)) = text.split_once("nhandled context fault: ") {
         return !rest.contains("cb=");
+    }
+    if let Some((_, rest)) = text.split_once(": event: ") {
+        let addressed = ["F_TRANSLATION", "F_ADDR_SIZE", "F_ACCESS", "F_PERMISSION"];
+        let address =
+            !addressed.iter().any(|name| rest.starts_with(name)) || rest.contains("iova: ");
+        return text.contains("smmu") && !(rest.contains("ssid: ") && address);
+    }
+    if let Some((_, rest)) = text.split_once("translation fault: status:") {
+        return !rest.contains(") at ");
+    }
+    if let Some((_, rest)) = text.split_once(".memory-controller: ") {
+        let start = rest.trim_end();
+        return start.ends_with(": read")
+            || start.ends_with(": write")
+            || start.ends_with(':') && start.contains(" @");
     }
     false
 }

@@ -81,6 +81,7 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
     };
     let unit = device(before);
     context(line, family, unit, rest, state, out)
+        || context_alone(line, family, unit, rest, state, out)
         || registers(line, unit, rest, state)
         || global(line, unit, rest, state, out)
         || lookup(line, family, unit, rest, state, out)
@@ -164,6 +165,7 @@ fn context(
     };
     let mut record = new_record(line, family, unit);
     record.source = codes::SMMU_CONTEXT.source;
+    record.meaning = "a context fault whose status is missing";
     let value = |key: &str| hex_after(rest, key);
     let address = value("iova=");
     record.address = address.map(|value| Address { value, exact: true });
@@ -177,6 +179,31 @@ fn context(
     if let Some(bank) = number_after(rest, " cb=") {
         record.fields.push(("context bank", bank));
     }
+    state.complete(Wait::Context, Some(unit), out);
+    state.wait(Wait::Context, record, out);
+    true
+}
+
+/// The head of a context fault in Qualcomm's kernels, whose registers follow one a line.
+fn context_alone(
+    line: Line<'_>,
+    family: Family,
+    unit: &str,
+    rest: &str,
+    state: &mut State,
+    out: &mut Vec<Event>,
+) -> bool {
+    let Some(rest) = after(rest, "nhandled arm-smmu context fault") else {
+        return false;
+    };
+    let Some(client) = starts(rest, "from ") else {
+        // The last line of an older form: "Unhandled arm-smmu context fault!".
+        return state.join(Wait::Context, Some(unit), line, |_| {});
+    };
+    let mut record = new_record(line, family, unit);
+    record.source = codes::SMMU_CONTEXT.source;
+    record.meaning = "a context fault whose status is missing";
+    record.client = Some(cut(client.trim_end().trim_end_matches('!'), 64).to_owned());
     state.complete(Wait::Context, Some(unit), out);
     state.wait(Wait::Context, record, out);
     true
@@ -199,7 +226,7 @@ fn registers(line: Line<'_>, unit: &str, rest: &str, state: &mut State) -> bool 
             set_syndrome(record, syndrome as u32)
         });
     }
-    for key in [
+    let keys = [
         "FAR",
         "PAR",
         "TTBR0",
@@ -208,11 +235,19 @@ fn registers(line: Line<'_>, unit: &str, rest: &str, state: &mut State) -> bool 
         "ACTLR",
         "CONTEXTIDR",
         "FSYNR1",
+        "PTE",
         "SID",
-    ] {
+        "context bank#",
+    ];
+    for key in keys {
         if let Some(value) = value(key) {
-            return state.join(Wait::Context, Some(unit), line, |record| {
-                record.fields.push((key, value))
+            return state.join(Wait::Context, Some(unit), line, |record| match key {
+                "SID" => record.id = record.id.or(Some(stream(value))),
+                "FAR" => {
+                    let address = Address { value, exact: true };
+                    record.address = record.address.or(Some(address));
+                }
+                key => record.fields.push((key, value)),
             });
         }
     }
@@ -272,7 +307,7 @@ fn global(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut V
         }
         record.id = record.id.or_else(|| record.field("GFSYNR1").map(stream));
         if let Some(syndrome) = record.field("GFSYNR0") {
-            // Of faults of requests: WNR, PNU, IND.
+            // WNR, PNU and IND, in faults of requests.
             if crate::smmu::cause(codes::SMMU_GLOBAL.codes, status).is_some() {
                 record.access = match (syndrome >> 1 & 1, syndrome >> 3 & 1) {
                     (1, _) => Access::Write,

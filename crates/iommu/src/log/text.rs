@@ -21,8 +21,15 @@ fn digits(text: &str, radix: u32) -> Option<(u64, &str)> {
     Some((u64::from_str_radix(number, radix).ok()?, rest))
 }
 
-/// A hexadecimal number, with or without `0x`, and the rest.
+/// A hexadecimal number, with or without `0x`, and the rest. None where a digit is illegible.
 pub(super) fn hex(text: &str) -> Option<(u64, &str)> {
+    let (value, rest) = hex_part(text)?;
+    let goes_on = |next: char| next.is_ascii_alphabetic() || matches!(next, '?' | '*');
+    (!rest.starts_with(goes_on)).then_some((value, rest))
+}
+
+/// The same, whatever follows the digits.
+pub(super) fn hex_part(text: &str) -> Option<(u64, &str)> {
     let text = text.trim_start();
     let number = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
     digits(number.unwrap_or(text), 16)
@@ -96,7 +103,7 @@ pub(super) fn cut(text: &str, most: usize) -> &str {
     text.get(..end).unwrap_or_default()
 }
 
-/// What the driver's core puts before a message: `DRIVER DEVICE: `, and the rest.
+/// Head that the driver's core puts before a message: `DRIVER DEVICE: `, and the rest.
 pub(super) fn head(text: &str) -> Option<(&str, &str)> {
     let mut from = 0;
     loop {
@@ -123,6 +130,7 @@ mod tests {
         assert_eq!(hex("0xffff_"), Some((0xffff, "_")));
         assert_eq!(hex(" fff9a000 "), Some((0xfff9_a000, " ")));
         assert_eq!(hex("0x"), None);
+        assert_eq!(hex("ffffff???????000"), None);
         assert_eq!(hex("12345678123456781"), None);
         assert_eq!(number("06]"), Some((6, "]")));
         assert_eq!(number("0x25]"), Some((0x25, "]")));

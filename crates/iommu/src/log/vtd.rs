@@ -4,7 +4,7 @@
 //! a line of its own. Addresses are pages.
 
 use super::reader::{Line, State, Wait, add_line, note};
-use super::text::{after, cut, hex, hex_after, number, pci, small, starts};
+use super::text::{after, cut, hex, hex_after, hex_part, number, pci, small, starts};
 use super::{
     Absent, Access, Address, Certainty, Class, Dump, DumpTable, Entry, Event, Family, PciAddress,
     Record, Source, Stage,
@@ -150,7 +150,7 @@ fn reason_alone(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Eve
 /// Fills in the reason; `rest` begins with the number.
 fn reason(record: &mut Record, rest: &str) {
     // Xen writes 0ch.
-    let xen = hex(rest).and_then(|(value, rest)| Some((value, rest.strip_prefix('h')?)));
+    let xen = hex_part(rest).and_then(|(value, rest)| Some((value, rest.strip_prefix('h')?)));
     let Some((value, rest)) = xen.or_else(|| number(rest)) else {
         return;
     };

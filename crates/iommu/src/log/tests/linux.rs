@@ -366,7 +366,7 @@ const GROUPS: &[Group] = &[
     ]),
 ];
 
-/// What `format` prints for these arguments.
+/// Text that `format` prints for these arguments.
 fn print(format: &str, arguments: &[&str]) -> String {
     let mut text = String::new();
     let mut arguments = arguments.iter();
@@ -470,7 +470,7 @@ fn each_function_with_a_limiter_says_how_many_faults_it_kept_back() {
     }
 }
 
-/// Classes of the codes that CAUSES-like tables of a program rest on, by unit.
+/// Classes of the codes from which causes are told, by unit.
 #[test]
 fn codes_have_their_classes() {
     use Class::{

@@ -580,6 +580,109 @@ fn the_kernel_stops_for_the_fault_before() {
 }
 
 #[test]
+fn lines_wrapped_in_mails_are_joined() {
+    let smmu = "> [1.0] arm-smmu-v3 arm-smmu-v3.3.auto: event: F_TRANSLATION\n\
+        > client: 0000:75:00.1 sid: 0x7501 ssid: 0x1 iova: 0xaaaada7af000 ipa:\n\
+        > 0xaaaada7af000\n\
+        > [1.0] arm-smmu-v3 arm-smmu-v3.3.auto: unpriv data write s1 \"Input address caused fault\" stall stag: 0x0\n";
+    let fault = fault(smmu);
+    assert_eq!(
+        (fault.pasid, fault.access, fault.id),
+        (Some(1), Access::Write, Some(0x7501))
+    );
+    let vtd = "> > DMAR: [DMA Write NO_PASID] Request device [20:00.0] fault addr\n> >0x1234600000\n> > [fault reason 0x71] SM: Present bit in first-level paging entry is clear";
+    let fault = super::fault(vtd);
+    assert_eq!(
+        (fault.class, fault.lines),
+        (Class::NotMapped, vec![1, 2, 3])
+    );
+    let soft = "[23560.957541] DMAR: [DMA Write NO_PASID] Request device [3e:00.0] fault ad=\ndr 0x7efef4f08000 [fault reason 0x79] SM: Read/Write permission error in";
+    assert_eq!(super::fault(soft).address.unwrap().value, 0x7efe_f4f0_8000);
+    let soft = "[ 5959.338214] vfio-pci 0000:04:10.0: AMD-Vi: Event logged [IO_PAGE_FAULT d=\nomain=3D0x0037 address=3D0x7b657064 flags=3D0x0000]";
+    expect(
+        soft,
+        "0000:04:10.0",
+        Class::NotMapped,
+        Access::Unknown,
+        Some(0x7b65_7064),
+    );
+    let dart = "apple-dart 285800000.iommu: translation fault: status:0x80040008 stream:0\ncode:0x8 (NO PTE FOR IOVA) at 0x28e084008";
+    expect(
+        dart,
+        "0x0",
+        Class::NotMapped,
+        Access::Unknown,
+        Some(0x2_8e08_4008),
+    );
+}
+
+#[test]
+fn illegible_addresses_are_none() {
+    let log = "(XEN) AMD-Vi: IO_PAGE_FAULT: 0000:03:00.0 d0 addr ffffff???????000 flags 0x8 I";
+    expect(
+        log,
+        "0000:03:00.0",
+        Class::InterruptRequest,
+        Access::Unknown,
+        None,
+    );
+}
+
+#[test]
+fn tegra_reports_a_fault_twice() {
+    let log = "tegra-mc 70019000.memory-controller: display0a: read @0xfe056b40:\n\
+        \t EMEM address decode error (SMMU translation error [--S])\n\
+        tegra-mc 70019000.memory-controller: display0a: read @0xfe056b40: Page fault (SMMU translation error [--S])\n\
+        tegra-mc 70019000.memory-controller: display0a: read @0xfe057000: Page fault (SMMU translation error [--S])";
+    let faults = faults(log);
+    let lines: Vec<_> = faults.iter().map(|fault| fault.lines.len()).collect();
+    assert_eq!(lines, [3, 1]);
+}
+
+#[test]
+fn kernels_of_vendors() {
+    let log = "\
+        <3>[  718.314900][  T803] arm-smmu 15000000.apps-smmu: Unhandled arm-smmu context fault from a600000.dwc3!\n\
+        <3>[  718.314994][  T803] arm-smmu 15000000.apps-smmu: FAR    = 0x00000000efe60800\n\
+        <3>[  718.315023][  T803] arm-smmu 15000000.apps-smmu: PAR    = 0x0000000000000000\n\
+        <3>[  718.315048][  T803] arm-smmu 15000000.apps-smmu: FSR    = 0x40000402 [TF R SS ]\n\
+        <3>[  718.315074][  T803] arm-smmu 15000000.apps-smmu: FSYNR0    = 0x5f0003\n\
+        <3>[  718.315096][  T803] arm-smmu 15000000.apps-smmu: FSYNR1    = 0xaa02\n\
+        <3>[  718.315117][  T803] arm-smmu 15000000.apps-smmu: context bank#    = 0x1b\n";
+    expect(
+        log,
+        "a600000.dwc3",
+        Class::NotMapped,
+        Access::Read,
+        Some(0xefe6_0800),
+    );
+    let log = "PAGE FAULT occurred at 0x20400000 by 14ea0000.sysmmu(Page table base: 0x6e820000)";
+    let old = fault(log);
+    assert_eq!(
+        facts(&old),
+        (
+            String::new(),
+            Class::NotMapped,
+            Certainty::Likely,
+            Access::Unknown,
+            Some(0x2040_0000)
+        )
+    );
+    assert_eq!(old.unit.as_deref(), Some("14ea0000.sysmmu"));
+    let log = "AW ACCESS PROTECTION FAULT occured at 0x20400000 by 14ea0000.sysmmu(Page table base: 0x6e820000)";
+    assert_eq!(
+        facts(&fault(log)),
+        (
+            String::new(),
+            Class::Permission,
+            Certainty::Likely,
+            Access::Write,
+            Some(0x2040_0000)
+        )
+    );
+}
+
+#[test]
 fn xen_has_forms_of_its_own() {
     let log = "(XEN) [VT-D]DMAR:[DMA Read] Request device [0000:00:02.0] fault addr 7d000000\n\
         (XEN) [VT-D]DMAR: reason 0c - non-zero reserved fields in PTE";
