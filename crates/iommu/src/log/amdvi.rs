@@ -106,7 +106,8 @@ fn logged(
         return true;
     }
     let Some((_, code)) = NAMES.iter().find(|(known, _)| *known == name) else {
-        return false;
+        out.push(Event::Undecoded(note(Some(Family::AmdVi), line)));
+        return true;
     };
     record.code = Some(*code);
     if let Some((device, _)) = after(fields, "device=").and_then(pci) {
@@ -128,6 +129,10 @@ fn logged(
         }
     }
     flags(&mut record, *code, key_value(fields, "flags"));
+    if *code == 0x2 && record.flags.contains(&"GN") {
+        // The kernel prints the PASID of a request with one as its domain.
+        record.pasid = record.domain.take();
+    }
     if matches!(code, 0x5 | 0x6) {
         // The command's address, which is no address of a device.
         if let Some(address) = record.address.take() {

@@ -5,7 +5,7 @@
 //! in an own form in Qualcomm's kernels. A global fault is a head and a line with the registers.
 
 use super::reader::{Line, State, Wait};
-use super::text::{after, cut, device, head, hex, hex_after, number_after, starts};
+use super::text::{after, cut, device, head, hex, hex_after, number_after, pci, starts};
 use super::{Access, Address, Certainty, Class, Event, Family, Record, Source, Stage};
 use crate::codes::{self, Code};
 
@@ -268,6 +268,10 @@ fn registers(line: Line<'_>, unit: &str, rest: &str, state: &mut State) -> bool 
     if let Some(rest) = after(rest, "SOFTWARE TABLE WALK FAILED! Looks like ") {
         return state.join(Wait::Context, Some(unit), line, |record| {
             let client = rest.split(" accessed").next().unwrap_or_default();
+            if let Some((device, "")) = pci(client) {
+                record.pci = Some(device);
+                return;
+            }
             record.client = record
                 .client
                 .take()
