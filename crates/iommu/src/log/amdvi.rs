@@ -3,7 +3,7 @@
 //! All numbers are hexadecimal, with or without `0x`. RW means something with PR only.
 
 use super::reader::{Line, State, Wait, note};
-use super::text::{after, cut, head, hex, hex_after, number_after, pci, small, starts};
+use super::text::{Text as _, after, cut, head, hex, hex_after, number_after, pci, small, starts};
 use super::{Access, Address, Certainty, Class, Event, Family, PciAddress, Record, Source};
 use crate::codes;
 
@@ -65,7 +65,7 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
 /// The unit or device before the driver's prefix, and the message behind it.
 fn message(text: &str) -> Option<(Option<&str>, &str)> {
     for prefix in ["AMD-Vi:", "AMD IOMMU:"] {
-        if let Some((before, rest)) = text.split_once(prefix) {
+        if let Some((before, rest)) = text.around(prefix) {
             let unit = before.trim().trim_end_matches(':');
             return Some(((!unit.is_empty()).then_some(unit), rest.trim_start()));
         }
@@ -152,7 +152,7 @@ fn logged(
 /// Xen's form: `IO_PAGE_FAULT: 0000:03:00.0 d0 addr fdf8000000 flags 0x8`, and, until 4.13, `IO_PAGE_FAULT: domain = 0,
 /// device id = 0x300, fault address = 0x1000, flags = 0x20`.
 fn xen(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
-    let Some((name, fields)) = rest.split_once(": ") else {
+    let Some((name, fields)) = rest.around(": ") else {
         return false;
     };
     let Some((_, code)) = NAMES.iter().find(|(known, _)| *known == name.trim()) else {
@@ -178,7 +178,7 @@ fn xen(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
 /// The number of a key that is not the end of another.
 fn key_value(fields: &str, key: &str) -> Option<u64> {
     let mut rest = fields;
-    while let Some((before, behind)) = rest.split_once(key) {
+    while let Some((before, behind)) = rest.around(key) {
         if before.ends_with([' ', ',', '[']) {
             if let Some(value) = behind.strip_prefix('=') {
                 return hex(value).map(|(value, _)| value);
@@ -301,7 +301,7 @@ fn unit_error(
             LOG,
         ),
     ];
-    if let Some((words, meaning, source)) = errors.iter().find(|(words, ..)| rest.contains(words)) {
+    if let Some((words, meaning, source)) = errors.iter().find(|(words, ..)| rest.has(words)) {
         let mut record = Record::new(Family::AmdVi, line);
         record.unit = unit.map(|unit| cut(unit.rsplit(' ').next().unwrap_or(unit), 64).to_owned());
         record.meaning = meaning;
@@ -317,10 +317,7 @@ fn unit_error(
         state.join(Wait::CommandBuffer, None, line, |_| {});
         return true;
     }
-    if rest.contains("log restarting")
-        || rest.contains("log overflow")
-        || rest.contains("Log overflow")
-    {
+    if rest.has("log restarting") || rest.has("log overflow") || rest.has("Log overflow") {
         out.push(Event::Overflow(note(Some(Family::AmdVi), line)));
         return true;
     }
@@ -354,7 +351,7 @@ const PAGE_REQUESTS: Source = Source {
 
 /// A command of the command buffer: `  0: 08000000 ...`.
 fn command(rest: &str) -> bool {
-    let Some((number, words)) = rest.trim_start().split_once(": ") else {
+    let Some((number, words)) = rest.trim_start().around(": ") else {
         return false;
     };
     let decimal = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
