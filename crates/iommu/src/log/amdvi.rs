@@ -45,9 +45,7 @@ const DOMAIN: Source = Source {
 
 pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
     let text = line.text;
-    if let Some(at) = text.find("vent logged [") {
-        let (before, event) = text.split_at(at);
-        let event = event.get("vent logged [".len()..).unwrap_or_default();
+    if let Some((before, event)) = text.around("vent logged [") {
         return logged(line, before, event, state, out);
     }
     // The second line of kernels 2.6 to 4.12, which print an event in two parts.

@@ -107,7 +107,8 @@ fn one<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
                 .unwrap_or(trimmed.get(1..)?),
         ),
         b'0'..=b'9' => kmsg(trimmed, message).or_else(|| dated(trimmed, message)),
-        b'A'..=b'Z' => dated(trimmed, message),
+        // Names of days and months have three letters.
+        b'A'..=b'Z' if trimmed.as_bytes().get(3) == Some(&b' ') => dated(trimmed, message),
         b'k' => kernel(trimmed, message),
         _ => None,
     }

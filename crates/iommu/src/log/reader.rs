@@ -38,6 +38,7 @@ struct Open {
     number: u64,
     time: Option<f64>,
     since: u64,
+    mark: Mark,
 }
 
 /// Message that is decoded.
@@ -241,13 +242,14 @@ impl Reader {
         let Some(mark) = mark(text) else {
             return;
         };
-        if unfinished(text) {
+        if unfinished(text, mark) {
             self.close(out);
             self.open = Some(Open {
                 text: cut(text, MOST_OPEN).to_owned(),
                 number,
                 time,
                 since: self.state.count,
+                mark,
             });
             return;
         }
@@ -302,7 +304,7 @@ impl Reader {
             }
         }
         joined.push_str(cut(text.trim_start(), MOST_OPEN));
-        if own_message(text) || unfinished(&joined) {
+        if own_message(text) || unfinished(&joined, open.mark) {
             if self.state.count - open.since > OPEN_REACH || own_message(text) {
                 self.close(out);
             }
@@ -526,14 +528,11 @@ fn own_message(text: &str) -> bool {
 }
 
 /// True for a message of which a part is missing: wrapped by a terminal or in a mail, or printed in two parts.
-fn unfinished(text: &str) -> bool {
-    if let Some((_, event)) = text.around("vent logged [") {
-        let known = ["address=", "gpa=", "spa=", "properly", "UNKNOWN"];
-        return !event.contains(']') && !event.has("UNKNOWN")
-            || !known.iter().any(|key| event.has(key));
-    }
-    if let Some((_, rest)) = text.around("Request device [") {
-        return !(rest.has("fault addr ") || rest.has("fault index ")) && text.has("DMAR");
+fn unfinished(text: &str, mark: Mark) -> bool {
+    match mark {
+        Mark::Vtd => return unfinished_vtd(text),
+        Mark::AmdVi => return unfinished_amdvi(text),
+        _ => {}
     }
     if let Some((_, rest)) = text.around("nhandled context fault: ") {
         return !rest.has("cb=");
@@ -551,6 +550,22 @@ fn unfinished(text: &str) -> bool {
         return start.ends_with(": read")
             || start.ends_with(": write")
             || start.ends_with(':') && start.has(" @");
+    }
+    false
+}
+
+fn unfinished_amdvi(text: &str) -> bool {
+    if let Some((_, event)) = text.around("vent logged [") {
+        let known = ["address=", "gpa=", "spa=", "properly", "UNKNOWN"];
+        return !event.contains(']') && !event.has("UNKNOWN")
+            || !known.iter().any(|key| event.has(key));
+    }
+    false
+}
+
+fn unfinished_vtd(text: &str) -> bool {
+    if let Some((_, rest)) = text.around("Request device [") {
+        return !(rest.has("fault addr ") || rest.has("fault index ")) && text.has("DMAR");
     }
     false
 }

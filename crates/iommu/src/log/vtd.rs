@@ -26,6 +26,10 @@ const PAGE_REQUESTS: Source = Source {
 
 pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
     let text = line.text;
+    // The commonest line.
+    if let Some(rest) = text.strip_prefix("DMAR: DRHD: handling fault status reg ") {
+        return status(line, rest, out);
+    }
     if let Some(rest) = after(text, "Request device [") {
         return fault(line, rest, state, out);
     }
@@ -56,16 +60,24 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
         );
         return true;
     }
-    if let Some(status) = hex_after(rest, "handling fault status reg") {
-        // PFO: there was no room for a record.
-        if status & 1 == 1 {
-            out.push(Event::Overflow(note(Some(Family::Vtd), line)));
-        }
-        return true;
+    if let Some(rest) = after(rest, "handling fault status reg") {
+        return status(line, rest, out);
     }
     queue_error(line, rest, state, out)
         || page_request(line, rest, state, out)
         || dump(line, rest, state, out)
+}
+
+/// The status of an interrupt, FSTS.
+fn status(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
+    let Some((status, _)) = hex(rest) else {
+        return false;
+    };
+    // PFO: there was no room for a record.
+    if status & 1 == 1 {
+        out.push(Event::Overflow(note(Some(Family::Vtd), line)));
+    }
+    true
 }
 
 /// The message behind the driver's prefix.
@@ -87,7 +99,7 @@ fn fault(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) ->
     };
     let mut record = Record::new(Family::Vtd, line);
     record.pci = Some(device);
-    let kind = text.split("Request device").next().unwrap_or_default();
+    let kind = text.around("Request device").map_or("", |(kind, _)| kind);
     record.access = if kind.has("DMA Read") {
         Access::Read
     } else if kind.has("DMA Write") {
