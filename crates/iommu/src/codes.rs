@@ -1,6 +1,6 @@
 //! Codes of faults: names, meaning and class, one table for each kind of unit.
 //!
-//! The tables stand beside the drivers, which name their faults by them; [`log`](crate::log) names the faults that a
+//! The tables stand beside the drivers, which name their faults by them; the module `log` names the faults that a
 //! kernel has printed by the same tables. A [`Class`] says what is common to codes of different units.
 
 use core::fmt;

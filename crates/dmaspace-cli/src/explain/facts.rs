@@ -31,8 +31,8 @@ pub(super) struct Facts {
     pub(super) lines: Vec<Known<Line>>,
     /// Members of groups.
     pub(super) members: Vec<Known<Member>>,
-    /// PCI functions by address.
-    pub(super) functions: BTreeMap<String, Known<Function>>,
+    /// PCI functions by address and file: files of two machines may have the same address.
+    pub(super) functions: BTreeMap<(String, usize), Known<Function>>,
     /// Lines of `/proc/iomem`.
     pub(super) iomem: Vec<Known<(u64, u64, String)>>,
     /// Ranges of IOVAs that are translated.
@@ -293,7 +293,8 @@ impl Facts {
 
     /// A known function, made where there is none.
     pub(super) fn function(&mut self, address: &str, evidence: &Evidence) -> Option<&mut Function> {
-        if !self.functions.contains_key(address) {
+        let key = (address.to_owned(), evidence.place.file);
+        if !self.functions.contains_key(&key) {
             if self.functions.len() >= MOST {
                 *self.dropped.entry("PCI functions").or_default() += 1;
                 return None;
@@ -302,20 +303,68 @@ impl Facts {
                 fact: Function::default(),
                 evidence: evidence.clone(),
             };
-            self.functions.insert(address.to_owned(), known);
+            self.functions.insert(key.clone(), known);
         }
-        self.functions.get_mut(address).map(|known| &mut known.fact)
+        self.functions.get_mut(&key).map(|known| &mut known.fact)
+    }
+
+    /// A function by what all files say of it: `None` where none does, or where they name different devices. What
+    /// `file` itself says of the driver counts before the others.
+    pub(super) fn known(&self, device: &str, file: Option<usize>) -> Option<Known<Function>> {
+        let all = self
+            .functions
+            .range((device.to_owned(), 0)..=(device.to_owned(), usize::MAX));
+        let mut all = all.map(|((_, file), known)| (*file, known));
+        let (first_file, first) = all.next()?;
+        let mut one = first.clone();
+        let mut own = file == Some(first_file) && one.fact.driver != Driver::Unknown;
+        for (other_file, other) in all {
+            let other_fact = &other.fact;
+            let differs = |a: Option<u32>, b: Option<u32>| matches!((a, b), (Some(a), Some(b)) if a >> 8 != b >> 8);
+            let vendors =
+                matches!((one.fact.vendor, other_fact.vendor), (Some(a), Some(b)) if a != b);
+            if differs(one.fact.class, other_fact.class) || vendors {
+                let wanted = file.and_then(|file| self.functions.get(&(device.to_owned(), file)));
+                return wanted.cloned();
+            }
+            one.fact.class = one.fact.class.or(other_fact.class);
+            one.fact.vendor = one.fact.vendor.or(other_fact.vendor);
+            one.fact.node = one.fact.node.or(other_fact.node);
+            if one.fact.name.is_empty() {
+                one.fact.name.clone_from(&other_fact.name);
+            }
+            if one.fact.bars.is_empty() {
+                one.fact.bars.clone_from(&other_fact.bars);
+            }
+            one.fact.capabilities |= other_fact.capabilities;
+            one.fact.acs |= other_fact.acs;
+            match (&one.fact.driver, &other_fact.driver) {
+                (_, Driver::Unknown) => {}
+                (Driver::Unknown, _) => {
+                    one.fact.driver = other_fact.driver.clone();
+                    one.evidence = other.evidence.clone();
+                }
+                _ if file == Some(other_file) => {
+                    one.fact.driver = other_fact.driver.clone();
+                    one.evidence = other.evidence.clone();
+                    own = true;
+                }
+                (a, b) if a != b && !own => one.fact.driver = Driver::Unknown,
+                _ => {}
+            }
+        }
+        Some(one)
     }
 
     pub(super) fn is_display(&self, device: &str) -> Option<bool> {
-        let function = &self.functions.get(device)?.fact;
+        let function = self.known(device, None)?.fact;
         function.class.map(|_| function.is_display())
     }
 
     /// The driver is one of VFIO's, by lspci or groups.
     pub(super) fn is_given(&self, device: &str) -> bool {
-        let function = self.functions.get(device).map(|known| &known.fact.driver);
-        matches!(function, Some(Driver::Bound(driver)) if is_vfio(driver))
+        let function = self.known(device, None).map(|known| known.fact.driver);
+        matches!(function, Some(Driver::Bound(driver)) if is_vfio(&driver))
     }
 }
 

@@ -19,6 +19,8 @@ const MOST_TIMES: usize = 256;
 /// Parts of a record that faults of one fold have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Key {
+    /// Logs of two files may be of two machines.
+    pub(super) file: usize,
     pub(super) family: Family,
     pub(super) device: String,
     pub(super) class: Class,
@@ -87,6 +89,7 @@ impl Folds {
         quoted: impl Fn(u64) -> String,
     ) {
         let key = Key {
+            file,
             family: record.family,
             device: record.device().unwrap_or_default(),
             class: record.class,

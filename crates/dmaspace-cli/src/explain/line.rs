@@ -54,8 +54,7 @@ pub(super) fn message(line: &str) -> Message<'_> {
 
 /// `message repeated 3 times: [ text]` of rsyslog: the text, three times.
 fn repeated(line: &str) -> Option<(&str, u64)> {
-    let at = line.find("message repeated ").filter(|at| *at < 64)?;
-    let rest = line.get(at + "message repeated ".len()..)?;
+    let rest = line.trim_start().strip_prefix("message repeated ")?;
     let (count, rest) = rest.split_once(' ')?;
     let text = rest.strip_prefix("times: [")?;
     let text = text.strip_suffix(']').unwrap_or(text).trim();

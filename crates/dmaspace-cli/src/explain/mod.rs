@@ -147,6 +147,14 @@ fn report(facts: Facts, files: Vec<String>) -> Report {
             ),
         });
     }
+    for dump in &facts.dumps {
+        notes.push(format!(
+            "{}: the tables of {} have {} rows of leaves",
+            report.place(&dump.heading.place),
+            dump.device,
+            dump.rows.len()
+        ));
+    }
     for (evidence, count) in facts.unknown.values() {
         let more = match count {
             1 => String::new(),

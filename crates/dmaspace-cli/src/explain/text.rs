@@ -64,38 +64,31 @@ fn quotation(text: &str, columns: usize) -> Vec<String> {
     const FIRST: &str = "   | ";
     const FURTHER: &str = "   |     ";
     const MOST_LINES: usize = 4;
-    let mut lines = vec![FIRST.to_owned()];
-    for word in text.split(' ').filter(|word| !word.is_empty()) {
-        let mut rest = word;
-        while let Some(line) = lines.last_mut() {
-            let used = line.chars().count();
-            let begun = used > FURTHER.len() || used == FIRST.len();
-            let room = columns.saturating_sub(used + 1).max(1);
-            if rest.chars().count() <= room {
-                if !line.ends_with(' ') {
-                    line.push(' ');
-                }
-                *line += rest;
-                break;
-            }
-            // A word that no line holds is broken.
-            if used <= FURTHER.len() && !(begun && used == FIRST.len() && rest.chars().count() < columns / 2) {
-                let at = rest.char_indices().nth(room).map_or(rest.len(), |(at, _)| at);
-                let (head, tail) = rest.split_at(at);
-                *line += head;
-                rest = tail;
-            }
-            if lines.len() == MOST_LINES {
-                if let Some(line) = lines.last_mut() {
-                    let kept: String = line.chars().take(columns.saturating_sub(4)).collect();
-                    *line = format!("{} ...", kept.trim_end());
-                }
-                return lines;
-            }
-            lines.push(FURTHER.to_owned());
+    let (mut lines, mut rest) = (Vec::new(), text);
+    loop {
+        let prefix = if lines.is_empty() { FIRST } else { FURTHER };
+        let room = columns.saturating_sub(prefix.len()).max(8);
+        let Some((end, _)) = rest.char_indices().nth(room) else {
+            lines.push(format!("{prefix}{rest}"));
+            return lines;
+        };
+        let head = rest.get(..end).unwrap_or_default();
+        if lines.len() + 1 == MOST_LINES {
+            lines.push(cut(&format!("{prefix}{rest}"), columns));
+            return lines;
         }
+        // A word that no line holds is broken.
+        let at = head.rfind(' ').filter(|at| *at > 0).unwrap_or(end);
+        let (head, tail) = rest.split_at(at);
+        lines.push(format!("{prefix}{}", head.trim_end()));
+        rest = tail.trim_start();
     }
-    lines
+}
+
+/// The text in so many columns, with a mark where it was cut.
+fn cut(text: &str, columns: usize) -> String {
+    let kept: String = text.chars().take(columns.saturating_sub(4)).collect();
+    format!("{} ...", kept.trim_end())
 }
 
 /// A command in lines that a shell joins again: words stay whole, and a line that goes on ends with `\`.

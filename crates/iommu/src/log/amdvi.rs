@@ -3,7 +3,7 @@
 //! All numbers are hexadecimal, with or without `0x`. RW means something with PR only.
 
 use super::reader::{Line, State, Wait, note};
-use super::text::{after, cut, head, hex, hex_after, number_after, pci, small, starts};
+use super::text::{Text as _, after, cut, head, hex, hex_after, number_after, pci, small, starts};
 use super::{Access, Address, Certainty, Class, Event, Family, PciAddress, Record, Source};
 use crate::codes;
 
@@ -45,9 +45,7 @@ const DOMAIN: Source = Source {
 
 pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
     let text = line.text;
-    if let Some(at) = text.find("vent logged [") {
-        let (before, event) = text.split_at(at);
-        let event = event.get("vent logged [".len()..).unwrap_or_default();
+    if let Some((before, event)) = text.around("vent logged [") {
         return logged(line, before, event, state, out);
     }
     // The second line of kernels 2.6 to 4.12, which print an event in two parts.
@@ -65,7 +63,7 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
 /// The unit or device before the driver's prefix, and the message behind it.
 fn message(text: &str) -> Option<(Option<&str>, &str)> {
     for prefix in ["AMD-Vi:", "AMD IOMMU:"] {
-        if let Some((before, rest)) = text.split_once(prefix) {
+        if let Some((before, rest)) = text.around(prefix) {
             let unit = before.trim().trim_end_matches(':');
             return Some(((!unit.is_empty()).then_some(unit), rest.trim_start()));
         }
@@ -106,7 +104,8 @@ fn logged(
         return true;
     }
     let Some((_, code)) = NAMES.iter().find(|(known, _)| *known == name) else {
-        return false;
+        out.push(Event::Undecoded(note(Some(Family::AmdVi), line)));
+        return true;
     };
     record.code = Some(*code);
     if let Some((device, _)) = after(fields, "device=").and_then(pci) {
@@ -128,6 +127,10 @@ fn logged(
         }
     }
     flags(&mut record, *code, key_value(fields, "flags"));
+    if *code == 0x2 && record.flags.contains(&"GN") {
+        // The kernel prints the PASID of a request with one as its domain.
+        record.pasid = record.domain.take();
+    }
     if matches!(code, 0x5 | 0x6) {
         // The command's address, which is no address of a device.
         if let Some(address) = record.address.take() {
@@ -147,7 +150,7 @@ fn logged(
 /// Xen's form: `IO_PAGE_FAULT: 0000:03:00.0 d0 addr fdf8000000 flags 0x8`, and, until 4.13, `IO_PAGE_FAULT: domain = 0,
 /// device id = 0x300, fault address = 0x1000, flags = 0x20`.
 fn xen(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
-    let Some((name, fields)) = rest.split_once(": ") else {
+    let Some((name, fields)) = rest.around(": ") else {
         return false;
     };
     let Some((_, code)) = NAMES.iter().find(|(known, _)| *known == name.trim()) else {
@@ -173,7 +176,7 @@ fn xen(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
 /// The number of a key that is not the end of another.
 fn key_value(fields: &str, key: &str) -> Option<u64> {
     let mut rest = fields;
-    while let Some((before, behind)) = rest.split_once(key) {
+    while let Some((before, behind)) = rest.around(key) {
         if before.ends_with([' ', ',', '[']) {
             if let Some(value) = behind.strip_prefix('=') {
                 return hex(value).map(|(value, _)| value);
@@ -296,7 +299,7 @@ fn unit_error(
             LOG,
         ),
     ];
-    if let Some((words, meaning, source)) = errors.iter().find(|(words, ..)| rest.contains(words)) {
+    if let Some((words, meaning, source)) = errors.iter().find(|(words, ..)| rest.has(words)) {
         let mut record = Record::new(Family::AmdVi, line);
         record.unit = unit.map(|unit| cut(unit.rsplit(' ').next().unwrap_or(unit), 64).to_owned());
         record.meaning = meaning;
@@ -312,10 +315,7 @@ fn unit_error(
         state.join(Wait::CommandBuffer, None, line, |_| {});
         return true;
     }
-    if rest.contains("log restarting")
-        || rest.contains("log overflow")
-        || rest.contains("Log overflow")
-    {
+    if rest.has("log restarting") || rest.has("log overflow") || rest.has("Log overflow") {
         out.push(Event::Overflow(note(Some(Family::AmdVi), line)));
         return true;
     }
@@ -349,7 +349,7 @@ const PAGE_REQUESTS: Source = Source {
 
 /// A command of the command buffer: `  0: 08000000 ...`.
 fn command(rest: &str) -> bool {
-    let Some((number, words)) = rest.trim_start().split_once(": ") else {
+    let Some((number, words)) = rest.trim_start().around(": ") else {
         return false;
     };
     let decimal = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());

@@ -24,7 +24,10 @@
 //! let [Event::Fault(fault)] = &events[..] else { panic!() };
 //! assert_eq!(fault.pci.unwrap().to_string(), "0000:00:12.0");
 //! assert_eq!((fault.class, fault.access), (Class::NoAccess, Access::Write));
-//! assert_eq!(fault.meaning, "writing is not allowed");
+//! assert_eq!(
+//!     fault.to_string(),
+//!     "VT-d, device 0000:00:12.0: write at 0x0: writing is not allowed (0x5)",
+//! );
 //! ```
 
 mod amdvi;
@@ -135,8 +138,6 @@ pub enum Family {
     Verisilicon,
     /// Freescale's PAMU.
     Pamu,
-    /// IBM's of s390.
-    S390,
 }
 
 impl Family {
@@ -162,7 +163,6 @@ impl Family {
             Self::Sprd => "Unisoc IOMMU",
             Self::Verisilicon => "Verisilicon IOMMU",
             Self::Pamu => "Freescale PAMU",
-            Self::S390 => "s390 IOMMU",
         }
     }
 }
@@ -357,6 +357,34 @@ impl Record {
         fields
             .find(|(key, _)| *key == name)
             .map(|(_, value)| *value)
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.family)?;
+        if let Some(unit) = &self.unit {
+            write!(f, " {unit}")?;
+        }
+        if let Some(device) = self.device() {
+            write!(f, ", device {device}")?;
+        }
+        if let Some(pasid) = self.pasid {
+            write!(f, " PASID {pasid:#x}")?;
+        }
+        write!(f, ": ")?;
+        if self.access != Access::Unknown {
+            write!(f, "{} ", self.access.name())?;
+        }
+        if let Some(address) = self.address {
+            write!(f, "at {:#x}: ", address.value)?;
+        }
+        f.write_str(self.meaning)?;
+        match (self.name, self.code) {
+            ("", None) => Ok(()),
+            ("", Some(code)) => write!(f, " ({code:#x})"),
+            (name, _) => write!(f, " ({name})"),
+        }
     }
 }
 

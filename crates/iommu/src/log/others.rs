@@ -5,7 +5,9 @@
 //! those whose tables the driver itself names in the message.
 
 use super::reader::{Line, State, Wait, note};
-use super::text::{after, cut, device, head, hex, hex_after, number, number_after, small, starts};
+use super::text::{
+    Text as _, after, cut, device, head, hex, hex_after, number, number_after, small, starts,
+};
 use super::{Access, Address, Certainty, Class, Event, Family, Record, Source};
 
 macro_rules! sources {
@@ -29,7 +31,7 @@ sources! {
 }
 
 pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
-    if line.text.contains("Unrecoverable System MMU Fault") {
+    if line.text.has("Unrecoverable System MMU Fault") {
         // The record before says which fault it was; the kernel has stopped for it.
         if state.join(Wait::Panic, None, line, |record| record.flags.push("panic")) {
             state.complete(Wait::Panic, None, out);
@@ -42,14 +44,14 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
         return true;
     }
     // Kernels before 4.0 name the unit behind the address.
-    if let Some((_, rest)) = occurred(line.text).filter(|(kind, _)| !kind.contains(": ")) {
+    if let Some((_, rest)) = occurred(line.text).filter(|(kind, _)| !kind.has(": ")) {
         let by = after(rest, " by ").and_then(|rest| rest.split('(').next());
         let message = Message {
             line,
             unit: by.unwrap_or_default(),
             rest: line.text,
         };
-        return rest.contains("Page table base") && message.exynos(state, out);
+        return rest.has("Page table base") && message.exynos(state, out);
     }
     let Some((before, rest)) = head(line.text) else {
         return false;
@@ -400,10 +402,10 @@ impl Message<'_> {
         record.address = hex(rest).map(|(value, _)| Address { value, exact: true });
         // "12340000.codec: [READ] PAGE"; in kernels before 4.11 only "PAGE".
         let (client, kind) = kind
-            .split_once(": [")
+            .around(": [")
             .map_or((None, kind), |(client, kind)| (Some(client), kind));
         record.client = client.map(|client| cut(client.trim(), 64).to_owned());
-        let (access, kind) = kind.split_once("] ").unwrap_or(("", kind));
+        let (access, kind) = kind.around("] ").unwrap_or(("", kind));
         // AR and AW are the bus's channels of reads and writes.
         record.access = match kind.trim() {
             kind if kind.starts_with("AR ") => Access::Read,
@@ -452,11 +454,11 @@ impl Message<'_> {
 
     fn tegra(&self, state: &mut State, out: &mut Vec<Event>) -> bool {
         // CLIENT: [secure ]read @0x1000: STATUS (TYPE [RWS])
-        let Some((client, rest)) = self.rest.split_once(": ") else {
+        let Some((client, rest)) = self.rest.around(": ") else {
             return false;
         };
         let (secure, rest) = starts(rest, "secure ").map_or((false, rest), |rest| (true, rest));
-        let Some((access, rest)) = rest.split_once(" @") else {
+        let Some((access, rest)) = rest.around(" @") else {
             return false;
         };
         let Some((value, rest)) = hex(rest) else {
@@ -471,7 +473,7 @@ impl Message<'_> {
             record.flags.push("secure");
         }
         record.text = cut(status.trim(), 200).to_owned();
-        if status.contains("SMMU translation error") || status.starts_with("Page fault") {
+        if status.has("SMMU translation error") || status.starts_with("Page fault") {
             record.name = "SMMU translation error";
             record.meaning = "not present, or not allowed";
             record.class = Class::NoAccess;
@@ -480,7 +482,7 @@ impl Message<'_> {
             record.meaning = "an error of the memory controller, not of the SMMU";
         }
         // The controller reports a fault of the SMMU twice: as an address without memory, then as a fault.
-        if !status.contains("SMMU translation error") {
+        if !status.has("SMMU translation error") {
             State::emit(record, out);
             return true;
         }
@@ -547,7 +549,7 @@ impl Message<'_> {
     }
 
     fn omap(&self, out: &mut Vec<Event>) -> bool {
-        let Some((_, rest)) = self.rest.split_once("errs:") else {
+        let Some((_, rest)) = self.rest.around("errs:") else {
             return false;
         };
         let Some((errors, _)) = hex(rest) else {
@@ -606,7 +608,7 @@ impl Message<'_> {
     }
 
     fn virtio(&self, out: &mut Vec<Event>) -> bool {
-        let Some((reason, rest)) = self.rest.split_once(" fault from EP ") else {
+        let Some((reason, rest)) = self.rest.around(" fault from EP ") else {
             let errors = [(
                 "invalid event buffer",
                 "the device has written an event of a wrong length",
@@ -702,7 +704,7 @@ impl Message<'_> {
 
     /// Unisoc's driver prints no faults; its other errors are no faults.
     fn sprd(&self, out: &mut Vec<Event>) -> bool {
-        if self.rest.contains("fault") {
+        if self.rest.has("fault") {
             out.push(Event::Undecoded(note(Some(Family::Sprd), self.line)));
             return true;
         }
@@ -713,8 +715,8 @@ impl Message<'_> {
 /// The kind of an Exynos unit's fault, and the text from the address on; older kernels spell the word in another way.
 fn occurred(text: &str) -> Option<(&str, &str)> {
     let found = text
-        .split_once(" occurred at ")
-        .or_else(|| text.split_once(" occured at "));
+        .around(" occurred at ")
+        .or_else(|| text.around(" occured at "));
     found.map(|(kind, rest)| (kind.strip_suffix(" FAULT").unwrap_or(kind), rest))
 }
 

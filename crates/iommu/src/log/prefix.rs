@@ -40,23 +40,37 @@ pub fn strip(line: &str) -> Message<'_> {
         clock: Clock::Boot,
         level: None,
     };
-    if line.contains('\x1b') {
-        let plain = without_colours(line);
-        let rest = strip_plain(&plain, &mut message).to_owned();
-        message.text = Cow::Owned(rest);
-    } else {
+    if !escaped(line) {
         let rest = strip_plain(line, &mut message);
         message.text = Cow::Borrowed(rest);
+        return message;
     }
+    let mut plain = without_colours(line);
     // Quoted-printable, as mails in archives are.
-    if message.text.contains("=3D") {
-        message.text = Cow::Owned(message.text.replace("=3D", "="));
+    if plain.contains("=3D") {
+        plain = plain.replace("=3D", "=");
     }
+    let mut text = strip_plain(&plain, &mut message).to_owned();
     // Records of /dev/kmsg, and text copied from them.
-    if message.text.contains('\\') && message.text.contains("\\x") {
-        message.text = Cow::Owned(unescape(&message.text));
+    if text.contains("\\x") {
+        text = unescape(&text);
     }
+    message.text = Cow::Owned(text);
     message
+}
+
+/// True where the line may have a colour, a quoted `=` or an escaped byte. No branch depends on a byte, so the loop
+/// is one over vectors.
+fn escaped(line: &str) -> bool {
+    let bytes = line.as_bytes();
+    let pairs = bytes.iter().zip(bytes.iter().skip(1));
+    let single = bytes.iter().fold(false, |found, byte| {
+        found | (*byte == 0x1b) | (*byte == b'\\')
+    });
+    let double = pairs.fold(false, |found, (first, second)| {
+        found | ((*first == b'=') & (*second == b'3'))
+    });
+    single | double
 }
 
 fn strip_plain<'t>(line: &'t str, message: &mut Message<'_>) -> &'t str {
@@ -93,7 +107,8 @@ fn one<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
                 .unwrap_or(trimmed.get(1..)?),
         ),
         b'0'..=b'9' => kmsg(trimmed, message).or_else(|| dated(trimmed, message)),
-        b'A'..=b'Z' => dated(trimmed, message),
+        // Names of days and months have three letters.
+        b'A'..=b'Z' if trimmed.as_bytes().get(3) == Some(&b' ') => dated(trimmed, message),
         b'k' => kernel(trimmed, message),
         _ => None,
     }

@@ -1,6 +1,6 @@
 //! The reader: which decoder a line is for, and which records wait for further lines.
 
-use super::text::{cut, head, number};
+use super::text::{Text as _, cut, head, number};
 use super::{
     Dump, Event, Family, Note, Record, Suppressed, amdvi, others, riscv, smmu, smmuv3, vtd,
 };
@@ -38,6 +38,7 @@ struct Open {
     number: u64,
     time: Option<f64>,
     since: u64,
+    mark: Mark,
 }
 
 /// Message that is decoded.
@@ -238,16 +239,17 @@ impl Reader {
         if self.open.is_some() && self.go_on(text, number, out) {
             return;
         }
-        if !marked(text) {
+        let Some(mark) = mark(text) else {
             return;
-        }
-        if unfinished(text) {
+        };
+        if unfinished(text, mark) {
             self.close(out);
             self.open = Some(Open {
                 text: cut(text, MOST_OPEN).to_owned(),
                 number,
                 time,
                 since: self.state.count,
+                mark,
             });
             return;
         }
@@ -259,13 +261,20 @@ impl Reader {
                 time,
                 wrapped,
             },
+            mark,
             out,
         );
     }
 
-    fn decode(&mut self, line: Line<'_>, out: &mut Vec<Event>) {
+    fn decode(&mut self, line: Line<'_>, mark: Mark, out: &mut Vec<Event>) {
         let state = &mut self.state;
-        let decoded = suppressed(line, out)
+        let first = match mark {
+            Mark::Vtd => vtd::decode(line, state, out),
+            Mark::AmdVi => amdvi::decode(line, state, out),
+            Mark::Limit => suppressed(line, out),
+            Mark::Other => false,
+        };
+        let decoded = first
             || vtd::decode(line, state, out)
             || amdvi::decode(line, state, out)
             || smmuv3::decode(line, state, out)
@@ -295,7 +304,7 @@ impl Reader {
             }
         }
         joined.push_str(cut(text.trim_start(), MOST_OPEN));
-        if own_message(text) || unfinished(&joined) {
+        if own_message(text) || unfinished(&joined, open.mark) {
             if self.state.count - open.since > OPEN_REACH || own_message(text) {
                 self.close(out);
             }
@@ -308,7 +317,7 @@ impl Reader {
             wrapped: Some(number),
         };
         self.open = None;
-        self.decode(line, out);
+        self.decode(line, Mark::Other, out);
         true
     }
 
@@ -321,7 +330,7 @@ impl Reader {
                 time: open.time,
                 wrapped: None,
             };
-            self.decode(line, out);
+            self.decode(line, Mark::Other, out);
         }
     }
 
@@ -345,8 +354,18 @@ pub(super) fn note(family: Option<Family>, line: Line<'_>) -> Note {
     }
 }
 
-/// True where a decoder may know the message. All others, which are nearly all of a log, are left at this.
-fn marked(text: &str) -> bool {
+/// Decoder of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mark {
+    Vtd,
+    AmdVi,
+    Other,
+    /// Messages of rate limits.
+    Limit,
+}
+
+/// The decoder that may know the message. All others, which are nearly all of a log, are left at this.
+fn mark(text: &str) -> Option<Mark> {
     let bytes = text.as_bytes();
     let bytes = bytes.get(..PREFIX).unwrap_or(bytes);
     let found = |at: usize, word: &[u8]| {
@@ -354,27 +373,28 @@ fn marked(text: &str) -> bool {
         part.is_some_and(|part| part.eq_ignore_ascii_case(word))
     };
     let pairs = bytes.iter().zip(bytes.iter().skip(1)).enumerate();
-    let marks = pairs.into_iter().any(|(at, (first, second))| {
+    let marks = pairs.into_iter().find_map(|(at, (first, second))| {
         // Letters in lower case; it changes other signs, too, which the whole word then tells.
         match (first | 0x20, second | 0x20) {
-            (b'm', b'm') => found(at, b"mmu"),
-            (b'm', b'e') => found(at, b"memory-controller"),
-            (b'd', b'm') => found(at, b"dmar"),
-            (b'd', b'a') => found(at, b"dart"),
-            (b'a', b'm') => found(at, b"amd-vi"),
-            (b'i', b'n') => found(at, b"intr-remap"),
-            (b'i', _) => found(at, b"io_page_fault"),
-            (b'p', b'a') => found(at, b"pamu"),
-            (b't', b'e') => found(at, b"tegra-mc"),
-            (b'v', b'i') => found(at, b"vintf"),
-            (b'v', b'c') => found(at, b"vcmdq"),
-            (b'q', b'c') => found(at, b"qcom-tbu"),
-            (b'{', b'f') => found(at, b"[fault reason"),
-            (b'*', b'*') => found(at, b"*** gpu fault"),
-            _ => false,
+            (b'm', b'm') => found(at, b"mmu").then_some(Mark::Other),
+            (b'm', b'e') => found(at, b"memory-controller").then_some(Mark::Other),
+            (b'd', b'm') => found(at, b"dmar").then_some(Mark::Vtd),
+            (b'd', b'a') => found(at, b"dart").then_some(Mark::Other),
+            (b'a', b'm') => found(at, b"amd-vi").then_some(Mark::AmdVi),
+            (b'i', b'n') => found(at, b"intr-remap").then_some(Mark::Vtd),
+            (b'i', _) => found(at, b"io_page_fault").then_some(Mark::AmdVi),
+            (b'p', b'a') => found(at, b"pamu").then_some(Mark::Other),
+            (b't', b'e') => found(at, b"tegra-mc").then_some(Mark::Other),
+            (b'v', b'i') => found(at, b"vintf").then_some(Mark::Other),
+            (b'v', b'c') => found(at, b"vcmdq").then_some(Mark::Other),
+            (b'q', b'c') => found(at, b"qcom-tbu").then_some(Mark::Other),
+            (b'{', b'f') => found(at, b"[fault reason").then_some(Mark::Vtd),
+            (b'*', b'*') => found(at, b"*** gpu fault").then_some(Mark::Other),
+            _ => None,
         }
     });
-    marks || text.ends_with(" suppressed") || text.ends_with(" messages dropped **")
+    let limit = || text.ends_with(" suppressed") || text.ends_with(" messages dropped **");
+    if limit() { Some(Mark::Limit) } else { marks }
 }
 
 /// `FUNCTION: N callbacks suppressed`.
@@ -508,33 +528,44 @@ fn own_message(text: &str) -> bool {
 }
 
 /// True for a message of which a part is missing: wrapped by a terminal or in a mail, or printed in two parts.
-fn unfinished(text: &str) -> bool {
-    if let Some((_, event)) = text.split_once("vent logged [") {
-        let known = ["address=", "gpa=", "spa=", "properly", "UNKNOWN"];
-        return !event.contains(']') && !event.contains("UNKNOWN")
-            || !known.iter().any(|key| event.contains(key));
+fn unfinished(text: &str, mark: Mark) -> bool {
+    match mark {
+        Mark::Vtd => return unfinished_vtd(text),
+        Mark::AmdVi => return unfinished_amdvi(text),
+        _ => {}
     }
-    if let Some((_, rest)) = text.split_once("Request device [") {
-        return !(rest.contains("fault addr ") || rest.contains("fault index "))
-            && text.contains("DMAR");
+    if let Some((_, rest)) = text.around("nhandled context fault: ") {
+        return !rest.has("cb=");
     }
-    if let Some((_, rest)) = text.split_once("nhandled context fault: ") {
-        return !rest.contains("cb=");
-    }
-    if let Some((_, rest)) = text.split_once(": event: ") {
+    if let Some((_, rest)) = text.around(": event: ") {
         let addressed = ["F_TRANSLATION", "F_ADDR_SIZE", "F_ACCESS", "F_PERMISSION"];
-        let address =
-            !addressed.iter().any(|name| rest.starts_with(name)) || rest.contains("iova: ");
-        return text.contains("smmu") && !(rest.contains("ssid: ") && address);
+        let address = !addressed.iter().any(|name| rest.starts_with(name)) || rest.has("iova: ");
+        return text.has("smmu") && !(rest.has("ssid: ") && address);
     }
-    if let Some((_, rest)) = text.split_once("translation fault: status:") {
-        return !rest.contains(") at ");
+    if let Some((_, rest)) = text.around("translation fault: status:") {
+        return !rest.has(") at ");
     }
-    if let Some((_, rest)) = text.split_once(".memory-controller: ") {
+    if let Some((_, rest)) = text.around(".memory-controller: ") {
         let start = rest.trim_end();
         return start.ends_with(": read")
             || start.ends_with(": write")
-            || start.ends_with(':') && start.contains(" @");
+            || start.ends_with(':') && start.has(" @");
+    }
+    false
+}
+
+fn unfinished_amdvi(text: &str) -> bool {
+    if let Some((_, event)) = text.around("vent logged [") {
+        let known = ["address=", "gpa=", "spa=", "properly", "UNKNOWN"];
+        return !event.contains(']') && !event.has("UNKNOWN")
+            || !known.iter().any(|key| event.has(key));
+    }
+    false
+}
+
+fn unfinished_vtd(text: &str) -> bool {
+    if let Some((_, rest)) = text.around("Request device [") {
+        return !(rest.has("fault addr ") || rest.has("fault index ")) && text.has("DMAR");
     }
     false
 }

@@ -1,7 +1,7 @@
 //! The RISC-V IOMMU (`riscv-iommu`, `riscv,iommu`). Both values are hexadecimal without `0x`, the cause is decimal.
 
 use super::reader::{Line, State, note};
-use super::text::{cut, device, head, hex_after, number, number_after, starts};
+use super::text::{Text as _, cut, device, head, hex_after, number, number_after, starts};
 use super::{Access, Address, Certainty, Class, Event, Family, Record, Source, Stage};
 use crate::codes;
 
@@ -36,7 +36,7 @@ pub(super) fn decode(line: Line<'_>, out: &mut Vec<Event>) -> bool {
     if !named {
         return false;
     }
-    if rest.starts_with("Queue #") && rest.contains("error;") {
+    if rest.starts_with("Queue #") && rest.has("error;") {
         if number_after(rest, "overflow:") == Some(1) {
             out.push(Event::Overflow(note(Some(Family::Riscv), line)));
         }
@@ -66,17 +66,16 @@ pub(super) fn decode(line: Line<'_>, out: &mut Vec<Event>) -> bool {
         };
     } else if rest.starts_with("Hardware error: ") || rest.starts_with("timeout when setting ddtp")
     {
-        record.meaning = if rest.contains("queue access timeout") {
+        record.meaning = if rest.has("queue access timeout") {
             "a queue has had no room in time"
-        } else if rest.contains("execution timeout") {
+        } else if rest.has("execution timeout") {
             "a command has not completed in time"
-        } else if rest.contains("ddtp") {
+        } else if rest.has("ddtp") {
             "the unit has not taken over a register in time"
         } else {
             "a command could not be given"
         };
-    } else if rest.starts_with("fail to disable hardware queue") || rest.contains("failed to start")
-    {
+    } else if rest.starts_with("fail to disable hardware queue") || rest.has("failed to start") {
         record.meaning = "a queue has not changed its state in time";
     } else if rest.starts_with("DDTP update failed") || rest.starts_with("DDTP hw mode") {
         record.meaning = "the unit has not taken over the device directory";

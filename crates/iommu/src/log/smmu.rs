@@ -5,7 +5,7 @@
 //! in an own form in Qualcomm's kernels. A global fault is a head and a line with the registers.
 
 use super::reader::{Line, State, Wait};
-use super::text::{after, cut, device, head, hex, hex_after, number_after, starts};
+use super::text::{Text as _, after, cut, device, head, hex, hex_after, number_after, pci, starts};
 use super::{Access, Address, Certainty, Class, Event, Family, Record, Source, Stage};
 use crate::codes::{self, Code};
 
@@ -257,7 +257,7 @@ fn registers(line: Line<'_>, unit: &str, rest: &str, state: &mut State) -> bool 
             record.fields.push(("soft iova-to-phys", address));
         });
     }
-    if rest.contains("iova-to-phys") {
+    if rest.has("iova-to-phys") {
         let address = hex_after(rest, "(ATOS)=");
         return state.join(Wait::Context, Some(unit), line, |record| {
             record
@@ -268,6 +268,10 @@ fn registers(line: Line<'_>, unit: &str, rest: &str, state: &mut State) -> bool 
     if let Some(rest) = after(rest, "SOFTWARE TABLE WALK FAILED! Looks like ") {
         return state.join(Wait::Context, Some(unit), line, |record| {
             let client = rest.split(" accessed").next().unwrap_or_default();
+            if let Some((device, "")) = pci(client) {
+                record.pci = Some(device);
+                return;
+            }
             record.client = record
                 .client
                 .take()
@@ -463,7 +467,7 @@ fn msm(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> b
         return true;
     }
     let value = |key: &str| {
-        let (before, rest) = rest.split_once(key)?;
+        let (before, rest) = rest.around(key)?;
         let rest = rest.trim_start().strip_prefix('=')?;
         (before.is_empty() || before.ends_with(' '))
             .then(|| hex(rest))?
@@ -504,9 +508,9 @@ fn gpu(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
     record.stage = Some(Stage::One);
     let address = hex_after(rest, "iova=");
     record.address = address.map(|value| Address { value, exact: true });
-    record.access = if rest.contains("dir=WRITE") {
+    record.access = if rest.has("dir=WRITE") {
         Access::Write
-    } else if rest.contains("dir=READ") {
+    } else if rest.has("dir=READ") {
         Access::Read
     } else {
         Access::Unknown
@@ -516,7 +520,7 @@ fn gpu(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
         ("type=PERMISSION", 3),
         ("type=EXTERNAL", 4),
     ];
-    let kind = kinds.iter().find(|(words, _)| rest.contains(words));
+    let kind = kinds.iter().find(|(words, _)| rest.has(words));
     record.meaning = "a fault of the graphics processor";
     if let Some(cause) = kind.and_then(|(_, bit)| codes::SMMU_CONTEXT.get(1 << bit)) {
         set(&mut record, cause);

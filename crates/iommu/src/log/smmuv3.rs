@@ -3,7 +3,7 @@
 //! Words say more than decoded lines; where both are there the words decide.
 
 use super::reader::{Line, State, Wait, note};
-use super::text::{after, cut, device, head, hex, hex_after, pci, small, starts};
+use super::text::{Text as _, after, cut, device, head, hex, hex_after, pci, small, starts};
 use super::{Access, Address, Certainty, Class, Event, Family, Record, Source, Stage};
 use crate::codes;
 
@@ -44,7 +44,7 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
         return false;
     };
     let before = before.trim();
-    let queue = rest.contains("VINTF") || rest.contains("vintf_map") || rest.contains("VCMDQ");
+    let queue = rest.has("VINTF") || rest.has("vintf_map") || rest.has("VCMDQ");
     if !before.starts_with("arm-smmu-v3") && !queue {
         return false;
     }
@@ -196,10 +196,10 @@ fn decoded(
     state: &mut State,
     out: &mut Vec<Event>,
 ) -> bool {
-    let Some((name, rest)) = rest.split_once(" client: ") else {
+    let Some((name, rest)) = rest.around(" client: ") else {
         return false;
     };
-    let Some((client, rest)) = rest.split_once(" sid: ") else {
+    let Some((client, rest)) = rest.around(" sid: ") else {
         return false;
     };
     let id = hex(rest).map(|(id, _)| id);
@@ -288,7 +288,7 @@ fn syndrome(
             _ if class.starts_with("Stage 1") => "CLASS=TT",
             _ => "CLASS=3",
         });
-        if end.contains(" stall") {
+        if end.has(" stall") {
             record.flags.push("STALL");
         }
         if let Some(tag) = hex_after(end, "stag: ") {
@@ -435,10 +435,10 @@ fn error(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut Ve
         return true;
     }
     // Nvidia's queues beside the unit.
-    if rest.contains("unexpected error reported. vintf_map")
-        || rest.contains("uncleared error detected")
-        || rest.contains("GERRORN=0x")
-        || rest.starts_with("VINTF") && rest.contains("able, STATUS=0x")
+    if rest.has("unexpected error reported. vintf_map")
+        || rest.has("uncleared error detected")
+        || rest.has("GERRORN=0x")
+        || rest.starts_with("VINTF") && rest.has("able, STATUS=0x")
     {
         State::emit(
             unit_record("a command queue of the CMDQV reports an error", COMMANDS),
@@ -474,7 +474,7 @@ fn page_request(record: &mut Record, rest: &str) {
     record.id = Some(id);
     let pasid = rest.strip_prefix('.').and_then(hex).map(|(pasid, _)| pasid);
     record.pasid = small(pasid).filter(|pasid| *pasid != 0);
-    record.privileged = Some(!rest.contains("unprivileged"));
+    record.privileged = Some(!rest.has("unprivileged"));
     let asked = after(rest, "privileged ")
         .and_then(|rest| rest.split(' ').next())
         .unwrap_or_default();

@@ -2,9 +2,41 @@
 
 use super::PciAddress;
 
+/// Searches in lines. The standard library's prepare for long texts, which takes longer than to search a line.
+pub(super) trait Text {
+    /// True when `key` stands in the text.
+    fn has(&self, key: &str) -> bool;
+    /// The texts before and behind the first `key`.
+    fn around(&self, key: &str) -> Option<(&str, &str)>;
+}
+
+impl Text for str {
+    fn has(&self, key: &str) -> bool {
+        find(self, key).is_some()
+    }
+
+    fn around(&self, key: &str) -> Option<(&str, &str)> {
+        let at = find(self, key)?;
+        Some((self.get(..at)?, self.get(at + key.len()..)?))
+    }
+}
+
+fn find(text: &str, key: &str) -> Option<usize> {
+    let (text, key) = (text.as_bytes(), key.as_bytes());
+    let (first, others) = key.split_first()?;
+    let mut from = 0;
+    loop {
+        let at = from + text.get(from..)?.iter().position(|byte| byte == first)?;
+        if text.get(at + 1..)?.starts_with(others) {
+            return Some(at);
+        }
+        from = at + 1;
+    }
+}
+
 /// The text behind `key`.
 pub(super) fn after<'t>(text: &'t str, key: &str) -> Option<&'t str> {
-    text.split_once(key).map(|(_, rest)| rest)
+    text.around(key).map(|(_, rest)| rest)
 }
 
 /// `text` without the leading white space and without `key`, which it begins with.

@@ -4,7 +4,7 @@
 //! a line of its own. Addresses are pages.
 
 use super::reader::{Line, State, Wait, add_line, note};
-use super::text::{after, cut, hex, hex_after, hex_part, number, pci, small, starts};
+use super::text::{Text as _, after, cut, hex, hex_after, hex_part, number, pci, small, starts};
 use super::{
     Absent, Access, Address, Certainty, Class, Dump, DumpTable, Entry, Event, Family, PciAddress,
     Record, Source, Stage,
@@ -26,6 +26,10 @@ const PAGE_REQUESTS: Source = Source {
 
 pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
     let text = line.text;
+    // The commonest line.
+    if let Some(rest) = text.strip_prefix("DMAR: DRHD: handling fault status reg ") {
+        return status(line, rest, out);
+    }
     if let Some(rest) = after(text, "Request device [") {
         return fault(line, rest, state, out);
     }
@@ -37,7 +41,7 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
         let rest = format!("0x{}", rest.trim_start().replacen(" - ", "] ", 1));
         return reason_alone(line, &rest, state, out);
     }
-    if text.contains("DMAR hardware is malfunctioning") {
+    if text.has("DMAR hardware is malfunctioning") {
         let mut record = unit_record(
             line,
             "the unit has not answered in time: the kernel has stopped",
@@ -56,16 +60,24 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
         );
         return true;
     }
-    if let Some(status) = hex_after(rest, "handling fault status reg") {
-        // PFO: there was no room for a record.
-        if status & 1 == 1 {
-            out.push(Event::Overflow(note(Some(Family::Vtd), line)));
-        }
-        return true;
+    if let Some(rest) = after(rest, "handling fault status reg") {
+        return status(line, rest, out);
     }
     queue_error(line, rest, state, out)
         || page_request(line, rest, state, out)
         || dump(line, rest, state, out)
+}
+
+/// The status of an interrupt, FSTS.
+fn status(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
+    let Some((status, _)) = hex(rest) else {
+        return false;
+    };
+    // PFO: there was no room for a record.
+    if status & 1 == 1 {
+        out.push(Event::Overflow(note(Some(Family::Vtd), line)));
+    }
+    true
 }
 
 /// The message behind the driver's prefix.
@@ -87,17 +99,17 @@ fn fault(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) ->
     };
     let mut record = Record::new(Family::Vtd, line);
     record.pci = Some(device);
-    let kind = text.split("Request device").next().unwrap_or_default();
-    record.access = if kind.contains("DMA Read") {
+    let kind = text.around("Request device").map_or("", |(kind, _)| kind);
+    record.access = if kind.has("DMA Read") {
         Access::Read
-    } else if kind.contains("DMA Write") {
+    } else if kind.has("DMA Write") {
         Access::Write
     } else {
         Access::Unknown
     };
     // Before the device in new kernels, behind it in old ones; all ones: none.
     let pasid = hex_after(kind, "] PASID ").or_else(|| {
-        let key = if kind.contains("NO_PASID") {
+        let key = if kind.has("NO_PASID") {
             None
         } else {
             hex_after(kind, " PASID ")
@@ -112,11 +124,12 @@ fn fault(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) ->
     if let Some(index) = hex_after(rest, "fault index") {
         record.fields.push(("index", index));
     }
-    if kind.contains("INTR-REMAP") {
+    if kind.has("INTR-REMAP") {
         record.class = Class::InterruptRequest;
         record.certainty = Certainty::Certain;
     }
     record.source = codes::VTD.source;
+    record.meaning = "a fault whose reason is missing";
     // A record before that never got its reason.
     state.complete(Wait::Reason, None, out);
     match after(rest, "[fault reason") {
@@ -192,9 +205,9 @@ fn unit_record(line: Line<'_>, meaning: &'static str) -> Record {
 /// Errors of the invalidation queue, with the commands at its head.
 fn queue_error(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
     if let Some(rest) = starts(rest, "VT-d detected ") {
-        let (name, meaning) = if rest.contains("Time-out") {
+        let (name, meaning) = if rest.has("Time-out") {
             ("ITE", "a device has not answered an invalidation in time")
-        } else if rest.contains("Completion") {
+        } else if rest.has("Completion") {
             (
                 "ICE",
                 "a device has answered an invalidation that was not under way",
@@ -245,11 +258,11 @@ fn queue_error(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Even
 /// Page requests that the driver refuses: the reason, then the request.
 fn page_request(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
     let rest = starts(rest, "IOMMU:").unwrap_or(rest).trim_start();
-    let Some((unit, rest)) = rest.split_once(": ") else {
+    let Some((unit, rest)) = rest.around(": ") else {
         return false;
     };
-    if rest.contains("PRQ overflow") {
-        if rest.contains("detected") {
+    if rest.has("PRQ overflow") {
+        if rest.has("detected") {
             out.push(Event::Overflow(note(Some(Family::Vtd), line)));
         }
         return true;
@@ -330,7 +343,7 @@ fn page_fields(record: &mut Record, first: u64, second: u64) {
 /// Tables that the driver prints after a fault.
 fn dump(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
     if let Some(rest) = starts(rest, "Dump ") {
-        let Some((unit, rest)) = rest.split_once(" table entries for IOVA ") else {
+        let Some((unit, rest)) = rest.around(" table entries for IOVA ") else {
             return false;
         };
         let Some((iova, _)) = hex(rest) else {

@@ -398,7 +398,10 @@ mod tests {
                 "0000:01:00.2"
             ]
         );
-        assert_eq!(facts.functions["0000:01:00.2"].fact.driver, Driver::None);
+        assert_eq!(
+            facts.known("0000:01:00.2", None).unwrap().fact.driver,
+            Driver::None
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub(in crate::explain) struct Listing {
     /// The function whose lines follow.
     current: Option<String>,
     /// The functions so far; without a line of a driver they have none, once one of the listing has such a line.
-    devices: Vec<String>,
+    devices: Vec<(String, usize)>,
     drivers: bool,
 }
 
@@ -80,7 +80,7 @@ impl Listing {
             function.vendor = vendor(device).or(function.vendor);
         }
         facts.content(file, "lspci");
-        self.devices.push(address.clone());
+        self.devices.push((address.clone(), file));
         self.current = Some(address);
         true
     }
@@ -140,8 +140,8 @@ impl Listing {
         if !self.drivers {
             return;
         }
-        for address in self.devices {
-            if let Some(known) = facts.functions.get_mut(&address)
+        for key in self.devices {
+            if let Some(known) = facts.functions.get_mut(&key)
                 && known.fact.driver == Driver::Unknown
             {
                 known.fact.driver = Driver::None;
@@ -206,9 +206,9 @@ mod tests {
             assert!(listing.line(&mut facts, 0, at, line), "{line}");
         }
         listing.finish(&mut facts);
-        let bridge = &facts.functions["0000:00:01.0"].fact;
+        let bridge = &facts.known("0000:00:01.0", None).unwrap().fact;
         assert!(bridge.is_bridge() && bridge.vendor == Some(0x8086));
-        let gpu = &facts.functions["0000:01:00.0"].fact;
+        let gpu = &facts.known("0000:01:00.0", None).unwrap().fact;
         assert!(gpu.is_display() && gpu.capabilities && !gpu.acs);
         assert_eq!(gpu.driver, Driver::None);
         assert_eq!(gpu.bars, [(Some(0x200_0000_0000), 128 << 30)]);

@@ -36,14 +36,16 @@ const MONITOR: u8 = 2;
 const CONFIGURATION: u8 = 4;
 const INTEL: u8 = 8;
 const AMD: u8 = 16;
+/// A line of VFIO or iommufd that may tell of a failure.
+const VFIO: u8 = 32;
 
 /// Words that decide which readers see a line.
-const WORDS: [(&str, u8); 74] = [
+const WORDS: [(&str, u8); 86] = [
     ("DMAR:", UNIT | INTEL),
-    ("DMAR", UNIT | MONITOR),
-    ("dmar", UNIT),
     ("AMD-Vi:", UNIT | AMD),
-    ("AMD-Vi", UNIT | MONITOR),
+    ("DMAR", UNIT),
+    ("dmar", UNIT),
+    ("AMD-Vi", UNIT),
     ("iommu", UNIT),
     ("IOMMU", UNIT),
     ("smmu", UNIT),
@@ -67,41 +69,49 @@ const WORDS: [(&str, u8); 74] = [
     ("PTE ", UNIT),
     ("fault reason", UNIT),
     ("fault addr", UNIT),
+    ("sysmmu", UNIT),
     ("MEMLOCK", MONITOR),
     ("ocked memory", MONITOR),
-    ("DMA", MONITOR),
-    ("dma", MONITOR),
-    ("Dma", MONITOR),
+    ("MAP_DMA", MONITOR),
+    ("map_dma", MONITOR),
+    ("MapDma", MONITOR),
+    ("dma_map", MONITOR),
+    ("DmaMap", MONITOR),
+    ("DMA map", MONITOR),
+    ("dma map", MONITOR),
+    ("map DMA", MONITOR),
+    ("mapping DMA", MONITOR),
     ("IOAS", MONITOR),
     ("ioas", MONITOR),
     ("Ioas", MONITOR),
-    ("viable", MONITOR),
+    ("not viable", MONITOR),
     ("ineligible", MONITOR),
-    ("1:1", MONITOR),
-    ("IOVA", MONITOR),
-    ("sufficient", MONITOR),
+    ("1:1 IOMMU", MONITOR),
+    ("IOVA region", MONITOR),
+    ("not sufficient", MONITOR),
     ("RMPUPDATE", MONITOR),
     ("rmpupdate", MONITOR),
     ("PFN: 0x", MONITOR),
     ("all ones", MONITOR),
     ("RMRR", MONITOR),
     ("IVRS", MONITOR),
-    ("IOAPIC", MONITOR),
+    ("southbridge IOAPIC", MONITOR),
     ("checksum", MONITOR),
+    ("reported at address", MONITOR),
+    ("zero-length", MONITOR),
+    ("Invalid DMAR", MONITOR),
     ("boot mappings", MONITOR),
     ("iova-to-phys", MONITOR),
     ("guest RAM", MONITOR),
-    ("hugepages", MONITOR),
+    ("nsufficient hugepages", MONITOR),
     ("host memory pages", MONITOR),
     ("preallocating", MONITOR),
     ("Linux version", MONITOR),
     ("Linux ", MONITOR),
-    ("QEMU", MONITOR),
+    ("QEMU emulator", MONITOR),
+    ("QEMU version", MONITOR),
     ("qemu version", MONITOR),
-    ("vfio", MONITOR),
-    ("VFIO", MONITOR),
-    ("Vfio", MONITOR),
-    ("os error", MONITOR),
+    ("qemu-kvm version", MONITOR),
     ("ommand line: ", CONFIGURATION),
     ("qemu-system", CONFIGURATION),
     ("qemu-kvm", CONFIGURATION),
@@ -113,6 +123,10 @@ const WORDS: [(&str, u8); 74] = [
     ("BOOT_IMAGE=", CONFIGURATION),
     ("CMDLINE", CONFIGURATION),
     ("intremap=", CONFIGURATION),
+    ("vfio", VFIO),
+    ("VFIO", VFIO),
+    ("Vfio", VFIO),
+    ("iommufd", VFIO),
 ];
 
 /// The automaton of [`WORDS`]; without it every reader sees every line.
@@ -121,7 +135,7 @@ static ANCHORS: LazyLock<Option<AhoCorasick>> =
 
 fn interest(text: &str) -> u8 {
     let Some(anchors) = ANCHORS.as_ref() else {
-        return UNIT | MONITOR | CONFIGURATION;
+        return UNIT | MONITOR | CONFIGURATION | VFIO;
     };
     let mut interest = 0;
     for found in anchors.find_overlapping_iter(text.as_bytes()) {
@@ -135,6 +149,7 @@ fn interest(text: &str) -> u8 {
 /// A line of a log that may go on in the next one.
 #[derive(Debug)]
 struct Open {
+    interest: u8,
     line: u64,
     last: u64,
     text: String,
@@ -254,7 +269,7 @@ impl<'f> Text<'f> {
             return;
         }
         self.vendor(interest, number, raw);
-        if interest & (UNIT | MONITOR) != 0 || self.near > 0 {
+        if interest & (UNIT | MONITOR | VFIO) != 0 || self.near > 0 {
             self.near = match interest & UNIT {
                 0 => self.near.saturating_sub(1),
                 _ => NEAR,
@@ -262,6 +277,7 @@ impl<'f> Text<'f> {
             self.remember(number, raw);
             self.since_boot = found.since_boot;
             let open = Open {
+                interest,
                 line: number,
                 last: number,
                 text: found.text.into_owned(),
@@ -503,6 +519,7 @@ impl<'f> Text<'f> {
 
     fn take(&mut self, open: Open, logged: bool) {
         let Open {
+            interest,
             line,
             text,
             seconds,
@@ -510,7 +527,9 @@ impl<'f> Text<'f> {
             weight,
             ..
         } = open;
-        if let Some(fact) = monitor::line(&text) {
+        if interest & (MONITOR | VFIO) != 0
+            && let Some(fact) = monitor::line(&text)
+        {
             self.facts
                 .content(self.file, "lines of a kernel or monitor");
             let evidence = self.quotation(line, &text);
@@ -530,7 +549,7 @@ impl<'f> Text<'f> {
         let decoded = !events.is_empty();
         self.events_of(&mut events, &text);
         self.events = events;
-        if !decoded && looks_failed(&text) {
+        if !decoded && interest & (MONITOR | VFIO) != 0 && looks_failed(&text) {
             let evidence = self.quotation(line, &text);
             self.facts.not_decoded(&text, evidence);
         } else if !decoded && !logged && !monitor::is_remark(&text) {
@@ -676,9 +695,7 @@ fn looks_new(text: &str) -> bool {
 /// A line of VFIO or iommufd that tells of a failure.
 fn looks_failed(text: &str) -> bool {
     let lower = text.to_ascii_lowercase();
-    let about = [
-        "vfio", "iommufd", "ioas", "iommu", "smmu", "dmar:", "amd-vi:",
-    ];
+    let about = ["vfio", "iommufd", "ioas"];
     let failed = [
         "fail", "error", "cannot", "can't", "unable", "denied", "fault", "refus",
     ];
@@ -798,7 +815,7 @@ mod tests {
             facts.configurations[0].fact.devices[0].address,
             "0000:01:00.0"
         );
-        assert!(facts.functions.contains_key("0000:00:12.0"));
+        assert!(facts.known("0000:00:12.0", None).is_some());
     }
 
     #[test]
@@ -820,6 +837,6 @@ mod tests {
                 (2, "0000:02:00.0")
             ]
         );
-        assert!(facts.functions["0000:00:01.0"].fact.is_bridge());
+        assert!(facts.known("0000:00:01.0", None).unwrap().fact.is_bridge());
     }
 }

@@ -198,7 +198,7 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
             fold.more_addresses
         ));
     }
-    if let Some(known) = facts.functions.get(&fold.key.device)
+    if let Some(known) = facts.known(&fold.key.device, None)
         && !known.fact.name.is_empty()
     {
         parts.push(format!("The device is: {}.", known.fact.name));
@@ -507,6 +507,19 @@ fn physical(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
     if !class || all.is_empty() || !is_hosts(facts, fold) || all.iter().any(allocated) {
         return;
     }
+    // A display's framebuffer lies in memory, too. A map with areas of ACPI that only x86 has is of another machine
+    // than a unit of an embedded one.
+    let x86 = facts
+        .iomem
+        .iter()
+        .any(|one| one.fact.2.trim().starts_with("ACPI "));
+    let embedded = !matches!(
+        fold.key.family,
+        Family::Vtd | Family::AmdVi | Family::Virtio
+    );
+    if is_display(facts, fold) || x86 && embedded {
+        return;
+    }
     let areas: Option<Vec<_>> = all.iter().map(ram).collect();
     if let Some(areas) = areas {
         let finding = likely(fold, "fault.physical-address", "Linux Documentation/core-api/dma-api-howto.rst, \"CPU and DMA addresses\"")
@@ -613,23 +626,36 @@ fn requester(device: &str) -> Option<u16> {
     Some(bus << 8 | slot << 3 | function.parse::<u16>().ok()?)
 }
 
+/// VT-d: 00:02.0 is the place of Intel's graphics.
+fn is_intels(fold: &Fold) -> bool {
+    fold.key.family == Family::Vtd && fold.key.device == "0000:00:02.0"
+}
+
+fn is_display(facts: &Facts, fold: &Fold) -> bool {
+    facts
+        .is_display(&fold.key.device)
+        .unwrap_or_else(|| is_intels(fold))
+}
+
 /// Reads of a display engine that firmware, a boot loader or a guest has started.
 fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
-    let mut devices: Vec<&str> = facts
-        .folds
-        .folds
-        .iter()
-        .map(|fold| fold.key.device.as_str())
+    let folds = facts.folds.folds.iter();
+    let mut devices: Vec<(usize, &str)> = folds
+        .map(|fold| (fold.file, fold.key.device.as_str()))
         .collect();
     devices.sort_unstable();
     devices.dedup();
     let mut boot: Option<Finding> = None;
-    for device in devices {
+    for (file, device) in devices {
         let reads: Vec<&Fold> = facts
             .folds
             .folds
             .iter()
-            .filter(|fold| fold.key.device == device && fold.key.direction == Direction::Read)
+            .filter(|fold| {
+                fold.file == file
+                    && fold.key.device == device
+                    && fold.key.direction == Direction::Read
+            })
             .filter(|fold| {
                 matches!(
                     fold.key.class,
@@ -661,9 +687,7 @@ fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
             .first()
             .zip(pages.last())
             .is_some_and(|(first, last)| pages.len() > 1 && last - first < 1 << 14);
-        // VT-d: 00:02.0 is the place of Intel's graphics.
-        let intel = first.key.family == Family::Vtd && device == "0000:00:02.0";
-        let display = facts.is_display(device).unwrap_or(intel);
+        let display = is_display(facts, first);
         let announced: Vec<&Evidence> = facts
             .lines
             .iter()
@@ -700,7 +724,7 @@ fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
                     ],
                 ),
             };
-            let advice = if intel || !at_boot {
+            let advice = if is_intels(first) || !at_boot {
                 advice
             } else {
                 advice[..1].to_vec()

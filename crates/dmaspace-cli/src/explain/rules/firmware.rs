@@ -196,7 +196,7 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
             .any(|one| one.cause == "firmware.one-to-one" && one.addresses.contains(&range));
         let functions = devices(region);
         let exempt = functions.iter().any(|device| {
-            facts.functions.get(device).is_some_and(|one| {
+            facts.known(device, None).is_some_and(|one| {
                 one.fact.is_display() || one.fact.class.map(|class| class >> 8) == Some(0x0c03)
             })
         });

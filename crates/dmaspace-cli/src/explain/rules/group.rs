@@ -10,10 +10,11 @@ use super::super::finding::{Advice, Certainty, Evidence, Finding};
 const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
-    let mut groups: BTreeMap<u32, BTreeMap<&str, &Known<Member>>> = BTreeMap::new();
+    // Two files may list the groups of two machines.
+    let mut groups: BTreeMap<(usize, u32), BTreeMap<&str, &Known<Member>>> = BTreeMap::new();
     for member in &facts.members {
         groups
-            .entry(member.fact.group)
+            .entry((member.evidence.place.file, member.fact.group))
             .or_default()
             .entry(&member.fact.device)
             .or_insert(member);
@@ -37,8 +38,8 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
         })
         .collect();
     let mut explained = Vec::new();
-    for (number, members) in &groups {
-        let function = |device: &str| facts.functions.get(device);
+    for ((file, number), members) in &groups {
+        let function = |device: &str| facts.known(device, Some(*file));
         let lines: Vec<&Evidence> = refused
             .iter()
             .filter(|(group, device, _)| {
@@ -49,7 +50,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
             })
             .map(|(.., evidence)| *evidence)
             .collect();
-        let bound = |device: &&str| matches!(function(device).map(|one| &one.fact.driver), Some(Driver::Bound(driver)) if is_vfio(driver));
+        let bound = |device: &&str| matches!(function(device).map(|one| one.fact.driver), Some(Driver::Bound(driver)) if is_vfio(&driver));
         let wanted: Vec<&str> = members
             .keys()
             .copied()
@@ -58,17 +59,17 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
         if wanted.is_empty() && lines.is_empty() {
             continue;
         }
-        let blocking: Vec<(&str, &Known<Function>, &str)> = members
+        let blocking: Vec<(&str, Known<Function>, String)> = members
             .keys()
             .filter_map(|device| {
                 let known = function(device)?;
-                let Driver::Bound(driver) = &known.fact.driver else {
+                let Driver::Bound(driver) = known.fact.driver.clone() else {
                     return None;
                 };
                 let harmless = known.fact.is_bridge()
-                    || is_vfio(driver)
+                    || is_vfio(&driver)
                     || HARMLESS.contains(&driver.as_str());
-                (!harmless).then_some((*device, known, driver.as_str()))
+                (!harmless).then_some((*device, known, driver))
             })
             .collect();
         if blocking.is_empty() {
@@ -100,7 +101,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
 fn not_viable(
     number: u32,
     members: &BTreeMap<&str, &Known<Member>>,
-    blocking: &[(&str, &Known<Function>, &str)],
+    blocking: &[(&str, Known<Function>, String)],
     lines: &[&Evidence],
 ) -> Finding {
     let named: Vec<String> = blocking
@@ -141,7 +142,7 @@ fn inseparable(
     number: u32,
     members: &BTreeMap<&str, &Known<Member>>,
     wanted: &[&str],
-    blocking: &[(&str, &Known<Function>, &str)],
+    blocking: &[(&str, Known<Function>, String)],
     facts: &Facts,
 ) -> Option<Finding> {
     let slot = |device: &str| device.rsplit_once('.').map(|(slot, _)| slot.to_owned());
@@ -156,7 +157,7 @@ fn inseparable(
     if same.is_empty() {
         return None;
     }
-    let capabilities = |device: &str| facts.functions.get(device).map(|one| &one.fact);
+    let capabilities = |device: &str| facts.known(device, None).map(|one| one.fact);
     let absent = wanted
         .iter()
         .chain(same.iter().map(|(device, ..)| device))

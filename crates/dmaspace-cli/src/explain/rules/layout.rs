@@ -21,6 +21,19 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     without_address(facts, found);
 }
 
+/// As [`last`], for layouts: a driver's line is of the same machine where the address that it names is one of the
+/// layout.
+fn end_of_areas(facts: &Facts) -> Option<(u64, &Evidence)> {
+    let within = |address: u64| {
+        let mut areas = facts.areas.iter().map(|one| &one.fact);
+        areas.any(|area| address >= area.first && address - area.first < area.length)
+    };
+    let of_layout = facts.lines.iter().any(
+        |one| matches!(one.fact, Line::Width { address: Some(address), .. } if within(address)),
+    );
+    last(facts).filter(|_| of_layout || !facts.apertures.is_empty())
+}
+
 /// The last address that is translated, and what says so.
 fn last(facts: &Facts) -> Option<(u64, &Evidence)> {
     let given = facts.apertures.iter().max_by_key(|one| one.fact.1);
@@ -56,7 +69,7 @@ fn areas(facts: &Facts, found: &mut Vec<Finding>) {
             .map(|one| one.fact.0)
             .min()
             .unwrap_or(0),
-        last(facts),
+        end_of_areas(facts),
     );
     for (case, areas) in cases {
         let range = |area: &LayoutArea| area.first..=area.first.saturating_add(area.length - 1);

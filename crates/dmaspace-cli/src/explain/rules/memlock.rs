@@ -168,33 +168,49 @@ fn refused(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
+/// The limit that libvirt sets for devices with address spaces of their own.
+fn total(memory: u64, count: u64) -> Option<u64> {
+    memory.checked_mul(count)?.checked_add(1 << 30)
+}
+
 /// Memory that is charged once for each device.
 fn per_device(facts: &Facts, found: &mut Vec<Finding>) {
     let Some(one) = only(facts) else {
         return;
     };
     let (config, lines) = (&one.fact, &facts.lines);
-    let about = lines.iter().filter(|one| {
-        matches!(
-            one.fact,
-            Line::MemlockExceeded { .. }
-                | Line::CannotLimit { .. }
-                | Line::MemlockLimit { .. }
-                | Line::MapFailed { errno: ENOMEM, .. }
-        )
+    let count = config.devices.len() as u64;
+    let Some(memory) = config.bytes else {
+        return;
+    };
+    // A limit that holds the memory once and not once for each device.
+    let between = |limit: u64| limit >= memory && limit < memory.saturating_mul(count);
+    let about = lines.iter().filter(|one| match one.fact {
+        Line::MemlockExceeded { limit, .. } => {
+            between(limit) || Some(limit) == total(memory, count)
+        }
+        Line::MemlockLimit { bytes: Some(limit) } => between(limit),
+        Line::CannotLimit { bytes } => bytes > memory,
+        Line::MapFailed { errno: ENOMEM, .. } => true,
+        _ => false,
     });
     let about: Vec<_> = about.collect();
-    let count = config.devices.len() as u64;
     if about.is_empty() || count < 2 || !config.type1 {
         return;
     }
-    let total = config
-        .bytes
-        .and_then(|bytes| bytes.checked_mul(count)?.checked_add(1 << 30));
+    let total = total(memory, count);
     let number = total.and_then(|total| {
         about.iter().find(|one| matches!(one.fact, Line::CannotLimit { bytes } | Line::MemlockExceeded { limit: bytes, .. } if bytes == total))
     });
     let certainty = match (&config.viommu, number) {
+        // The error alone may have another reason.
+        (Some(_), _)
+            if about
+                .iter()
+                .all(|one| matches!(one.fact, Line::MapFailed { .. })) =>
+        {
+            Certainty::Likely
+        }
         (Some(_), _) => Certainty::Certain,
         (None, Some(_)) => Certainty::Likely,
         (None, None) => return,
@@ -206,7 +222,7 @@ fn per_device(facts: &Facts, found: &mut Vec<Finding>) {
         ),
         None => format!("The limit is that of {count} devices that count the memory once each."),
     };
-    if let (Some(memory), Some(total)) = (config.bytes, total) {
+    if let Some(total) = total {
         text += &format!(" {count} times {memory} bytes and 1 GiB are {total} bytes.");
     }
     let finding = Finding::new("memlock.per-device", certainty, "libvirt src/qemu/qemu_domain.c, qemuDomainGetMemLockLimitBytes (8.7 and later); QEMU docs/bypass-iommu.txt; Linux drivers/vfio/vfio_iommu_type1.c")

@@ -24,9 +24,43 @@ enum Values {
     List(&'static [(&'static str, &'static str)]),
     /// Yes or no, for this setting.
     Bool(&'static str),
+    /// Any value: a parameter of a module, of which the last one counts.
+    Any,
 }
 
-const OPTIONS: [Setting; 7] = [
+const fn any(name: &'static str) -> Setting {
+    Setting {
+        name,
+        values: Values::Any,
+        vendor: None,
+    }
+}
+
+const OPTIONS: [Setting; 15] = [
+    any("vfio_pci.ids"),
+    any("vfio_iommu_type1.dma_entry_limit"),
+    any("default_hugepagesz"),
+    any("swiotlb"),
+    Setting {
+        name: "vfio_iommu_type1.allow_unsafe_interrupts",
+        values: Values::Bool("unsafe interrupts"),
+        vendor: None,
+    },
+    Setting {
+        name: "iommu.forcedac",
+        values: Values::Bool("forced 64-bit addresses"),
+        vendor: None,
+    },
+    Setting {
+        name: "arm_smmu.disable_bypass",
+        values: Values::Bool("bypass of SMMUv2"),
+        vendor: None,
+    },
+    Setting {
+        name: "arm_smmu_v3.disable_bypass",
+        values: Values::Bool("bypass of SMMUv3"),
+        vendor: None,
+    },
     Setting {
         name: "intel_iommu",
         values: Values::List(&[
@@ -154,6 +188,10 @@ fn line(facts: &Facts, one: &Known<String>, found: &mut Vec<Finding>) {
             vendors.push((vendor, format!("{name}={value}")));
         }
         match &option.values {
+            Values::Any => {
+                let shown = format!("{name}={value}");
+                settings.entry(name.clone()).or_default().push(shown);
+            }
             Values::Bool(setting) => {
                 let shown = format!("{name}={value}");
                 match is_bool(value) {

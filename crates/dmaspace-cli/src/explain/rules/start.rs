@@ -104,7 +104,7 @@ fn bars(facts: &Facts, found: &mut Vec<Finding>) {
                 .map(|device| device.address.as_str())
         })
         .collect();
-    for (device, known) in &facts.functions {
+    for ((device, _), known) in &facts.functions {
         let largest = known
             .fact
             .bars

@@ -470,7 +470,7 @@ fn each_function_with_a_limiter_says_how_many_faults_it_kept_back() {
     }
 }
 
-/// Classes of the codes from which causes are told, by unit.
+/// Classes of codes, by unit.
 #[test]
 fn codes_have_their_classes() {
     use Class::{

@@ -256,6 +256,10 @@ fn amd_flags_decide() {
         Unknown,
         Some(0x637_c000),
     );
+    let pasid = super::fault(
+        "AMD-Vi: Event logged [IO_PAGE_FAULT device=0000:02:00.0 domain=0x0003 address=0x1000 flags=0x0001]",
+    );
+    assert_eq!((pasid.pasid, pasid.domain), (Some(3), None));
     let unknown = super::fault(
         "AMD-Vi: Event logged [IO_PAGE_FAULT device=02:00.0 domain=0x0003 address=0x1000 flags=0x0010]",
     );
@@ -738,6 +742,7 @@ fn lines_of_others_are_left_alone_and_nothing_is_dropped() {
         "DMAR: an error that nobody has printed before",
         "arm-smmu-v3 x: fault of a new kind",
         "xhci_hcd 0000:01:00.0: AMD-Vi: Event logged [NEW_KIND_OF_FAULT address=0x1000]",
+        "AMD-Vi: Event logged [NEW_KIND device=0000:01:00.0 address=0x1000]",
         "DMAR: [DMA Read] Request device [nonsense] fault addr 0",
     ] {
         assert!(
