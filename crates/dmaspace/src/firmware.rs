@@ -333,7 +333,7 @@ impl FirmwareTable {
                 0..0x40 => 4,
                 0x40..0x80 => 8,
                 0x80..0xc0 => 16,
-                // By the name of an ACPI device, with a unique name whose length is at 21.
+                // Named by an ACPI device; the length of its unique name is at 21.
                 0xf0 => 22 + rest.get(21).copied().map_or(0, usize::from),
                 _ => 32,
             };

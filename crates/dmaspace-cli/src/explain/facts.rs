@@ -71,9 +71,9 @@ pub(super) struct Facts {
     pub(super) dropped: BTreeMap<&'static str, u64>,
     /// Remarks for the report.
     pub(super) notes: Vec<String>,
-    /// What each file was taken for.
+    /// Contents of each file.
     pub(super) contents: BTreeMap<usize, BTreeSet<&'static str>>,
-    /// Lines that nobody took: file, whether anything else of it was taken, how many, the first.
+    /// Lines without a reader: file, whether anything else of it was taken, how many, the first.
     pub(super) unread: Vec<(usize, bool, String, Evidence)>,
     /// Lines of an `/proc/iomem` that hides its addresses.
     pub(super) hidden_iomem: bool,

@@ -233,9 +233,9 @@ pub(super) struct Report {
     pub files: Vec<String>,
     /// The findings, the most certain ones of each group first.
     pub findings: Vec<Finding>,
-    /// What was read and not understood, and other remarks; a line each.
+    /// Remarks, a line each: input that was not read.
     pub notes: Vec<String>,
-    /// What each file was taken for.
+    /// Contents of each file.
     pub contents: Vec<(usize, BTreeSet<&'static str>)>,
 }
 

@@ -10,7 +10,7 @@ use super::facts::Facts;
 use super::finding::plain;
 use super::read::{Text, acpi};
 
-/// Bytes of an uncompressed text at most: more is no log that somebody reads.
+/// Limit of an uncompressed text, bytes.
 const MOST_BYTES: u64 = 1 << 40;
 /// Memory that a compressed stream may ask for, KiB: the largest dictionary of `xz -9` and some more.
 const MOST_DICTIONARY_KIB: u32 = 128 << 10;
@@ -37,7 +37,7 @@ pub(super) enum InputError {
     },
 }
 
-/// A place to which progress is told: name and bytes of the file so far.
+/// Receiver of progress: name and bytes of the file so far.
 pub(super) type Progress<'a> = &'a mut dyn FnMut(&str, u64);
 
 /// Reads files into facts.

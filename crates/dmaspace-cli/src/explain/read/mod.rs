@@ -179,7 +179,7 @@ pub(super) struct Text<'f> {
     near: u32,
     since_boot: bool,
     vendors: u8,
-    /// Lines that nobody took.
+    /// Lines without a reader.
     pub(super) unread: u64,
     first_unread: Option<Evidence>,
 }

@@ -1,4 +1,4 @@
-//! What a unit reported, and why it came about.
+//! Faults as a unit reported them, and the reasons behind them.
 //!
 //! The class of a record is certain where the unit's specification says so; reasons behind it are never more than
 //! likely, but for a direction that a dump of the leaf shows (see [`table`](super::table)).

@@ -37,7 +37,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
 /// Maps and unmaps. A strict server refuses an unmap that is no region exactly, another one removes the regions
 /// that lie in it; findings hold under both rules, or are likely.
 fn regions(steps: &[&Known<Step>], found: &mut Vec<Finding>) {
-    // What each rule has mapped.
+    // Regions that are mapped under each rule.
     let (mut strict, mut windows): (Vec<Region<'_>>, Vec<Region<'_>>) = (Vec::new(), Vec::new());
     const MOST_REGIONS: usize = 4096;
     for step in steps {
