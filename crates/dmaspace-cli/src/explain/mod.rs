@@ -208,3 +208,61 @@ fn report(facts: Facts, files: Vec<String>) -> Report {
         .extend(notes.into_iter().map(|note| plain(&note)));
     report
 }
+
+#[cfg(test)]
+mod tests {
+    use super::explain_bytes;
+
+    /// Lines of every reader.
+    const SEEDS: [&str; 14] = [
+        "[  10.5] DMAR: [DMA Write] Request device [00:12.0] fault addr 0 [fault reason 05] PTE Write access is not set\n",
+        "[  50.2] DMAR: Dump dmar0 table entries for IOVA 0xfff00000\n[  50.2] DMAR: pte level: 1, pte value: 0x00000001deadb002\n",
+        "[    5.1] arm-smmu-v3 arm-smmu-v3.0.auto: event 0x13 received:\n[    5.1] arm-smmu-v3 arm-smmu-v3.0.auto: \t0x0000000700000013\n",
+        "dmar_fault: 31 callbacks suppressed\nSEV-SNP: RMPUPDATE failed for PFN 1a2b3, pg_level: 2, ret: 4\n",
+        "vfio_container_dma_map(0x1, 0x380000000000, 0x1000, 0x2) = -22 (Invalid argument)\n0x0 0x7fffffffff\n",
+        "1 0000:01:00.0 030000 10de:1187 vfio-pci\n1 0000:01:00.1 040300 10de:0e0a snd_hda_intel\n",
+        "A ram 0x0 0xfee01000\nA bar 0000:01:00.0 0xe000000000 0x2000000000\n0x00000000fee00000 0x00000000feefffff msi\n",
+        "kvm -m 4G -object memory-backend-file,id=a,size=4G,mem-path=/dev/hugepages,policy=bind,host-nodes=0 -device vfio-pci,host=01:00.0\n",
+        "<domain><memory unit='GiB'>4</memory><devices><hostdev type='pci'><source><address bus='1'/></source></hostdev></devices></domain>\n",
+        "root=/dev/sda1 iommu=pt iommu.passthrough=0 amd_iommu=on\n",
+        "1 map 0x1000 0x1000 rw fd\n2 unmap 0x0 0x4000\n3 config-write command mem=0\n4 device-dma 0x1000 -> fault\n",
+        "# target 4096\nA 0 1000 4000 4000\nA 1 1100 3900 3900\n",
+        "Device 0000:00:1f.0 @0x105407000\nIOVA_PFN PML5E PML4E PDPE PDE PTE\n0x1 | 0x0 0x105408003 0x105409003 0x10540a003 0x1003\n",
+        "01:00.0 3D controller [0302]: x [10de:1]\n\tRegion 2: Memory at 20000000000 (64-bit) [size=128G]\n\tIOMMU group: 1\n",
+    ];
+
+    #[test]
+    fn mutated_inputs_are_explained_without_a_panic() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for round in 0..4000 {
+            let mut bytes = Vec::new();
+            for _ in 0..random.usize(1..4) {
+                bytes.extend(random.choice(SEEDS).unwrap_or_default().as_bytes());
+            }
+            for _ in 0..random.usize(0..6) {
+                let at = random.usize(0..bytes.len());
+                match random.u8(0..5) {
+                    0 => bytes[at] = random.u8(..),
+                    1 => {
+                        bytes.remove(at);
+                    }
+                    2 => bytes.insert(
+                        at,
+                        *random.choice(b"0f9-,:=[]() \n\t'\"\\{").unwrap_or(&b' '),
+                    ),
+                    3 => bytes.truncate(at.max(1)),
+                    _ => bytes.splice(at..at, *b"ffffffffffffffff").for_each(drop),
+                }
+                if bytes.is_empty() {
+                    bytes.push(b'\n');
+                }
+            }
+            let (text, json) = explain_bytes("input", &bytes);
+            assert!(
+                text.chars().all(|c| c == '\n' || !c.is_control()),
+                "{round}: {text:?}"
+            );
+            assert!(json.is_ascii(), "{round}");
+        }
+    }
+}
