@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use iommu::log::{Class, Family, Record, Suppressed};
+use iommu::log::{Class, Family, PciAddress, Record, Suppressed};
 
 use super::facts::quote;
 use super::finding::{Direction, Evidence};
@@ -17,23 +17,46 @@ const MOST_EVIDENCE: usize = 64;
 const MOST_TIMES: usize = 256;
 
 /// Parts of a record that faults of one fold have in common.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     /// Logs of two files may be of two machines.
     pub(super) file: usize,
     pub(super) family: Family,
-    pub(super) device: String,
     pub(super) class: Class,
     pub(super) direction: Direction,
     pub(super) certain: bool,
-    /// No access is part of it, and others of this unit are.
+    pci: Option<PciAddress>,
+    id: Option<u64>,
+    client: Option<String>,
+    /// Unit, where no device is named.
     pub(super) unit: Option<String>,
+}
+
+impl Key {
+    fn of(file: usize, record: &Record) -> Self {
+        let named = record.pci.is_some() || record.id.is_some() || record.client.is_some();
+        let of_unit = record.class == Class::UnitError || !named;
+        Self {
+            file,
+            family: record.family,
+            class: record.class,
+            direction: direction(record.access),
+            certain: record.certainty == iommu::log::Certainty::Certain,
+            pci: record.pci,
+            // A function may have several numbers, which are listed beside it.
+            id: record.id.filter(|_| record.pci.is_none()),
+            client: record.client.clone().filter(|_| record.pci.is_none()),
+            unit: record.unit.clone().filter(|_| of_unit),
+        }
+    }
 }
 
 /// Faults of one kind.
 #[derive(Clone, Debug)]
 pub(super) struct Fold {
     pub(super) key: Key,
+    /// The device as printed; empty where none is named.
+    pub(super) device: String,
     pub(super) count: u64,
     pub(super) exact: bool,
     /// Addresses as printed.
@@ -47,7 +70,8 @@ pub(super) struct Fold {
     pub(super) first: Option<f64>,
     pub(super) last: Option<f64>,
     /// Name and meaning of each code.
-    pub(super) meanings: BTreeMap<(Option<u32>, &'static str, &'static str), u64>,
+    pub(super) meanings: BTreeSet<(Option<u32>, &'static str, &'static str)>,
+    last_code: Option<Option<u32>>,
     pub(super) source: (&'static str, &'static str),
     /// Levels at which the walk ended, where the unit tells; `last_level` is the one of pages.
     pub(super) levels: BTreeSet<u64>,
@@ -73,6 +97,8 @@ pub(super) struct Folds {
     waiting: Vec<(usize, Suppressed, Evidence)>,
     /// The fold of the last fault of each family in a file.
     latest: BTreeMap<(usize, Family), usize>,
+    /// The fault before.
+    last: Option<(usize, Family, usize)>,
     /// Suppressed messages without a fault.
     pub(super) orphans: Vec<(Suppressed, Evidence)>,
 }
@@ -88,18 +114,7 @@ impl Folds {
         driver: Option<&str>,
         quoted: impl Fn(u64) -> String,
     ) {
-        let key = Key {
-            file,
-            family: record.family,
-            device: record.device().unwrap_or_default(),
-            class: record.class,
-            direction: direction(record.access),
-            certain: record.certainty == iommu::log::Certainty::Certain,
-            unit: match (record.class, record.device()) {
-                (Class::UnitError, _) | (_, None) => record.unit.clone(),
-                _ => None,
-            },
-        };
+        let key = Key::of(file, record);
         let at = match self.places.get(&key) {
             Some(at) => *at,
             None if self.folds.len() >= MOST_FOLDS => {
@@ -112,7 +127,10 @@ impl Folds {
                 self.folds.len() - 1
             }
         };
-        self.latest.insert((file, record.family), at);
+        if self.last != Some((file, record.family, at)) {
+            self.last = Some((file, record.family, at));
+            self.latest.insert((file, record.family), at);
+        }
         let waiting = self.take_waiting(file, record.family);
         let Some(fold) = self.folds.get_mut(at) else {
             return;
@@ -143,15 +161,19 @@ impl Folds {
             fold.first = Some(fold.first.map_or(time, |first| first.min(time)));
             fold.last = Some(fold.last.map_or(time, |last| last.max(time)));
         }
-        if fold.meanings.len() < 16 {
-            let meaning = (record.code, record.name, record.meaning);
-            *fold.meanings.entry(meaning).or_default() += weight;
+        let meaning = (record.code, record.name, record.meaning);
+        if fold.last_code != Some(record.code) && fold.meanings.len() < 16 {
+            fold.last_code = Some(record.code);
+            fold.meanings.insert(meaning);
         }
         for name in ["PLVL", "LVL", "level"] {
             fold.levels
                 .extend(record.field(name).filter(|_| fold.levels.len() < 16));
         }
-        if let Some(driver) = driver.filter(|_| fold.drivers.len() < 16) {
+        if let Some(driver) = driver
+            && fold.drivers.len() < 16
+            && !fold.drivers.contains(driver)
+        {
             fold.drivers.insert(driver.to_owned());
         }
         if let Some(stage) = record.stage {
@@ -220,6 +242,7 @@ impl Fold {
     fn new(file: usize, key: Key, record: &Record) -> Self {
         Self {
             key,
+            device: record.device().unwrap_or_default(),
             count: 0,
             exact: true,
             addresses: BTreeSet::new(),
@@ -229,7 +252,8 @@ impl Fold {
             since_boot: false,
             first: None,
             last: None,
-            meanings: BTreeMap::new(),
+            meanings: BTreeSet::new(),
+            last_code: None,
             source: (record.source.document, record.source.section),
             levels: BTreeSet::new(),
             drivers: BTreeSet::new(),

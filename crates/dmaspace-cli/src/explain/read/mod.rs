@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, BufRead, Read as _};
 use std::sync::LazyLock;
 
-use aho_corasick::AhoCorasick;
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use iommu::log;
 
 use super::facts::{Facts, Line, Vendor, pci, quote};
@@ -39,13 +39,12 @@ const AMD: u8 = 16;
 /// A line of VFIO or iommufd that may tell of a failure.
 const VFIO: u8 = 32;
 
-/// Words that decide which readers see a line.
-const WORDS: [(&str, u8); 86] = [
-    ("DMAR:", UNIT | INTEL),
-    ("AMD-Vi:", UNIT | AMD),
-    ("DMAR", UNIT),
+/// Words that decide which readers see a line. None is the end of a longer one, and none begins with another: a search
+/// goes on behind what it has found.
+const WORDS: [(&str, u8); 75] = [
+    ("DMAR", UNIT | INTEL),
+    ("AMD-Vi", UNIT | AMD),
     ("dmar", UNIT),
-    ("AMD-Vi", UNIT),
     ("iommu", UNIT),
     ("IOMMU", UNIT),
     ("smmu", UNIT),
@@ -86,7 +85,7 @@ const WORDS: [(&str, u8); 86] = [
     ("Ioas", MONITOR),
     ("not viable", MONITOR),
     ("ineligible", MONITOR),
-    ("1:1 IOMMU", MONITOR),
+    ("have a 1:1", MONITOR),
     ("IOVA region", MONITOR),
     ("not sufficient", MONITOR),
     ("RMPUPDATE", MONITOR),
@@ -95,7 +94,7 @@ const WORDS: [(&str, u8); 86] = [
     ("all ones", MONITOR),
     ("RMRR", MONITOR),
     ("IVRS", MONITOR),
-    ("southbridge IOAPIC", MONITOR),
+    ("IOAPIC", MONITOR),
     ("checksum", MONITOR),
     ("reported at address", MONITOR),
     ("zero-length", MONITOR),
@@ -106,42 +105,35 @@ const WORDS: [(&str, u8); 86] = [
     ("nsufficient hugepages", MONITOR),
     ("host memory pages", MONITOR),
     ("preallocating", MONITOR),
-    ("Linux version", MONITOR),
     ("Linux ", MONITOR),
     ("QEMU emulator", MONITOR),
     ("QEMU version", MONITOR),
     ("qemu version", MONITOR),
-    ("qemu-kvm version", MONITOR),
     ("ommand line: ", CONFIGURATION),
     ("qemu-system", CONFIGURATION),
     ("qemu-kvm", CONFIGURATION),
     ("kvm ", CONFIGURATION),
     ("<domain", CONFIGURATION),
-    ("iommu=", CONFIGURATION),
-    ("iommu.", CONFIGURATION),
-    ("root=", CONFIGURATION),
-    ("BOOT_IMAGE=", CONFIGURATION),
-    ("CMDLINE", CONFIGURATION),
-    ("intremap=", CONFIGURATION),
     ("vfio", VFIO),
     ("VFIO", VFIO),
     ("Vfio", VFIO),
-    ("iommufd", VFIO),
 ];
 
 /// The automaton of [`WORDS`]; without it every reader sees every line.
-static ANCHORS: LazyLock<Option<AhoCorasick>> =
-    LazyLock::new(|| AhoCorasick::new(WORDS.iter().map(|(word, _)| *word)).ok());
+static ANCHORS: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
+    let mut builder = AhoCorasick::builder();
+    builder.kind(Some(AhoCorasickKind::DFA));
+    builder.build(WORDS.iter().map(|(word, _)| *word)).ok()
+});
 
 fn interest(text: &str) -> u8 {
     let Some(anchors) = ANCHORS.as_ref() else {
         return UNIT | MONITOR | CONFIGURATION | VFIO;
     };
     let mut interest = 0;
-    for found in anchors.find_overlapping_iter(text.as_bytes()) {
-        interest |= WORDS
-            .get(found.pattern().as_usize())
-            .map_or(0, |(_, kind)| *kind);
+    for found in anchors.find_iter(text.as_bytes()) {
+        let word = WORDS.get(found.pattern().as_usize());
+        interest |= word.map_or(0, |(_, kind)| *kind);
     }
     interest
 }
@@ -177,6 +169,8 @@ pub(super) struct Text<'f> {
     recent: VecDeque<(u64, String)>,
     weights: BTreeMap<u64, u64>,
     near: u32,
+    /// The file is known as a kernel's log.
+    is_log: bool,
     since_boot: bool,
     vendors: u8,
     /// Lines without a reader.
@@ -201,6 +195,7 @@ impl<'f> Text<'f> {
             recent: VecDeque::new(),
             weights: BTreeMap::new(),
             near: 0,
+            is_log: false,
             since_boot: false,
             vendors: 0,
             unread: 0,
@@ -265,7 +260,8 @@ impl<'f> Text<'f> {
         if !found.logged && self.listed(number, raw, &found.text) {
             return;
         }
-        if interest & CONFIGURATION != 0 && self.configured(number, raw, &found) {
+        let options = !found.logged && found.text.contains('=');
+        if (interest & CONFIGURATION != 0 || options) && self.configured(number, raw, &found) {
             return;
         }
         self.vendor(interest, number, raw);
@@ -275,20 +271,18 @@ impl<'f> Text<'f> {
                 _ => NEAR,
             };
             self.remember(number, raw);
-            self.since_boot = found.since_boot;
-            let open = Open {
-                interest,
-                line: number,
-                last: number,
-                text: found.text.into_owned(),
-                seconds: found.seconds,
-                since_boot: found.since_boot,
-                weight: found.weight,
-            };
-            if is_open(&open.text) {
-                self.open = Some(open);
+            if is_open(&found.text) {
+                self.open = Some(Open {
+                    interest,
+                    line: number,
+                    last: number,
+                    text: found.text.into_owned(),
+                    seconds: found.seconds,
+                    since_boot: found.since_boot,
+                    weight: found.weight,
+                });
             } else {
-                self.take(open, found.logged);
+                self.take(interest, number, &found);
             }
         } else if !found.logged && !self.listed_last(number, raw) {
             self.not_taken(number, raw);
@@ -513,26 +507,25 @@ impl<'f> Text<'f> {
 
     fn flush(&mut self) {
         if let Some(open) = self.open.take() {
-            self.take(open, true);
+            let found = Message {
+                text: Cow::Owned(open.text),
+                seconds: open.seconds,
+                since_boot: open.since_boot,
+                logged: true,
+                weight: open.weight,
+            };
+            self.take(open.interest, open.line, &found);
         }
     }
 
-    fn take(&mut self, open: Open, logged: bool) {
-        let Open {
-            interest,
-            line,
-            text,
-            seconds,
-            since_boot,
-            weight,
-            ..
-        } = open;
+    fn take(&mut self, interest: u8, line: u64, found: &Message<'_>) {
+        let text = found.text.as_ref();
         if interest & (MONITOR | VFIO) != 0
-            && let Some(fact) = monitor::line(&text)
+            && let Some(fact) = monitor::line(text)
         {
             self.facts
                 .content(self.file, "lines of a kernel or monitor");
-            let evidence = self.quotation(line, &text);
+            let evidence = self.quotation(line, text);
             // The driver's own walk belongs to the fault before it.
             if !matches!(fact, Line::SoftWalk { .. }) {
                 self.facts.line(fact, evidence);
@@ -540,20 +533,21 @@ impl<'f> Text<'f> {
             }
             self.facts.line(fact, evidence);
         }
-        if weight > 1 && self.weights.len() < 4096 {
-            self.weights.insert(line, weight);
+        if found.weight > 1 && self.weights.len() < 4096 {
+            self.weights.insert(line, found.weight);
         }
-        self.since_boot = since_boot;
+        self.since_boot = found.since_boot;
         let mut events = std::mem::take(&mut self.events);
-        self.log.line(&text, line, seconds, &mut events);
+        self.log.line(text, line, found.seconds, &mut events);
         let decoded = !events.is_empty();
-        self.events_of(&mut events, &text);
+        self.events_of(&mut events, text);
         self.events = events;
-        if !decoded && interest & (MONITOR | VFIO) != 0 && looks_failed(&text) {
-            let evidence = self.quotation(line, &text);
-            self.facts.not_decoded(&text, evidence);
-        } else if !decoded && !logged && !monitor::is_remark(&text) {
-            self.not_taken(line, &text);
+        let about = interest & (MONITOR | VFIO) != 0 || text.contains("iommufd");
+        if !decoded && about && looks_failed(text) {
+            let evidence = self.quotation(line, text);
+            self.facts.not_decoded(text, evidence);
+        } else if !decoded && !found.logged && !monitor::is_remark(text) {
+            self.not_taken(line, text);
         }
     }
 
@@ -565,8 +559,11 @@ impl<'f> Text<'f> {
 
     fn events_of(&mut self, events: &mut Vec<log::Event>, text: &str) {
         let file = self.file;
-        for event in events.drain(..) {
+        if !events.is_empty() && !self.is_log {
+            self.is_log = true;
             self.facts.content(file, "kernel log");
+        }
+        for event in events.drain(..) {
             match event {
                 log::Event::Fault(record) => {
                     let weights = record

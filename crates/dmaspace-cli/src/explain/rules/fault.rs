@@ -92,8 +92,8 @@ fn reported(facts: &Facts, fold: &Fold) -> Finding {
     if !section.is_empty() {
         finding.source = format!("{document}, {section}");
     }
-    if !key.device.is_empty() {
-        finding = finding.device(key.device.clone());
+    if !fold.device.is_empty() {
+        finding = finding.device(fold.device.clone());
     }
     for (first, last) in fold.ranges() {
         finding = finding.range(first, last);
@@ -114,7 +114,7 @@ fn reported(facts: &Facts, fold: &Fold) -> Finding {
 fn sentence(fold: &Fold, meaning: &str) -> String {
     let key = &fold.key;
     let family = key.family.name();
-    let who = match (key.device.as_str(), &key.unit) {
+    let who = match (fold.device.as_str(), &key.unit) {
         ("", Some(unit)) => format!("unit {unit}"),
         ("", None) => "a device that the line does not name".into(),
         (device, _) if device.starts_with("0x") => format!("the device with number {device}"),
@@ -150,7 +150,7 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
     let mut parts = Vec::new();
     let names: Vec<String> = fold
         .meanings
-        .keys()
+        .iter()
         .filter(|(_, name, meaning)| !name.is_empty() || !meaning.is_empty())
         .map(|(code, name, meaning)| {
             let code = code.map(|code| format!("{code:#x}")).unwrap_or_default();
@@ -198,7 +198,7 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
             fold.more_addresses
         ));
     }
-    if let Some(known) = facts.known(&fold.key.device, None)
+    if let Some(known) = facts.known(&fold.device, None)
         && !known.fact.name.is_empty()
     {
         parts.push(format!("The device is: {}.", known.fact.name));
@@ -206,7 +206,7 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
     if let Some(member) = facts
         .members
         .iter()
-        .find(|one| one.fact.device == fold.key.device)
+        .find(|one| one.fact.device == fold.device)
     {
         parts.push(format!("It is in IOMMU group {}.", member.fact.group));
     }
@@ -230,7 +230,7 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
 }
 
 fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
-    let device = &fold.key.device;
+    let device = &fold.device;
     let is_pci = device.contains(':');
     match fold.key.class {
         Class::Permission | Class::NoAccess | Class::NotMapped => {
@@ -296,8 +296,8 @@ fn period(fold: &Fold) -> Option<f64> {
 
 fn likely(fold: &Fold, cause: &'static str, source: &'static str) -> Finding {
     let mut finding = Finding::likely(cause, source).evidence(&fold.evidence);
-    if !fold.key.device.is_empty() {
-        finding = finding.device(fold.key.device.clone());
+    if !fold.device.is_empty() {
+        finding = finding.device(fold.device.clone());
     }
     finding.access = fold.key.direction;
     finding
@@ -359,7 +359,7 @@ fn reasons(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>) {
 }
 
 fn who(fold: &Fold) -> String {
-    match fold.key.device.as_str() {
+    match fold.device.as_str() {
         "" => "The device".into(),
         device if device.starts_with("0x") => format!("The device with number {device}"),
         device => device.to_owned(),
@@ -370,7 +370,7 @@ fn who(fold: &Fold) -> String {
 /// of its time; a listing may be of a later one.
 fn is_hosts(facts: &Facts, fold: &Fold) -> bool {
     match fold.drivers.is_empty() {
-        true => !facts.is_given(&fold.key.device),
+        true => !facts.is_given(&fold.device),
         false => !fold.drivers.iter().any(|driver| driver.contains("vfio")),
     }
 }
@@ -558,7 +558,7 @@ fn wide(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
         let finding = Finding::certain("fault.address-width", "the aperture that was given")
             .evidence(&fold.evidence)
             .evidence([&aperture.evidence])
-            .devices(Some(fold.key.device.clone()).filter(|device| !device.is_empty()))
+            .devices(Some(fold.device.clone()).filter(|device| !device.is_empty()))
             .say(format!(
                 "{} used an address beyond {:#x}, the last one that is translated.",
                 who(fold),
@@ -570,7 +570,7 @@ fn wide(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
 
 /// An interrupt of a host function that AMD's unit refuses.
 fn ioapic(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>) {
-    let device = fold.key.device.as_str();
+    let device = fold.device.as_str();
     let hosts = device
         .split_once(':')
         .is_some_and(|(_, rest)| rest.starts_with("00:"));
@@ -628,12 +628,12 @@ fn requester(device: &str) -> Option<u16> {
 
 /// VT-d: 00:02.0 is the place of Intel's graphics.
 fn is_intels(fold: &Fold) -> bool {
-    fold.key.family == Family::Vtd && fold.key.device == "0000:00:02.0"
+    fold.key.family == Family::Vtd && fold.device == "0000:00:02.0"
 }
 
 fn is_display(facts: &Facts, fold: &Fold) -> bool {
     facts
-        .is_display(&fold.key.device)
+        .is_display(&fold.device)
         .unwrap_or_else(|| is_intels(fold))
 }
 
@@ -641,7 +641,7 @@ fn is_display(facts: &Facts, fold: &Fold) -> bool {
 fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
     let folds = facts.folds.folds.iter();
     let mut devices: Vec<(usize, &str)> = folds
-        .map(|fold| (fold.file, fold.key.device.as_str()))
+        .map(|fold| (fold.file, fold.device.as_str()))
         .collect();
     devices.sort_unstable();
     devices.dedup();
@@ -652,9 +652,7 @@ fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
             .folds
             .iter()
             .filter(|fold| {
-                fold.file == file
-                    && fold.key.device == device
-                    && fold.key.direction == Direction::Read
+                fold.file == file && fold.device == device && fold.key.direction == Direction::Read
             })
             .filter(|fold| {
                 matches!(

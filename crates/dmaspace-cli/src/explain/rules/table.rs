@@ -72,7 +72,7 @@ fn text(facts: &Facts, dump: &DumpText, found: &mut Vec<Finding>) {
         .folds
         .folds
         .iter()
-        .filter(|fold| fold.key.device == dump.device)
+        .filter(|fold| fold.device == dump.device)
     {
         let Some(access) = access(fold.key.direction) else {
             continue;
@@ -139,7 +139,7 @@ fn judge(fold: &Fold, address: u64, end: Walk, places: &[&Evidence], found: &mut
         Direction::Write => "write",
         _ => "read",
     };
-    let device = &fold.key.device;
+    let device = &fold.device;
     let (cause, text) = match agrees {
         true => (
             "table.explains-fault",
@@ -226,7 +226,7 @@ fn logged(facts: &Facts, dump: &Dump, places: &[Evidence], found: &mut Vec<Findi
         // Reasons 1 and 2: the root or context entry is not present.
         let codes: Vec<_> = fold
             .meanings
-            .keys()
+            .iter()
             .filter_map(|(code, ..)| *code)
             .collect();
         let table = match codes.as_slice() {
@@ -254,7 +254,7 @@ fn logged(facts: &Facts, dump: &Dump, places: &[Evidence], found: &mut Vec<Findi
         };
         found.push(
             Finding::certain(cause, SOURCE)
-                .devices(Some(fold.key.device.clone()).filter(|device| !device.is_empty()))
+                .devices(Some(fold.device.clone()).filter(|device| !device.is_empty()))
                 .evidence(&fold.evidence)
                 .evidence(places.iter().copied())
                 .say(text),
