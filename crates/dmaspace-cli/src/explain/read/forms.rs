@@ -107,7 +107,13 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
             step,
             evidence,
         );
-    } else if let Some(point) = point(&words) {
+    } else if let Some(point) = point(
+        &words,
+        facts
+            .targets
+            .iter()
+            .any(|one| one.evidence.place.file == file),
+    ) {
         facts.content(file, "balloon series");
         Facts::push(
             &mut facts.series,
@@ -146,18 +152,24 @@ fn comment(
         return false;
     };
     let mut targets = Vec::new();
-    let numbers = rest
-        .split(|c: char| !c.is_ascii_digit())
-        .filter_map(|digits| digits.parse::<u64>().ok());
-    let case = |part: &str| {
-        let word = part.trim_matches(|c: char| !c.is_alphanumeric());
-        let word = word.rsplit(|c: char| !c.is_alphanumeric()).next()?;
-        (!word.is_empty()).then(|| word.to_owned())
+    // `target 2048`, `A: target=2048 MiB`, `target A 2048, B 4096`.
+    let is_separator = |c: char| !(c.is_alphanumeric() || c == '-' || c == '_');
+    let words = |part: &str| -> Vec<String> {
+        let words = part.split(is_separator).filter(|word| !word.is_empty());
+        words.take(64).map(str::to_owned).collect()
     };
     // The case keeps its letters.
-    let before = text.get(..before.len()).unwrap_or_default();
-    if let Some(target) = numbers.into_iter().next() {
-        targets.push((case(before), target));
+    let at = lower.len() - rest.len();
+    let (before, rest) = (
+        words(text.get(..before.len()).unwrap_or_default()),
+        words(text.get(at..).unwrap_or_default()),
+    );
+    let mut case = before.last().cloned();
+    for word in &rest {
+        match word.parse::<u64>() {
+            Ok(target) => targets.push((case.take(), target)),
+            Err(_) => case = Some(word.clone()),
+        }
     }
     for target in targets {
         Facts::push(
@@ -344,12 +356,12 @@ fn step(words: &[&str], text: &str) -> Option<Step> {
 }
 
 /// `CASE SECOND actual free available`.
-fn point(words: &[&str]) -> Option<Point> {
+fn point(words: &[&str], series: bool) -> Option<Point> {
     let [case, second, actual, free, available] = words else {
         return None;
     };
-    // Digits alone are a row of something else.
-    let named = case.starts_with(|c: char| c.is_alphabetic()) && case.len() <= 32;
+    // Digits alone are a row of something else, unless a target stands before them.
+    let named = case.starts_with(|c: char| c.is_alphabetic()) && case.len() <= 32 || series;
     let mib = |word: &str| word.parse::<u64>().ok();
     Some(Point {
         case: (*case).to_owned(),
@@ -422,5 +434,11 @@ mod tests {
         assert_eq!(facts.areas[0].fact.device.as_deref(), Some("0000:01:00.0"));
         assert_eq!(facts.targets[0].fact, (None, 2048));
         assert_eq!(facts.series[0].fact.free, 100);
+        let facts = read("# target A 1024, B: 2048 MiB\n");
+        let targets: Vec<_> = facts.targets.iter().map(|one| one.fact.clone()).collect();
+        assert_eq!(
+            targets,
+            [(Some("A".into()), 1024), (Some("B".into()), 2048)]
+        );
     }
 }

@@ -75,8 +75,8 @@ fn judge(
     }
     let progress = gap(&before.fact) as f64 - gap(&last.fact) as f64;
     let left = gap(&last.fact);
-    let full = last.fact.free.min(last.fact.available) <= NEAR_NOTHING
-        && last.fact.available <= 2 * NEAR_NOTHING;
+    let nothing = NEAR_NOTHING.max(last.fact.actual / 64);
+    let full = last.fact.free <= nothing && last.fact.available <= 2 * nothing;
     let base = |cause| {
         Finding::likely(cause, SOURCE).evidence([evidence, &before.evidence, &last.evidence])
     };

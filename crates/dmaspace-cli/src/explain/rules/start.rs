@@ -4,8 +4,8 @@ use super::super::facts::{Facts, Known, Line};
 use super::super::finding::{Advice, Certainty, Evidence, Finding};
 use super::super::read::config::Configuration;
 
-/// BARs whose pages take time: 4 KiB pages of 16 GiB are 4 million calls.
-const LARGE_BAR: u64 = 16 << 30;
+/// BARs whose pages take time: 4 KiB pages of 4 GiB are a million calls.
+const LARGE_BAR: u64 = 4 << 30;
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     for one in &facts.configurations {
@@ -104,14 +104,15 @@ fn bars(facts: &Facts, found: &mut Vec<Finding>) {
                 .map(|device| device.address.as_str())
         })
         .collect();
-    for ((device, _), known) in &facts.functions {
-        let largest = known
-            .fact
-            .bars
-            .iter()
-            .map(|(_, bytes)| *bytes)
-            .max()
-            .unwrap_or(0);
+    let listed = facts.functions.iter().map(|((device, _), known)| {
+        let largest = known.fact.bars.iter().map(|(_, bytes)| *bytes).max();
+        (device, largest.unwrap_or(0), &known.evidence)
+    });
+    let placed = facts
+        .areas
+        .iter()
+        .filter_map(|area| Some((area.fact.device.as_ref()?, area.fact.length, &area.evidence)));
+    for (device, largest, evidence) in listed.chain(placed) {
         let named = type1.contains(&device.as_str());
         if largest < LARGE_BAR || !(named || facts.is_given(device)) {
             continue;
@@ -123,8 +124,8 @@ fn bars(facts: &Facts, found: &mut Vec<Finding>) {
         found.push(
             Finding::new("start.bar-mapping", certainty, "Linux 6.15 drivers/vfio/pci/vfio_pci_core.c, vfio_pci_mmap_huge_fault; drivers/vfio/vfio_iommu_type1.c, follow_fault_pfn")
                 .device(device.clone())
-                .evidence([&known.evidence])
-                .evidence(version.map(|(_, evidence)| evidence))
+                .evidence([evidence])
+            .evidence(version.map(|(_, evidence)| evidence))
                 .say(format!(
                     "A BAR of {device} has {}: Linux before 6.15 maps it page by page with type 1.",
                     crate::size::bytes(largest)
