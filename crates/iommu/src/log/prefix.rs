@@ -300,10 +300,11 @@ fn clock(text: &str) -> Option<(f64, &str)> {
         }
         None => (0.0, rest),
     };
-    (hours < 25 && minutes < 60 && seconds < 61).then_some((
-        (hours * 3600 + minutes * 60 + seconds) as f64 + fraction,
-        rest,
-    ))
+    if hours > 24 || minutes > 59 || seconds > 60 {
+        return None;
+    }
+    let whole = hours * 3600 + minutes * 60 + seconds;
+    Some((whole as f64 + fraction, rest))
 }
 
 /// Days since the start of 1970.
@@ -430,6 +431,10 @@ mod tests {
             "\t0x0000000000000010",
             "[",
             "kernel",
+            "18446744073709551615:00:00 x",
+            "2026-01-01T18446744073709551615:00:00 x",
+            "18446744073709551615-12-31T00:00:00 x",
+            "Jan 18446744073709551615 00:00:00 x",
         ] {
             assert_eq!(strip(text).text, text);
         }

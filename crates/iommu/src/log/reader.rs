@@ -1,6 +1,6 @@
 //! The reader: which decoder a line is for, and which records wait for further lines.
 
-use super::text::{Text as _, cut, head, number};
+use super::text::{Text as _, after, cut, head, number};
 use super::{
     Dump, Event, Family, Note, Record, Suppressed, amdvi, others, riscv, smmu, smmuv3, vtd,
 };
@@ -294,22 +294,20 @@ impl Reader {
         let Some(open) = &self.open else {
             return false;
         };
-        let mut joined = String::with_capacity(open.text.len() + text.len().min(MOST_OPEN) + 1);
-        // A soft break of a mail cuts words.
-        match open.text.strip_suffix('=') {
-            Some(start) => joined.push_str(start),
-            None => {
-                joined.push_str(&open.text);
-                joined.push(' ');
-            }
-        }
-        joined.push_str(cut(text.trim_start(), MOST_OPEN));
-        if own_message(text) || unfinished(&joined, open.mark) {
-            if self.state.count - open.since > OPEN_REACH || own_message(text) {
+        let own = own_message(text);
+        let rest = cut(text.trim_start(), MOST_OPEN);
+        // A soft break of a mail, and a terminal, cut words; others wrap between them.
+        let start = open.text.strip_suffix('=').unwrap_or(&open.text);
+        let finished = |joined: &String| !unfinished(joined, open.mark);
+        let between = || Some(format!("{} {rest}", open.text)).filter(finished);
+        let within = || Some(format!("{start}{rest}")).filter(finished);
+        let joined = if own { None } else { between().or_else(within) };
+        let Some(joined) = joined else {
+            if own || self.state.count - open.since > OPEN_REACH {
                 self.close(out);
             }
             return false;
-        }
+        };
         let line = Line {
             text: &joined,
             number: open.number,
@@ -565,7 +563,9 @@ fn unfinished_amdvi(text: &str) -> bool {
 
 fn unfinished_vtd(text: &str) -> bool {
     if let Some((_, rest)) = text.around("Request device [") {
-        return !(rest.has("fault addr ") || rest.has("fault index ")) && text.has("DMAR");
+        let address = rest.has("fault addr ") || rest.has("fault index ");
+        let cut = after(rest, "[fault reason").is_some_and(|reason| !reason.contains(']'));
+        return (!address || cut) && text.has("DMAR");
     }
     false
 }

@@ -610,6 +610,22 @@ fn lines_wrapped_in_mails_are_joined() {
         Access::Unknown,
         Some(0x7b65_7064),
     );
+    let terminal = "[1.0] DMAR: [DMA Write NO_PASID] Request device [01:00.0] fault ad\ndr 0xff3a6000 [fault reason 0x05] PTE Write access is not set";
+    expect(
+        terminal,
+        "0000:01:00.0",
+        Class::NoAccess,
+        Access::Write,
+        Some(0xff3a_6000),
+    );
+    let reason = "[1.0] DMAR: [DMA Write NO_PASID] Request device [01:00.0] fault addr 0xff3a6000 [fault reason\n0x05] PTE Write access is not set";
+    expect(
+        reason,
+        "0000:01:00.0",
+        Class::NoAccess,
+        Access::Write,
+        Some(0xff3a_6000),
+    );
     let dart = "apple-dart 285800000.iommu: translation fault: status:0x80040008 stream:0\ncode:0x8 (NO PTE FOR IOVA) at 0x28e084008";
     expect(
         dart,
