@@ -170,10 +170,8 @@ impl Folds {
             fold.levels
                 .extend(record.field(name).filter(|_| fold.levels.len() < 16));
         }
-        if let Some(driver) = driver
-            && fold.drivers.len() < 16
-            && !fold.drivers.contains(driver)
-        {
+        let new = |driver: &&str| fold.drivers.len() < 16 && !fold.drivers.contains(*driver);
+        if let Some(driver) = driver.filter(new) {
             fold.drivers.insert(driver.to_owned());
         }
         if let Some(stage) = record.stage {

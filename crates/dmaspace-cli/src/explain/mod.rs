@@ -167,9 +167,10 @@ fn report(facts: Facts, files: Vec<String>) -> Report {
         ));
     }
     for one in &facts.lines {
-        if let facts::Line::MapFailed { errno, .. } = one.fact
-            && ![12, 22, 28].contains(&errno)
-        {
+        let facts::Line::MapFailed { errno, .. } = one.fact else {
+            continue;
+        };
+        if ![12, 22, 28].contains(&errno) {
             let place = report.place(&one.evidence.place);
             let why = match errno {
                 // Linux drivers/iommu/iommufd/pages.c, pfn_reader_user_pin: pages of a device are not pinned.

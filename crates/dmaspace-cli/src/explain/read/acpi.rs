@@ -85,10 +85,10 @@ impl Hexdump {
     ) -> bool {
         let text = text.trim();
         // DMAR @ 0x0000000000000000
-        if let Some((name, address)) = text.split_once(" @ 0x")
-            && name.len() == 4
-            && address.bytes().all(|byte| byte.is_ascii_hexdigit())
-        {
+        let heading = text.split_once(" @ 0x").is_some_and(|(name, address)| {
+            name.len() == 4 && address.bytes().all(|byte| byte.is_ascii_hexdigit())
+        });
+        if heading {
             self.finish(facts, file);
             self.line = at;
             facts.content(file, "acpidump");

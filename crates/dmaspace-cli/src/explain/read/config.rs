@@ -296,11 +296,10 @@ impl Qemu {
                     || driver.starts_with("x3130")
                     || driver == "xio3130-downstream") =>
             {
-                if self.buses.len() < MOST {
-                    let id = get("id").unwrap_or_default().to_owned();
-                    self.buses
-                        .insert(id, Some(bus.unwrap_or_else(|| "pcie.0".into())));
-                }
+                let room = self.buses.len() < MOST;
+                let id = get("id").filter(|_| room).map(str::to_owned);
+                let above = Some(bus.unwrap_or_else(|| "pcie.0".into()));
+                self.buses.extend(id.map(|id| (id, above)));
             }
             "pc-dimm" => self.used.extend(get("memdev").map(str::to_owned)),
             _ => {}
@@ -415,12 +414,9 @@ fn variables(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (open, close) in [("${", "}"), ("{{", "}}")] {
         for part in text.split(open).skip(1).take(16) {
-            if let Some((inside, _)) = part.split_once(close)
-                && !inside.contains('"')
-                && inside.len() < 64
-            {
-                found.push(format!("{open}{inside}{close}"));
-            }
+            let inside = part.split_once(close).map(|(inside, _)| inside);
+            let inside = inside.filter(|inside| !inside.contains('"') && inside.len() < 64);
+            found.extend(inside.map(|inside| format!("{open}{inside}{close}")));
         }
     }
     found
@@ -654,16 +650,13 @@ impl Domain {
             }
             ["domain", "memtune", "hard_limit"] => self.new.hard_limit = sized(text, &self.unit),
             ["domain", "devices", "controller"] => {
-                if let Some((index, controller)) = self.controller.take()
-                    && self.controllers.len() < MOST
-                {
-                    self.controllers.insert(index, controller);
-                }
+                let open = self.controller.take();
+                let room = self.controllers.len() < MOST;
+                self.controllers.extend(open.filter(|_| room));
             }
             ["domain", "devices", "hostdev" | "interface"] => {
-                if let Some(device) = self.device.take()
-                    && (device.pci || device.mdev)
-                {
+                let device = self.device.take();
+                if let Some(device) = device.filter(|device| device.pci || device.mdev) {
                     let iommufd = device.iommufd.unwrap_or(self.all_iommufd);
                     self.new.iommufd |= iommufd;
                     self.new.type1 |= !iommufd;

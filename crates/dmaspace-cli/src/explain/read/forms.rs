@@ -42,12 +42,8 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
         if let Some(function) = facts.function(&device, &evidence) {
             function.driver = Driver::Bound(driver);
         }
-    } else if let [first, last, name] = words.as_slice()
-        && ["direct", "direct-relaxable", "reserved", "msi"].contains(name)
-        && let (Some(first), Some(last)) = (number(first), number(last))
-    {
+    } else if let Some(region) = region(&words) {
         facts.content(file, "reserved_regions");
-        let region = (first, last, (*name).to_owned());
         Facts::push(
             &mut facts.reserved,
             &mut facts.dropped,
@@ -55,17 +51,13 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
             region,
             evidence,
         );
-    } else if let [first, last] = words.as_slice()
-        && first.starts_with("0x")
-        && last.starts_with("0x")
-        && let (Some(first), Some(last)) = (number(first), number(last))
-    {
+    } else if let Some(aperture) = aperture(&words) {
         facts.content(file, "aperture");
         Facts::push(
             &mut facts.apertures,
             &mut facts.dropped,
             "apertures",
-            (first, last),
+            aperture,
             evidence,
         );
     } else if let Some(area) = area(&words) {
@@ -77,22 +69,16 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
             area,
             evidence,
         );
-    } else if words.len() == 4
-        && words.get(2) == Some(&"node")
-        && let Some(device) = pci(first)
-        && let Some(node) = words.get(3).and_then(|node| node.parse::<u32>().ok())
-    {
+    } else if let Some(node) = device_node(&words) {
         facts.content(file, "host");
         Facts::push(
             &mut facts.device_nodes,
             &mut facts.dropped,
             "nodes",
-            (device, node),
+            node,
             evidence,
         );
-    } else if let ["page-size", bytes] = words.as_slice()
-        && let Some(bytes) = number(bytes)
-    {
+    } else if let Some(bytes) = page_size(&words) {
         facts.content(file, "host");
         facts.host_page = Some(super::super::facts::Known {
             fact: bytes,
@@ -128,6 +114,40 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
         return heading(&words);
     }
     true
+}
+
+/// `0x00000000fee00000 0x00000000feefffff msi`.
+fn region(words: &[&str]) -> Option<(u64, u64, String)> {
+    let [first, last, name] = words else {
+        return None;
+    };
+    let known = ["direct", "direct-relaxable", "reserved", "msi"].contains(name);
+    known.then_some((number(first)?, number(last)?, (*name).to_owned()))
+}
+
+/// `0x0 0x7fffffffff`.
+fn aperture(words: &[&str]) -> Option<(u64, u64)> {
+    let [first, last] = words else {
+        return None;
+    };
+    let hexadecimal = first.starts_with("0x") && last.starts_with("0x");
+    hexadecimal.then_some((number(first)?, number(last)?))
+}
+
+/// `0000:19:00.0 gpu node 0`.
+fn device_node(words: &[&str]) -> Option<(String, u32)> {
+    match words {
+        [device, _, "node", node] => Some((pci(device)?, node.parse().ok()?)),
+        _ => None,
+    }
+}
+
+/// `page-size 65536`.
+fn page_size(words: &[&str]) -> Option<u64> {
+    match words {
+        ["page-size", bytes] => number(bytes),
+        _ => None,
+    }
 }
 
 /// Heads of these forms, which say nothing themselves.

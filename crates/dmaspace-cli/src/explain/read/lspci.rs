@@ -141,10 +141,11 @@ impl Listing {
             return;
         }
         for key in self.devices {
-            if let Some(known) = facts.functions.get_mut(&key)
-                && known.fact.driver == Driver::Unknown
-            {
-                known.fact.driver = Driver::None;
+            match facts.functions.get_mut(&key) {
+                Some(known) if known.fact.driver == Driver::Unknown => {
+                    known.fact.driver = Driver::None;
+                }
+                _ => {}
             }
         }
     }

@@ -218,13 +218,13 @@ impl<'f> Text<'f> {
                 Ok(length) => {
                     number += 1;
                     done += length as u64;
-                    if number.is_multiple_of(4096) {
+                    if number % 4096 == 0 {
                         progress(done);
                     }
                     let cut = bytes.last() != Some(&b'\n') && length as u64 == MOST_LINE;
                     let line = String::from_utf8_lossy(&bytes);
                     self.line(number, line.trim_end_matches(['\n', '\r']));
-                    if cut && let Err(error) = pass_over(&mut text) {
+                    if let Some(Err(error)) = cut.then(|| pass_over(&mut text)) {
                         break Err(error);
                     }
                 }
@@ -332,16 +332,17 @@ impl<'f> Text<'f> {
             }
         }
         // `IOMMU Group 1 00:01.0 PCI bridge [0604]: ...`: member and function.
-        if let Some(rest) = trimmed
+        let function = trimmed
             .strip_prefix("IOMMU Group ")
             .or_else(|| trimmed.strip_prefix("IOMMU group "))
-            && let Some((_, function)) = rest.split_once(' ')
-            && forms::line(facts, file, number, text)
-        {
-            let _ = self
-                .listing
-                .line(facts, file, number, function.trim_start());
-            return true;
+            .and_then(|rest| rest.split_once(' '));
+        if let Some((_, function)) = function {
+            if forms::line(facts, file, number, text) {
+                let _ = self
+                    .listing
+                    .line(facts, file, number, function.trim_start());
+                return true;
+            }
         }
         if self.listing.line(facts, file, number, raw) {
             return true;
@@ -387,9 +388,8 @@ impl<'f> Text<'f> {
                 return true;
             }
         }
-        if !found.logged
-            && let Some(line) = kernel_options(text)
-        {
+        let options = (!found.logged).then(|| kernel_options(text)).flatten();
+        if let Some(line) = options {
             self.command_line(number, raw, &line);
             return true;
         }
@@ -490,12 +490,10 @@ impl<'f> Text<'f> {
 
     /// Keeps the text of a line for quotations.
     fn remember(&mut self, number: u64, raw: &str) {
-        let mut room = String::new();
-        if self.recent.len() >= MOST_RECENT
-            && let Some((_, old)) = self.recent.pop_front()
-        {
-            room = old;
-        }
+        // The text of the oldest line gives its room.
+        let full = self.recent.len() >= MOST_RECENT;
+        let oldest = full.then(|| self.recent.pop_front()).flatten();
+        let mut room = oldest.map_or_else(String::new, |(_, text)| text);
         room.clear();
         let mut end = raw.len().min(400);
         while !raw.is_char_boundary(end) {
@@ -520,9 +518,8 @@ impl<'f> Text<'f> {
 
     fn take(&mut self, interest: u8, line: u64, found: &Message<'_>) {
         let text = found.text.as_ref();
-        if interest & (MONITOR | VFIO) != 0
-            && let Some(fact) = monitor::line(text)
-        {
+        let asked = interest & (MONITOR | VFIO) != 0;
+        if let Some(fact) = asked.then(|| monitor::line(text)).flatten() {
             self.facts
                 .content(self.file, "lines of a kernel or monitor");
             let evidence = self.quotation(line, text);
@@ -642,9 +639,7 @@ impl<'f> Text<'f> {
         self.dumps.finish(self.facts);
         std::mem::take(&mut self.listing).finish(self.facts);
         self.facts.folds.finish();
-        if self.unread > 0
-            && let Some(evidence) = self.first_unread
-        {
+        if let Some(evidence) = self.first_unread {
             let lines = match self.unread {
                 1 => "a line was".to_owned(),
                 lines => format!("{lines} lines were"),

@@ -173,9 +173,8 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
     if fold.stages.contains(&1) && fold.key.family == Family::Vtd {
         parts.push("The domain uses first-stage tables, those of a processor's format.".into());
     }
-    if let (Some(first), Some(last)) = (fold.first, fold.last)
-        && last > first
-    {
+    let span = fold.first.zip(fold.last);
+    if let Some((first, last)) = span.filter(|(first, last)| last > first) {
         parts.push(format!("From {first:.3} s to {last:.3} s."));
     }
     if let Some(period) = period(fold) {
@@ -198,9 +197,8 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
             fold.more_addresses
         ));
     }
-    if let Some(known) = facts.known(&fold.device, None)
-        && !known.fact.name.is_empty()
-    {
+    let known = facts.known(&fold.device, None);
+    if let Some(known) = known.filter(|known| !known.fact.name.is_empty()) {
         parts.push(format!("The device is: {}.", known.fact.name));
     }
     if let Some(member) = facts

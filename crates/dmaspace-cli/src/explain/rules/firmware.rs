@@ -249,7 +249,7 @@ fn regions(known: &Known<TableFact>, found: &mut Vec<Finding>) {
 /// Order, length and alignment of a region. Source: Linux 7.2 `drivers/iommu/intel/iommu.c`, `rmrr_sanity_check`.
 fn bad_region(first: u64, last: u64, evidence: &Evidence) -> Option<Finding> {
     let certain = last < first;
-    let loose = !first.is_multiple_of(PAGE) || !last.wrapping_add(1).is_multiple_of(PAGE);
+    let loose = first % PAGE != 0 || last.wrapping_add(1) % PAGE != 0;
     if !certain && !loose {
         return None;
     }

@@ -85,10 +85,8 @@ fn exceeded(facts: &Facts, found: &mut Vec<Finding>) {
             "Linux drivers/vfio/vfio_iommu_type1.c, vfio_pin_pages_remote, vfio_pin_page_external",
         )
         .evidence(evidence);
-        if let Some(one) = only(facts)
-            && let Some(need) = one.fact.bytes
-            && !limits.is_empty()
-        {
+        let need = only(facts).and_then(|one| Some((one, one.fact.bytes?)));
+        if let Some((one, need)) = need.filter(|_| !limits.is_empty()) {
             text += &format!(" This guest has {}.", bytes(need));
             finding = finding.evidence([&one.evidence]).advise(Advice::text(format!(
                 "The limit must be at least {need} bytes (prlimit --memlock), and some more for BARs of other devices \

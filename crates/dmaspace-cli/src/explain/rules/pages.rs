@@ -221,10 +221,7 @@ mod tests {
         let found =
             of_text("[  1.0] SEV-SNP: RMPUPDATE failed for PFN 1a2b3, pg_level: 2, ret: 4\n");
         assert_eq!(causes(&found), ["pages.rmp-update"]);
-        assert_eq!(
-            found[0].addresses,
-            [(0x1_a2b3_000, 0x1_a2b3_000 + 0x1f_ffff)]
-        );
+        assert_eq!(found[0].addresses, [(0x1a2b_3000, 0x1a2b_3000 + 0x1f_ffff)]);
         assert!(found[0].text.contains("FAIL_OVERLAP"));
     }
 }

@@ -160,15 +160,12 @@ fn buffers(steps: &[&Known<Step>], found: &mut Vec<Finding>) {
                 let at = buffers
                     .iter()
                     .find(|one| (one.first..=one.last).contains(iova));
-                if let Some(Buffer {
-                    revoked: Some(by), ..
-                }) = at
-                    && *faults != Some(false)
-                {
+                let revoked = at.and_then(|one| one.revoked);
+                if let Some(by) = revoked.filter(|_| *faults != Some(false)) {
                     found.push(
                         Finding::certain("trace.revoked-buffer", "Linux drivers/vfio/pci/vfio_pci_dmabuf.c, vfio_pci_dma_buf_move; include/uapi/linux/iommufd.h, IOMMU_IOAS_MAP_FILE")
                             .range(*iova, *iova)
-                            .evidence([&step.evidence, *by])
+                            .evidence([&step.evidence, by])
                             .say(format!(
                                 "A device uses {iova:#x}, a mapping of a BAR that ended when memory decoding was switched \
                                  off; it does not come back with decoding."
