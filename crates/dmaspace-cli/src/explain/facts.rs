@@ -55,6 +55,8 @@ pub(super) struct Facts {
     pub(super) tables: Vec<Known<TableFact>>,
     /// Dumps of I/O page tables as text.
     pub(super) dumps: Vec<super::read::dump::DumpText>,
+    /// Context entries of devices, from debugfs: device, low word.
+    pub(super) contexts: Vec<Known<(String, u64)>>,
     /// Dumps of tables in a log.
     pub(super) log_dumps: Vec<(iommu::log::Dump, Vec<Evidence>)>,
     /// Steps of traces.

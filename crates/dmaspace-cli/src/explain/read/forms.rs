@@ -60,6 +60,15 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
             aperture,
             evidence,
         );
+    } else if let Some(context) = context(&words) {
+        facts.content(file, "debugfs dmar_translation_struct");
+        Facts::push(
+            &mut facts.contexts,
+            &mut facts.dropped,
+            "context entries",
+            context,
+            evidence,
+        );
     } else if let Some(area) = area(&words) {
         facts.content(file, "memory layout");
         Facts::push(
@@ -125,6 +134,22 @@ fn region(words: &[&str]) -> Option<(u64, u64, String)> {
     known.then_some((number(first)?, number(last)?, (*name).to_owned()))
 }
 
+/// `00:02.0 0x0:0x10370c001 0x102:0x10370e001 -1 ...`: device, root entry, context entry, each its high and low word.
+/// Source: Linux 7.2 `drivers/iommu/intel/debugfs.c`, `ctx_tbl_walk`, `print_tbl_walk`.
+fn context(words: &[&str]) -> Option<(String, u64)> {
+    let [device, root, context, ..] = words else {
+        return None;
+    };
+    let low = |pair: &str| {
+        let (high, low) = pair.split_once(':')?;
+        number(high)
+            .and(number(low))
+            .filter(|_| high.starts_with("0x"))
+    };
+    low(root)?;
+    Some((pci(device)?, low(context)?))
+}
+
 /// `0x0 0x7fffffffff`.
 fn aperture(words: &[&str]) -> Option<(u64, u64)> {
     let [first, last] = words else {
@@ -157,7 +182,11 @@ fn heading(words: &[&str]) -> bool {
     let is = |names: &[&str]| {
         lower.len() >= names.len() && names.iter().zip(&lower).all(|(a, b)| a == b)
     };
-    is(&["group", "device", "class"]) || is(&["case", "second"]) || is(&["limit", "soft"])
+    is(&["iommu"]) && words.get(2..5) == Some(&["Root", "Table", "Address:"])
+        || is(&["b.d.f", "root_entry"])
+        || is(&["group", "device", "class"])
+        || is(&["case", "second"])
+        || is(&["limit", "soft"])
 }
 
 /// `# target 2048`, `# A: target=2048 MiB`.

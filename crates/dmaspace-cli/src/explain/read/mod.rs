@@ -169,6 +169,8 @@ pub(super) struct Text<'f> {
     recent: VecDeque<(u64, String)>,
     weights: BTreeMap<u64, u64>,
     near: u32,
+    /// A tree of lspci has begun.
+    tree: bool,
     /// The file is known as a kernel's log.
     is_log: bool,
     since_boot: bool,
@@ -196,6 +198,7 @@ impl<'f> Text<'f> {
             weights: BTreeMap::new(),
             near: 0,
             is_log: false,
+            tree: false,
             since_boot: false,
             vendors: 0,
             unread: 0,
@@ -345,6 +348,13 @@ impl<'f> Text<'f> {
             }
         }
         if self.listing.line(facts, file, number, raw) {
+            return true;
+        }
+        // `lspci -t`: where devices hang, which its list tells, too.
+        let root = trimmed.starts_with("-[") && trimmed.contains("]-");
+        if root || self.tree && trimmed.starts_with(['+', '\\', '|', '-']) {
+            self.tree = true;
+            facts.content(file, "lspci tree");
             return true;
         }
         forms::line(facts, file, number, text)

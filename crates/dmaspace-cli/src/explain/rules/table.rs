@@ -1,6 +1,6 @@
 //! Dumps of I/O page tables against faults, by the walkers of `iopt`.
 
-use iommu::log::{Class, Dump, DumpTable};
+use iommu::log::{Class, Dump, DumpTable, Family};
 use iopt::walk::{Access, WalkReason};
 
 use super::super::facts::Facts;
@@ -28,6 +28,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     for dump in &facts.dumps {
         text(facts, dump, found);
     }
+    contexts(facts, found);
     for (dump, places) in &facts.log_dumps {
         logged(facts, dump, places, found);
     }
@@ -117,6 +118,37 @@ const fn access(direction: Direction) -> Option<Access> {
         Direction::Read | Direction::Execute => Some(Access::Read),
         Direction::Write => Some(Access::Write),
         Direction::Unknown => None,
+    }
+}
+
+/// Context entries that debugfs shows, against faults that miss one.
+fn contexts(facts: &Facts, found: &mut Vec<Finding>) {
+    for fold in &facts.folds.folds {
+        let missing = fold
+            .meanings
+            .iter()
+            .all(|(code, ..)| matches!(code, Some(1 | 2)));
+        if fold.key.class != Class::DeviceEntry || !missing || fold.key.family != Family::Vtd {
+            continue;
+        }
+        // A row is of an entry that is present: bit 0 of its low word (VT-d 5.0, section 9.3).
+        let row = facts
+            .contexts
+            .iter()
+            .find(|one| one.fact.0 == fold.device && one.fact.1 & 1 != 0);
+        if let Some(row) = row {
+            found.push(
+                Finding::certain("table.contradicts-fault", SOURCE)
+                    .device(fold.device.clone())
+                    .evidence(&fold.evidence)
+                    .evidence([&row.evidence])
+                    .say(format!(
+                        "debugfs shows a context entry of {} that is present, and the reported reason says that it is \
+                         not: it was written between fault and dump.",
+                        fold.device
+                    )),
+            );
+        }
     }
 }
 
@@ -333,6 +365,17 @@ mod tests {
                 "table.explains-fault",
                 "fault.wrong-direction"
             ]
+        );
+    }
+
+    #[test]
+    fn context_entries_of_debugfs_contradict_faults_without_one() {
+        let row = "IOMMU dmar1: Root Table Address: 0x103027000\nB.D.F\tRoot_entry\tContext_entry\n\
+            00:1f.0\t0x0000000000000000:0x000000010370c001\t0x0000000000000102:0x000000010370e001\t-1\n";
+        let found = of_text(&(fault("Write", "0x5000", "0x02") + row));
+        assert_eq!(
+            causes(&found),
+            ["fault.device-entry", "table.contradicts-fault"]
         );
     }
 
