@@ -177,7 +177,7 @@ fn inseparable(
             "Functions of one slot share group {number}{}: all of them go to one guest, or none.",
             match certainty {
                 Certainty::Certain => ", and have no ACS",
-                _ => ", likely since they have no ACS",
+                _ => ", as they do without ACS",
             }
         ))
         .advise(Advice::text("Give all functions of the card to one guest, or use virtual functions (SR-IOV) where it has them."));
