@@ -365,6 +365,10 @@ impl Facts {
 
     /// The driver is one of VFIO's, by lspci or groups.
     pub(super) fn is_given(&self, device: &str) -> bool {
+        let mut configured = self.configurations.iter().flat_map(|one| &one.fact.devices);
+        if configured.any(|one| one.address == device) {
+            return true;
+        }
         let function = self.known(device, None).map(|known| known.fact.driver);
         matches!(function, Some(Driver::Bound(driver)) if is_vfio(&driver))
     }

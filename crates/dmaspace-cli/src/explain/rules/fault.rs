@@ -13,6 +13,9 @@ use super::count;
 /// Addresses that Linux's allocator gives first: from 4 GiB downwards. Source: Linux 7.2 `drivers/iommu/dma-iommu.c`,
 /// `iommu_dma_alloc_iova` (32 bits first, unless `iommu.forcedac`), `drivers/iommu/iova.c`, `__alloc_and_insert_iova_range`.
 const ALLOCATOR: std::ops::RangeInclusive<u64> = 0xe000_0000..=0xffff_ffff;
+/// Addresses below 4 GiB that the allocator may have given, for windows of PCI are left out of its range, and it goes on
+/// below them: Linux 7.2 `drivers/iommu/dma-iommu.c`, `iova_reserve_pci_windows`.
+const BELOW_WINDOWS: std::ops::RangeInclusive<u64> = 0xc000_0000..=0xffff_ffff;
 /// Interrupt messages of x86-64: Intel SDM volume 3, section 12.11.1 "Message Address Register Format".
 const MSI: std::ops::RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 /// Interrupts in HyperTransport's address map: AMD 48882 3.08, section 2.1.2, table 3 "Special Address Controls".
@@ -501,7 +504,7 @@ fn physical(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
         let mut areas = areas.filter(|one| one.fact.2.trim() == "System RAM");
         areas.find(|one| (one.fact.0..=one.fact.1).contains(address))
     };
-    let allocated = |address: &u64| ALLOCATOR.contains(address) || *address < 0x1000;
+    let allocated = |address: &u64| BELOW_WINDOWS.contains(address) || *address < 0x1000;
     if !class || all.is_empty() || !is_hosts(facts, fold) || all.iter().any(allocated) {
         return;
     }
@@ -692,6 +695,9 @@ fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
             .filter(|evidence| evidence.place.file == first.file)
             .collect();
         let evidence = reads.iter().flat_map(|fold| &fold.evidence);
+        // Buffers of a host's driver are no picture that was left over.
+        let buffers = addresses.iter().all(|address| ALLOCATOR.contains(address));
+        let display = display && (rate.is_some() || !buffers);
         if display && (at_boot || rate.is_some() || near) {
             let (when, advice) = match (at_boot, rate) {
                 (true, _) => (
