@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::balloon::{self, BalloonArgs};
 use crate::check::{self, CheckArgs};
 use crate::devices::DevicesArgs;
+use crate::explain::{self, ExplainArgs};
 use crate::inspect::InspectArgs;
 use crate::numa::{self, NumaArgs};
 use crate::tables::TablesCommand;
@@ -94,6 +95,9 @@ pub(crate) enum Command {
             dmaspace inspect --machine"
     )]
     Inspect(InspectArgs),
+    /// From logs, tables and listings of any machine to the cause and the setting that helps.
+    #[command(long_about = explain::ABOUT, after_long_help = explain::EXAMPLES)]
+    Explain(ExplainArgs),
     /// Write man pages and shell completions, for packagers.
     #[command(hide = true)]
     Manuals {

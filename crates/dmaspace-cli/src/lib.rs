@@ -18,6 +18,7 @@ mod balloon;
 mod check;
 mod devices;
 mod draw;
+mod explain;
 mod inspect;
 mod json;
 mod manuals;
@@ -35,6 +36,7 @@ mod test_files;
 /// Parsers of any bytes, and explained walks by the thousand, for the fuzz targets.
 #[doc(hidden)]
 pub mod inside {
+    pub use crate::explain::explain_bytes;
     pub use crate::inspect::{
         Host, MachineReport, areas, configured, libvirt, node_bytes, of_areas, qemu_line,
     };
@@ -79,7 +81,7 @@ pub fn command() -> clap::Command {
 pub fn run() -> ExitCode {
     let asked = command().term_width(terminal::columns()).try_get_matches();
     let status = match asked.and_then(|matches| Args::from_arg_matches(&matches)) {
-        Err(error) => explain(&error),
+        Err(error) => help(&error),
         Ok(args) => {
             listen(args.verbose);
             match args.command {
@@ -89,6 +91,7 @@ pub fn run() -> ExitCode {
                 Command::Tables(command) => tables::run(&command),
                 Command::Numa(numa_args) => numa::run(&numa_args),
                 Command::Inspect(inspect_args) => inspect::run(&inspect_args),
+                Command::Explain(explain_args) => explain::run(&explain_args),
                 Command::Manuals { directory } => manuals::run(&directory),
             }
         }
@@ -115,7 +118,7 @@ fn tell_on(text: &str) -> anyhow::Result<bool> {
 }
 
 /// Help, the version, or what is wrong with the command line.
-fn explain(error: &clap::Error) -> u8 {
+fn help(error: &clap::Error) -> u8 {
     let printed = match error.print() {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.and_then(|()| io::stdout().flush()),

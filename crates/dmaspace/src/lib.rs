@@ -4,6 +4,8 @@
 //!
 //! * [`balloon`]: devices let go before a balloon's memory is discarded, and have it back before the guest;
 //! * [`devices`], [`topology`]: the machine's devices, and its memory nodes;
+//! * [`layout`]: a guest's memory layout against what the host can map;
+//! * [`firmware`]: reserved regions and units of the tables DMAR and IVRS;
 //! * the crates below, whole: [`runs`], [`iopt`], [`hostmem`], [`iommu`], [`ioas`], [`virtio_balloon`]; with the
 //!   feature `virtio-iommu` also `virtio_iommu`;
 //! * vhost-user is in the crate `dmaspace-vhost`; the program is in `dmaspace-cli`.
@@ -14,6 +16,8 @@
 
 pub mod balloon;
 pub mod devices;
+pub mod firmware;
+pub mod layout;
 pub mod topology;
 
 pub use {hostmem, ioas, iommu, iopt, runs, virtio_balloon};

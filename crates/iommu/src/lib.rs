@@ -17,6 +17,9 @@
 //! With the feature `std` there is the `SoftwareUnit`: it reads tables as a device's IOMMU does,
 //! with the walker of [`iopt::walk`], caches as hardware does (and so shows what was not flushed),
 //! and moves data through [`TargetMemory`]. Each device thread owns a `Port`.
+//!
+//! [`codes`] names the faults of every unit and puts them into classes; with `std`, `log` decodes the lines that
+//! a kernel prints of them.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 #![forbid(unsafe_code)]
@@ -24,6 +27,7 @@
 pub mod amdvi;
 mod arm;
 mod capabilities;
+pub mod codes;
 mod commands;
 mod driver;
 mod error;
@@ -31,6 +35,8 @@ mod fault;
 mod handover;
 #[cfg(test)]
 mod lines;
+#[cfg(feature = "std")]
+pub mod log;
 mod notes;
 mod registers;
 mod ring;

@@ -26,7 +26,8 @@ fn a_hostile_unit_brings_nothing_down() {
             .each_ref()
             .map(|n| n.load(Ordering::Relaxed))
     };
-    for (name, play) in fuzz_bodies::TARGETS {
+    let units = fuzz_bodies::TARGETS.into_iter();
+    for (name, play) in units.filter(|(name, _)| name.starts_with("unit_")) {
         let mut random = fastrand::Rng::with_seed(1);
         let before = count();
         for _ in 0..1000 {

@@ -267,6 +267,16 @@ impl Sheet {
         }
     }
 
+    /// A line that is broken nowhere: a part of a command.
+    pub(crate) fn whole(&mut self, line: &str) {
+        self.push(line);
+    }
+
+    /// The columns there are.
+    pub(crate) fn columns(&self) -> usize {
+        self.paint.columns
+    }
+
     fn push(&mut self, line: &str) {
         self.text += line.trim_end();
         self.text.push('\n');

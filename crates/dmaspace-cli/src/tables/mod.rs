@@ -236,6 +236,23 @@ impl TableFile {
         })
     }
 
+    /// Reads what a kernel shows of the tables of one device, from text that has been read already; `name` is the
+    /// file's, for errors.
+    ///
+    /// # Errors
+    ///
+    /// When it is no such text.
+    pub fn of_kernel_text(name: &str, text: impl io::BufRead) -> Result<Self, TablesError> {
+        let path = PathBuf::from(name);
+        match KernelTables::read(text, None) {
+            Ok(tables) => Ok(Self {
+                path,
+                content: Content::Kernel(tables),
+            }),
+            Err(cause) => Err(TablesError::Kernel { path, cause }),
+        }
+    }
+
     /// Opens what a kernel shows of VT-d's tables (`/sys/kernel/debug/iommu/intel/DEVICE/
     /// domain_translation_struct`): those of `device`, a PCI address with `/PASID` behind it or without;
     /// `None` when it is of one only.

@@ -16,6 +16,7 @@ use super::capabilities::{
     EVENT_HEAD, EVENT_TAIL, EVENTS, LOG, LOGGING, OVERFLOW, PENDING, RING, RING_LENGTH, STATUS,
     control, offset, place,
 };
+use crate::codes::{Class, Code, find};
 use crate::error::UnitError;
 use crate::fault::{Details, Fault, FaultReason};
 use crate::registers::{Registers, wait_until};
@@ -183,27 +184,161 @@ fn decode(first: u64, address: u64, segment: u16) -> Taken {
         },
         reason: FaultReason::Reported {
             code: (first >> 48) as u16,
-            meaning: meaning(code, flag),
+            meaning: event(code as u32, (first >> 48) as u32 & 0xfff)
+                .map_or("an event without a name here", |event| event.text),
             details: Details::default(),
         },
     })
 }
 
-/// Section 2.5, from 2.5.2 on.
-fn meaning(code: u64, flag: impl Fn(u32) -> bool) -> &'static str {
+/// Section 2.5, from 2.5.2 on, by the event's code.
+pub(crate) const EVENT_CODES: &[Code] = {
+    use Class::{AtsRefused, BadTable, DeviceEntry, Rmp, UnitError, Unknown};
+    &[
+        Code::new(
+            0x1,
+            DeviceEntry,
+            "ILLEGAL_DEV_TABLE_ENTRY: the device's entry cannot be used",
+        ),
+        Code::new(0x2, Unknown, "IO_PAGE_FAULT: not translated"),
+        Code::new(
+            0x3,
+            UnitError,
+            "DEV_TAB_HARDWARE_ERROR: the device table cannot be read",
+        ),
+        Code::new(
+            0x4,
+            BadTable,
+            "PAGE_TAB_HARDWARE_ERROR: a table cannot be read",
+        ),
+        Code::likely(
+            0x5,
+            UnitError,
+            "ILLEGAL_COMMAND_ERROR: a command that the unit does not know",
+        ),
+        Code::new(
+            0x6,
+            UnitError,
+            "COMMAND_HARDWARE_ERROR: a command cannot be read",
+        ),
+        Code::new(
+            0x7,
+            UnitError,
+            "IOTLB_INV_TIMEOUT: the device has not invalidated its translations",
+        ),
+        Code::new(
+            0x8,
+            Unknown,
+            "INVALID_DEVICE_REQUEST: a kind of request that the device may not make",
+        ),
+        Code::likely(
+            0x9,
+            AtsRefused,
+            "INVALID_PPR_REQUEST: a page request that the device may not make",
+        ),
+        Code::new(
+            0xa,
+            Unknown,
+            "EVENT_COUNTER_ZERO: a counter has reached its limit",
+        ),
+        Code::new(
+            0xb,
+            Unknown,
+            "GUEST_EVENT_FAULT: an event of a guest cannot be logged",
+        ),
+        Code::new(
+            0xd,
+            Rmp,
+            "RMP_PAGE_FAULT: the reverse map table refuses the page",
+        ),
+        Code::new(
+            0xe,
+            UnitError,
+            "RMP_HW_ERROR: the reverse map table cannot be read",
+        ),
+    ]
+};
+
+/// IO_PAGE_FAULT by its flags: I, PR, RZ, PE; then the rest.
+const PAGE_FAULTS: [Code; 5] = [
+    Code::new(
+        0x2,
+        Class::InterruptRequest,
+        "IO_PAGE_FAULT: an interrupt that is not allowed",
+    ),
+    Code::new(0x2, Class::NotMapped, "IO_PAGE_FAULT: not present"),
+    Code::new(
+        0x2,
+        Class::BadTable,
+        "IO_PAGE_FAULT: reserved bits in a table",
+    ),
+    Code::new(0x2, Class::Permission, "IO_PAGE_FAULT: not allowed"),
+    Code::new(0x2, Class::Unknown, "IO_PAGE_FAULT: not translated"),
+];
+
+/// Section 2.5.9, INVALID_DEVICE_REQUEST by its type.
+const REQUESTS: [Code; 8] = {
+    use Class::{AtsRefused, InterruptRequest, Unknown};
+    [
+        Code::likely(
+            0x8,
+            InterruptRequest,
+            "INVALID_DEVICE_REQUEST: a read of the interrupt range",
+        ),
+        Code::likely(
+            0x8,
+            AtsRefused,
+            "INVALID_DEVICE_REQUEST: a translated request that the device may not make",
+        ),
+        Code::new(
+            0x8,
+            Unknown,
+            "INVALID_DEVICE_REQUEST: port I/O that the device may not make",
+        ),
+        Code::new(
+            0x8,
+            Unknown,
+            "INVALID_DEVICE_REQUEST: a system management message that the device may not send",
+        ),
+        Code::new(
+            0x8,
+            Unknown,
+            "INVALID_DEVICE_REQUEST: a read of the system management range",
+        ),
+        Code::new(
+            0x8,
+            InterruptRequest,
+            "INVALID_DEVICE_REQUEST: an interrupt that the device may not send",
+        ),
+        Code::likely(
+            0x8,
+            InterruptRequest,
+            "INVALID_DEVICE_REQUEST: a write to a reserved interrupt address",
+        ),
+        Code::new(
+            0x8,
+            Unknown,
+            "INVALID_DEVICE_REQUEST: a system management address that is to be translated",
+        ),
+    ]
+};
+
+/// The event with this code and these flags (bits 59:48 of an entry).
+pub(crate) fn event(code: u32, flags: u32) -> Option<&'static Code> {
+    let flag = |bit: u32| flags >> bit & 1 == 1;
     match code {
-        1 => "ILLEGAL_DEV_TABLE_ENTRY: the device's entry cannot be used",
-        // I, RZ, PR, PE.
-        2 if flag(51) => "IO_PAGE_FAULT: an interrupt that is not allowed",
-        2 if flag(55) => "IO_PAGE_FAULT: reserved bits in a table",
-        2 if !flag(52) => "IO_PAGE_FAULT: not present",
-        2 if flag(54) => "IO_PAGE_FAULT: not allowed",
-        2 => "IO_PAGE_FAULT: not translated",
-        3 => "DEV_TAB_HARDWARE_ERROR: the device table cannot be read",
-        4 => "PAGE_TAB_HARDWARE_ERROR: a table cannot be read",
-        7 => "IOTLB_INV_TIMEOUT: the device has not invalidated its translations",
-        8 => "INVALID_DEVICE_REQUEST: a kind of request that the device may not make",
-        9 => "INVALID_PPR_REQUEST: a page request that the device may not make",
-        _ => "an event without a name here",
+        0x2 => {
+            let place = match () {
+                () if flag(3) => 0,
+                // RZ and PE mean something with PR only.
+                () if !flag(4) => 1,
+                () if flag(7) => 2,
+                () if flag(6) => 3,
+                () => 4,
+            };
+            PAGE_FAULTS.get(place)
+        }
+        0x8 => REQUESTS.get(flags as usize >> 9 & 7),
+        _ => find(EVENT_CODES, code),
     }
 }

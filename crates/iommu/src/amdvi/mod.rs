@@ -72,6 +72,7 @@ mod tests;
 mod unit;
 
 pub use config::{Config, Mode, ProbeError};
+pub(crate) use faults::{EVENT_CODES, event};
 
 /// One AMD-Vi unit, over its registers `R` and memory `M` for device table, command buffer and event
 /// log.

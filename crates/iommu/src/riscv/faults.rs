@@ -14,6 +14,7 @@ use iopt::walk::Access;
 use iopt::{Cell, TABLE_BYTES, TableMemory};
 
 use super::capabilities::{ENABLE, FQB, FQCSR, FQH, FQT, LOST, set_base, switch};
+use crate::codes::{Class, Code, find};
 use crate::error::UnitError;
 use crate::fault::{Details, Fault, FaultReason, RequestKind, SecondStage};
 use crate::registers::Registers;
@@ -117,38 +118,42 @@ fn decode(header: u64, iova: u64, second: u64) -> Fault {
 }
 
 /// Table "Fault record CAUSE field encodings".
-const fn meaning(cause: u16) -> &'static str {
-    match cause {
-        1 => "instruction access fault",
-        4 => "read address misaligned",
-        5 => "read access fault",
-        6 => "write/AMO address misaligned",
-        7 => "write/AMO access fault",
-        12 => "instruction page fault",
-        13 => "read page fault",
-        15 => "write/AMO page fault",
-        20 => "instruction guest-page fault",
-        21 => "read guest-page fault",
-        23 => "write/AMO guest-page fault",
-        256 => "all inbound transactions disallowed",
-        257 => "DDT entry load access fault",
-        258 => "DDT entry not valid",
-        259 => "DDT entry misconfigured",
-        260 => "transaction type disallowed",
-        261 => "MSI PTE load access fault",
-        262 => "MSI PTE not valid",
-        263 => "MSI PTE misconfigured",
-        264 => "MRIF access fault",
-        265 => "PDT entry load access fault",
-        266 => "PDT entry not valid",
-        267 => "PDT entry misconfigured",
-        268 => "DDT data corruption",
-        269 => "PDT data corruption",
-        270 => "MSI PT data corruption",
-        271 => "MSI MRIF data corruption",
-        272 => "internal data path error",
-        273 => "IOMMU MSI write access fault",
-        274 => "first/second-stage PT data corruption",
-        _ => "a cause without a name here",
-    }
+pub(crate) const CAUSES: &[Code] = {
+    use Class::{BadTable, DeviceEntry, InterruptRequest, NoAccess, UnitError, Unknown};
+    &[
+        Code::new(1, Unknown, "instruction access fault"),
+        Code::new(4, Unknown, "read address misaligned"),
+        Code::new(5, Unknown, "read access fault"),
+        Code::new(6, Unknown, "write/AMO address misaligned"),
+        Code::new(7, Unknown, "write/AMO access fault"),
+        Code::new(12, NoAccess, "instruction page fault"),
+        Code::new(13, NoAccess, "read page fault"),
+        Code::new(15, NoAccess, "write/AMO page fault"),
+        Code::new(20, NoAccess, "instruction guest-page fault"),
+        Code::new(21, NoAccess, "read guest-page fault"),
+        Code::new(23, NoAccess, "write/AMO guest-page fault"),
+        Code::likely(256, DeviceEntry, "all inbound transactions disallowed"),
+        Code::new(257, DeviceEntry, "DDT entry load access fault"),
+        Code::new(258, DeviceEntry, "DDT entry not valid"),
+        Code::new(259, DeviceEntry, "DDT entry misconfigured"),
+        Code::new(260, Unknown, "transaction type disallowed"),
+        Code::likely(261, InterruptRequest, "MSI PTE load access fault"),
+        Code::likely(262, InterruptRequest, "MSI PTE not valid"),
+        Code::likely(263, InterruptRequest, "MSI PTE misconfigured"),
+        Code::likely(264, InterruptRequest, "MRIF access fault"),
+        Code::new(265, DeviceEntry, "PDT entry load access fault"),
+        Code::new(266, DeviceEntry, "PDT entry not valid"),
+        Code::new(267, DeviceEntry, "PDT entry misconfigured"),
+        Code::likely(268, DeviceEntry, "DDT data corruption"),
+        Code::likely(269, DeviceEntry, "PDT data corruption"),
+        Code::likely(270, InterruptRequest, "MSI PT data corruption"),
+        Code::likely(271, InterruptRequest, "MSI MRIF data corruption"),
+        Code::likely(272, UnitError, "internal data path error"),
+        Code::likely(273, UnitError, "IOMMU MSI write access fault"),
+        Code::likely(274, BadTable, "first/second-stage PT data corruption"),
+    ]
+};
+
+fn meaning(cause: u16) -> &'static str {
+    find(CAUSES, cause.into()).map_or("a cause without a name here", |cause| cause.text)
 }

@@ -67,6 +67,7 @@ mod tests;
 mod unit;
 
 pub use config::{Config, ProbeError};
+pub(crate) use faults::CAUSES;
 
 /// One RISC-V IOMMU, over its registers `R` and memory `M` for directories and queues.
 ///

@@ -10,6 +10,7 @@
 use iopt::walk::Access;
 
 use super::capabilities::{CBFRSYNRA, FAR, FSR, FSYNR0, Features, GFAR, GFSR, GFSYNR0, GFSYNR1};
+use crate::codes::{Class, Code};
 use crate::fault::{Details, Fault, FaultReason};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DomainId};
@@ -17,33 +18,69 @@ use crate::unit::{DeviceId, DomainId};
 /// MULTI: there were more faults than the one that is kept.
 const MULTI: u32 = 1 << 31;
 
-/// FSR; ASF and UUT are of version 2.
-const CONTEXT: [(u32, &str); 8] = [
-    (1 << 1, "TF: not present"),
-    (1 << 2, "AFF: the access flag is not set"),
-    (1 << 3, "PF: not allowed"),
-    (1 << 4, "EF: a table, or what it leads to, cannot be read"),
-    (1 << 5, "TLBMCF: two cached translations match"),
-    (1 << 6, "TLBLKF: a locked cached translation is in the way"),
-    (1 << 7, "ASF: an address in a table is too large"),
-    (1 << 8, "UUT: a kind of access that is not supported"),
-];
+/// FSR, by bit; ASF and UUT are of version 2.
+pub(crate) const CONTEXT: &[Code] = {
+    use Class::{BadTable, NotMapped, Permission, Unknown};
+    &[
+        Code::new(1 << 1, NotMapped, "TF: not present"),
+        Code::likely(1 << 2, Permission, "AFF: the access flag is not set"),
+        Code::new(1 << 3, Permission, "PF: not allowed"),
+        Code::likely(
+            1 << 4,
+            BadTable,
+            "EF: a table, or what it leads to, cannot be read",
+        ),
+        Code::new(1 << 5, Unknown, "TLBMCF: two cached translations match"),
+        Code::new(
+            1 << 6,
+            Unknown,
+            "TLBLKF: a locked cached translation is in the way",
+        ),
+        Code::likely(1 << 7, BadTable, "ASF: an address in a table is too large"),
+        Code::new(
+            1 << 8,
+            Unknown,
+            "UUT: a kind of access that is not supported",
+        ),
+    ]
+};
 
-/// GFSR.
-const GLOBAL: [(u32, &str); 9] = [
-    (1 << 1, "USF: the stream is not mapped"),
-    (1 << 2, "SMCF: the stream matches twice"),
-    (1 << 0, "ICF: the stream is mapped to a fault"),
-    (
-        1 << 3,
-        "UCBF: the stream is mapped to a bank that is not there",
-    ),
-    (1 << 4, "UCIF: a bank has an interrupt that is not there"),
-    (1 << 5, "CAF: a register access that is not allowed"),
-    (1 << 6, "EF: what was asked for cannot be reached"),
-    (1 << 7, "PF: not allowed"),
-    (1 << 8, "UUT: a kind of access that is not supported"),
-];
+/// GFSR, by bit.
+pub(crate) const GLOBAL: &[Code] = {
+    use Class::{DeviceEntry, Unknown};
+    &[
+        Code::new(1 << 1, DeviceEntry, "USF: the stream is not mapped"),
+        Code::likely(1 << 2, DeviceEntry, "SMCF: the stream matches twice"),
+        Code::likely(1 << 0, DeviceEntry, "ICF: the stream is mapped to a fault"),
+        Code::likely(
+            1 << 3,
+            DeviceEntry,
+            "UCBF: the stream is mapped to a bank that is not there",
+        ),
+        Code::new(
+            1 << 4,
+            Unknown,
+            "UCIF: a bank has an interrupt that is not there",
+        ),
+        Code::new(
+            1 << 5,
+            Unknown,
+            "CAF: a register access that is not allowed",
+        ),
+        Code::new(1 << 6, Unknown, "EF: what was asked for cannot be reached"),
+        Code::new(1 << 7, Unknown, "PF: not allowed"),
+        Code::new(
+            1 << 8,
+            Unknown,
+            "UUT: a kind of access that is not supported",
+        ),
+    ]
+};
+
+/// The cause among the bits of `status`.
+pub(crate) fn cause(causes: &'static [Code], status: u32) -> Option<&'static Code> {
+    causes.iter().find(|cause| status & cause.code != 0)
+}
 
 /// Where a fault is kept.
 struct Place {
@@ -53,7 +90,7 @@ struct Place {
     stream: usize,
     /// The bit WNR of the syndrome.
     write: u32,
-    causes: &'static [(u32, &'static str)],
+    causes: &'static [Code],
     domain: Option<DomainId>,
 }
 
@@ -65,7 +102,7 @@ pub(super) fn take_global<R: Registers>(registers: &R, ignored: u16) -> (Option<
         syndrome: GFSYNR0,
         stream: GFSYNR1,
         write: 1 << 1,
-        causes: &GLOBAL,
+        causes: GLOBAL,
         domain: None,
     };
     take(registers, &place, ignored)
@@ -84,7 +121,7 @@ pub(super) fn take_context<R: Registers>(
         syndrome: features.bank(n, FSYNR0),
         stream: features.global1(CBFRSYNRA, n),
         write: 1 << 4,
-        causes: &CONTEXT,
+        causes: CONTEXT,
         domain: Some(domain),
     };
     take(registers, &place, ignored)
@@ -93,9 +130,7 @@ pub(super) fn take_context<R: Registers>(
 fn take<R: Registers>(registers: &R, place: &Place, ignored: u16) -> (Option<Fault>, bool) {
     let status = registers.read32(place.status);
     let lost = status & MULTI != 0;
-    let mut causes = place.causes.iter();
-    let cause = causes.find(|(bit, _)| status & bit != 0);
-    let fault = cause.map(|(_, meaning)| {
+    let fault = cause(place.causes, status).map(|cause| {
         let [low, high] = [0, 4].map(|half| registers.read32(place.address + half));
         let iova = u64::from(high) << 32 | u64::from(low);
         let write = registers.read32(place.syndrome) & place.write != 0;
@@ -108,7 +143,7 @@ fn take<R: Registers>(registers: &R, place: &Place, ignored: u16) -> (Option<Fau
             access: if write { Access::Write } else { Access::Read },
             reason: FaultReason::Reported {
                 code: status as u16,
-                meaning,
+                meaning: cause.text,
                 details: Details::default(),
             },
         }

@@ -66,6 +66,9 @@ mod tests;
 mod unit;
 
 pub use config::{Config, ProbeError, Version};
+#[cfg(feature = "std")]
+pub(crate) use faults::cause;
+pub(crate) use faults::{CONTEXT, GLOBAL};
 
 /// One SMMU of version 1 or 2, over its registers `R`. What it knows of up to 128 streams and 128 context
 /// banks is in it, some 6 KiB.

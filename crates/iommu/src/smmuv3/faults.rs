@@ -12,6 +12,7 @@ use iopt::{Cell, TableMemory};
 use super::capabilities::{
     ADDRESS, ALLOCATE, EVENTQ_BASE, EVENTQ_CONS, EVENTQ_PROD, EVENTS_ABORTED, acknowledge, errors,
 };
+use crate::codes::{Class, Code, find};
 use crate::fault::{Details, Fault, FaultReason};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, Pasid};
@@ -115,25 +116,87 @@ fn decode([first, second, address]: [u64; 3]) -> Fault {
 }
 
 /// Section 7.3, by the number of the event.
-const fn meaning(code: u16) -> &'static str {
-    match code {
-        0x01 => "F_UUT: a kind of request that is not supported",
-        0x02 => "C_BAD_STREAMID: the stream table has no entry for the device",
-        0x03 => "F_STE_FETCH: the device's stream table entry cannot be read",
-        0x04 => "C_BAD_STE: the device's stream table entry is invalid",
-        0x05 => "F_BAD_ATS_TREQ: a translation request that the device may not make",
-        0x06 => "F_STREAM_DISABLED: PASID 0 is for requests without one",
-        0x07 => "F_TRANSL_FORBIDDEN: a translated request that the device may not make",
-        0x08 => "C_BAD_SUBSTREAMID: the device has no such PASID",
-        0x09 => "F_CD_FETCH: the context descriptor cannot be read",
-        0x0a => "C_BAD_CD: the context descriptor is invalid",
-        0x0b => "F_WALK_EABT: a table cannot be read",
-        0x10 => "F_TRANSLATION: not present",
-        0x11 => "F_ADDR_SIZE: the table leads beyond the output addresses",
-        0x12 => "F_ACCESS: the access flag is not set",
-        0x13 => "F_PERMISSION: not allowed",
-        0x20 => "F_TLB_CONFLICT: two translations are cached",
-        0x21 => "F_CFG_CONFLICT: two configurations are cached",
-        _ => "an event without a name here",
-    }
+pub(crate) const EVENT_CODES: &[Code] = {
+    use Class::{AtsRefused, BadTable, DeviceEntry, NotMapped, Permission, Unknown};
+    &[
+        Code::new(
+            0x01,
+            Unknown,
+            "F_UUT: a kind of request that is not supported",
+        ),
+        Code::new(
+            0x02,
+            DeviceEntry,
+            "C_BAD_STREAMID: the stream table has no entry for the device",
+        ),
+        Code::new(
+            0x03,
+            DeviceEntry,
+            "F_STE_FETCH: the device's stream table entry cannot be read",
+        ),
+        Code::new(
+            0x04,
+            DeviceEntry,
+            "C_BAD_STE: the device's stream table entry is invalid",
+        ),
+        Code::new(
+            0x05,
+            AtsRefused,
+            "F_BAD_ATS_TREQ: a translation request that the device may not make",
+        ),
+        Code::likely(
+            0x06,
+            DeviceEntry,
+            "F_STREAM_DISABLED: PASID 0 is for requests without one",
+        ),
+        Code::new(
+            0x07,
+            AtsRefused,
+            "F_TRANSL_FORBIDDEN: a translated request that the device may not make",
+        ),
+        Code::new(
+            0x08,
+            DeviceEntry,
+            "C_BAD_SUBSTREAMID: the device has no such PASID",
+        ),
+        Code::new(
+            0x09,
+            DeviceEntry,
+            "F_CD_FETCH: the context descriptor cannot be read",
+        ),
+        Code::new(
+            0x0a,
+            DeviceEntry,
+            "C_BAD_CD: the context descriptor is invalid",
+        ),
+        Code::new(0x0b, BadTable, "F_WALK_EABT: a table cannot be read"),
+        Code::new(0x10, NotMapped, "F_TRANSLATION: not present"),
+        Code::new(
+            0x11,
+            BadTable,
+            "F_ADDR_SIZE: the table leads beyond the output addresses",
+        ),
+        Code::likely(0x12, Permission, "F_ACCESS: the access flag is not set"),
+        Code::new(0x13, Permission, "F_PERMISSION: not allowed"),
+        Code::new(0x20, Unknown, "F_TLB_CONFLICT: two translations are cached"),
+        Code::new(
+            0x21,
+            Unknown,
+            "F_CFG_CONFLICT: two configurations are cached",
+        ),
+        Code::new(
+            0x24,
+            Unknown,
+            "E_PAGE_REQUEST: a hint that a page is wanted",
+        ),
+        Code::likely(
+            0x25,
+            DeviceEntry,
+            "F_VMS_FETCH: the virtual machine structure cannot be read",
+        ),
+    ]
+};
+
+fn meaning(code: u16) -> &'static str {
+    find(EVENT_CODES, code.into()).map_or("an event without a name here", |event| event.text)
 }

@@ -74,6 +74,7 @@ mod tests;
 mod unit;
 
 pub use config::{Config, ProbeError};
+pub(crate) use faults::EVENT_CODES;
 
 /// One SMMUv3, over its registers `R` and memory `M` for stream table, context descriptors and queues.
 ///

@@ -8,6 +8,7 @@
 use iopt::walk::Access;
 
 use super::capabilities::{FAULT_PENDING, FAULTS_LOST, FSTS, Features};
+use crate::codes::{Class, Code, find};
 use crate::fault::{Details, Fault, FaultReason};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, Pasid};
@@ -66,50 +67,190 @@ pub(super) fn take_overflow<R: Registers>(registers: &R) -> bool {
     lost
 }
 
-/// Section 7.1.3, the tables of fault conditions: legacy mode below 0x30, scalable mode from there.
-const fn meaning(code: u16) -> &'static str {
-    match code {
-        0x1 | 0x39 => "no root entry for the bus",
-        0x2 | 0x41 => "no context entry for the device",
-        0x3 | 0x43 => "the context entry is invalid",
-        0x4 => "the address is beyond the table",
-        0x5 => "writing is not allowed",
-        0x6 => "reading is not allowed",
-        0x7 | 0x70 | 0x78 => "a table cannot be read",
-        0x8 | 0x38 => "the root table cannot be read",
-        0x9 | 0x40 => "the context table cannot be read",
-        0xa | 0x3a => "reserved bits in the root entry",
-        0xb | 0x42 => "reserved bits in the context entry",
-        0xc | 0x72 | 0x7a => "reserved bits in a table",
-        0xd => "the context entry blocks this kind of request",
-        0xe | 0x87 => "the table leads to the interrupt range",
-        0x30..=0x32 => "the root table's mode does not allow the request",
-        0x44 => "the context entry does not serve TLBs in devices",
-        0x45 => "the context entry does not allow PASIDs",
-        0x46 => "the PASID is beyond the directory",
-        0x47 => "the context entry does not allow page requests",
-        0x48 => "the context entry's PASID for requests without one is invalid",
-        0x50 => "the PASID directory cannot be read",
-        0x51 => "no PASID directory entry",
-        0x52 => "reserved bits in the PASID directory entry",
-        0x58 => "the PASID table cannot be read",
-        0x59 => "no PASID entry",
-        0x5a => "reserved bits in the PASID entry",
-        0x5b => "the PASID entry is invalid",
-        0x5c | 0x82 => "executing is not allowed",
-        0x5d => "requests with privilege are not allowed",
-        0x71 => "not present",
-        0x73 => "the first-stage root cannot be read",
+/// Section 7.1.3, the tables of fault conditions: legacy mode below 0x20, interrupts from there, scalable mode from
+/// 0x30.
+pub(crate) const FAULT_REASONS: &[Code] = {
+    use Class::{
+        AddressWidth, AtsRefused, BadTable, DeviceEntry, InterruptRequest, NoAccess, NotMapped,
+        Permission, Unknown,
+    };
+    &[
+        Code::new(0x01, DeviceEntry, "no root entry for the bus"),
+        Code::new(0x02, DeviceEntry, "no context entry for the device"),
+        Code::new(0x03, DeviceEntry, "the context entry is invalid"),
+        Code::new(0x04, AddressWidth, "the address is beyond the table"),
         // Second-stage entries have no bit that says present.
-        0x79 => "not present, or not allowed (second stage)",
-        0x7b => "the second-stage root is invalid",
-        0x80 => "the address is not canonical",
-        0x81 => "the page is not one of user mode",
-        0x85 => "writing is not allowed (first stage, or both)",
-        0x86 => "reading is not allowed (first stage, or both)",
-        0x7c | 0x90 | 0x91 => "accessed and dirty bits cannot be set",
-        _ => "a reason without a name here",
-    }
+        Code::new(0x05, NoAccess, "writing is not allowed"),
+        Code::new(0x06, NoAccess, "reading is not allowed"),
+        Code::new(0x07, BadTable, "a table cannot be read"),
+        Code::new(0x08, DeviceEntry, "the root table cannot be read"),
+        Code::new(0x09, DeviceEntry, "the context table cannot be read"),
+        Code::new(0x0a, DeviceEntry, "reserved bits in the root entry"),
+        Code::new(0x0b, DeviceEntry, "reserved bits in the context entry"),
+        Code::new(0x0c, BadTable, "reserved bits in a table"),
+        Code::new(
+            0x0d,
+            AtsRefused,
+            "the context entry blocks this kind of request",
+        ),
+        Code::likely(0x0e, BadTable, "the table leads to the interrupt range"),
+        Code::new(
+            0x20,
+            InterruptRequest,
+            "reserved fields in the interrupt request",
+        ),
+        Code::new(
+            0x21,
+            InterruptRequest,
+            "the interrupt index is beyond the table",
+        ),
+        Code::new(0x22, InterruptRequest, "the interrupt entry is not present"),
+        Code::new(0x23, InterruptRequest, "the interrupt table cannot be read"),
+        Code::new(
+            0x24,
+            InterruptRequest,
+            "reserved bits in the interrupt entry",
+        ),
+        Code::new(
+            0x25,
+            InterruptRequest,
+            "interrupts of the compatibility format are blocked",
+        ),
+        Code::new(
+            0x26,
+            InterruptRequest,
+            "the interrupt entry is not one of the device (source id)",
+        ),
+        Code::likely(
+            0x27,
+            InterruptRequest,
+            "the posted-interrupt descriptor cannot be read",
+        ),
+        Code::likely(
+            0x28,
+            InterruptRequest,
+            "reserved bits in the posted-interrupt descriptor",
+        ),
+        Code::likely(
+            0x30,
+            DeviceEntry,
+            "the root table's mode does not allow the request",
+        ),
+        Code::likely(
+            0x31,
+            DeviceEntry,
+            "the root table's mode does not allow the request (with PASID)",
+        ),
+        Code::likely(
+            0x32,
+            AtsRefused,
+            "the root table's mode does not allow the request (for pages)",
+        ),
+        Code::new(0x38, DeviceEntry, "the root table cannot be read"),
+        Code::new(0x39, DeviceEntry, "no root entry for the bus"),
+        Code::new(0x3a, DeviceEntry, "reserved bits in the root entry"),
+        Code::new(0x40, DeviceEntry, "the context table cannot be read"),
+        Code::new(0x41, DeviceEntry, "no context entry for the device"),
+        Code::new(0x42, DeviceEntry, "reserved bits in the context entry"),
+        Code::new(0x43, DeviceEntry, "the context entry is invalid"),
+        Code::likely(
+            0x44,
+            AtsRefused,
+            "the context entry does not serve TLBs in devices",
+        ),
+        Code::likely(0x45, DeviceEntry, "the context entry does not allow PASIDs"),
+        Code::likely(0x46, DeviceEntry, "the PASID is beyond the directory"),
+        Code::likely(
+            0x47,
+            AtsRefused,
+            "the context entry does not allow page requests",
+        ),
+        Code::likely(
+            0x48,
+            DeviceEntry,
+            "the context entry's PASID for requests without one is invalid",
+        ),
+        Code::new(0x50, DeviceEntry, "the PASID directory cannot be read"),
+        Code::new(0x51, DeviceEntry, "no PASID directory entry"),
+        Code::new(
+            0x52,
+            DeviceEntry,
+            "reserved bits in the PASID directory entry",
+        ),
+        Code::new(0x58, DeviceEntry, "the PASID table cannot be read"),
+        Code::new(0x59, DeviceEntry, "no PASID entry"),
+        Code::new(0x5a, DeviceEntry, "reserved bits in the PASID entry"),
+        Code::new(0x5b, DeviceEntry, "the PASID entry is invalid"),
+        Code::likely(0x5c, Permission, "executing is not allowed (PASID entry)"),
+        Code::likely(0x5d, Permission, "requests with privilege are not allowed"),
+        Code::new(0x70, BadTable, "a table cannot be read (first stage)"),
+        Code::new(0x71, NotMapped, "not present"),
+        Code::new(0x72, BadTable, "reserved bits in a table (first stage)"),
+        Code::likely(0x73, BadTable, "the first-stage root cannot be read"),
+        Code::likely(
+            0x74,
+            BadTable,
+            "a first-stage table lies beyond the second stage's addresses",
+        ),
+        Code::likely(
+            0x75,
+            BadTable,
+            "the second stage does not allow reading the first-stage root",
+        ),
+        Code::likely(
+            0x76,
+            BadTable,
+            "the second stage does not allow reading a first-stage table",
+        ),
+        Code::likely(
+            0x77,
+            BadTable,
+            "the second stage does not allow writing a first-stage table",
+        ),
+        Code::new(0x78, BadTable, "a table cannot be read (second stage)"),
+        Code::new(0x79, NoAccess, "not present, or not allowed (second stage)"),
+        Code::new(0x7a, BadTable, "reserved bits in a table (second stage)"),
+        Code::likely(0x7b, BadTable, "the second-stage root is invalid"),
+        Code::new(
+            0x7c,
+            Unknown,
+            "accessed and dirty bits cannot be set (second stage)",
+        ),
+        Code::new(0x80, AddressWidth, "the address is not canonical"),
+        Code::likely(0x81, Permission, "the page is not one of user mode"),
+        Code::new(0x82, Permission, "executing is not allowed"),
+        Code::likely(0x83, AddressWidth, "the address is beyond the unit's width"),
+        Code::likely(
+            0x84,
+            AddressWidth,
+            "the address is beyond the second stage's table",
+        ),
+        Code::new(
+            0x85,
+            Permission,
+            "writing is not allowed (first stage, or both)",
+        ),
+        Code::new(
+            0x86,
+            Permission,
+            "reading is not allowed (first stage, or both)",
+        ),
+        Code::likely(0x87, BadTable, "the table leads to the interrupt range"),
+        Code::new(
+            0x90,
+            Unknown,
+            "accessed and dirty bits cannot be set (first stage)",
+        ),
+        Code::new(
+            0x91,
+            Unknown,
+            "accessed and dirty bits cannot be set (first stage)",
+        ),
+    ]
+};
+
+fn meaning(code: u16) -> &'static str {
+    find(FAULT_REASONS, code.into()).map_or("a reason without a name here", |code| code.text)
 }
 
 #[cfg(test)]

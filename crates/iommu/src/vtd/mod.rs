@@ -69,6 +69,7 @@ mod tests;
 mod unit;
 
 pub use config::{Config, Mode, ProbeError};
+pub(crate) use faults::FAULT_REASONS;
 
 /// One VT-d unit, over its registers `R` and memory `M` for root table, context tables and queue.
 ///

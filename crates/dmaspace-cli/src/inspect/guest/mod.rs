@@ -25,6 +25,7 @@ pub use process::of_areas;
 pub(super) use process::of_process;
 use qemu::qemu;
 pub use qemu::qemu_line;
+pub(crate) use qemu::{Pairs, address, pairs};
 
 /// Where hugetlbfs files lie: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
 const HUGETLBFS: u32 = 0x9584_58f6;

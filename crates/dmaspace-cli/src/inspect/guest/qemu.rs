@@ -56,7 +56,7 @@ const VALUED: &str = "accel acpitable action add-fd append audio audiodev balloo
     tpmdev trace usbdevice uuid vga virtfs vnc watchdog watchdog-action writeconfig xen-domid";
 
 /// Properties of one option.
-type Pairs = BTreeMap<String, String>;
+pub(crate) type Pairs = BTreeMap<String, String>;
 
 /// The machine that QEMU makes of this line, which may have a shell's quotes. `default_pool` is the size of a
 /// page of the pool that is used where none is named.
@@ -330,7 +330,7 @@ fn bytes(of: &str, value: &str) -> Result<u64, ConfigError> {
 
 /// `0000:01:00.0`, or `01:00.0` in domain 0, as the host lists it. Source: QEMU `set_pci_host_devaddr`,
 /// `hw/core/qdev-properties-system.c`.
-fn address(text: &str) -> Option<String> {
+pub(crate) fn address(text: &str) -> Option<String> {
     let hex = |text: &str, most: u64| {
         let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_hexdigit());
         let number = u64::from_str_radix(text, 16).ok().filter(|_| digits);
@@ -346,7 +346,7 @@ fn address(text: &str) -> Option<String> {
 
 /// The properties of an option: JSON, or names and values with commas between them, where two commas stand for
 /// one of the value. A first value without a name is that of `implied`; any other name without a value is on.
-fn pairs(option: &str, text: &str, implied: &str) -> Result<Pairs, ConfigError> {
+pub(crate) fn pairs(option: &str, text: &str, implied: &str) -> Result<Pairs, ConfigError> {
     if text.starts_with('{') {
         let object: serde_json::Map<String, Value> =
             serde_json::from_str(text).map_err(|source| ConfigError::Json {

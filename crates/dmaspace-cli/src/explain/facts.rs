@@ -1,0 +1,486 @@
+//! Facts that the readers have found, each with its place. Rules look at nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dmaspace::firmware::FirmwareTable;
+
+use super::finding::{At, Evidence, Place, plain};
+use super::folds::Folds;
+use super::read::config::Configuration;
+
+/// The most facts of one kind that are kept.
+pub(super) const MOST: usize = 65_536;
+/// The most kinds of lines that are named as not decoded.
+const MOST_UNKNOWN: usize = 64;
+/// The most bytes of a line that are quoted.
+const MOST_QUOTE: usize = 400;
+
+/// A fact with its place.
+#[derive(Clone, Debug)]
+pub(super) struct Known<T> {
+    pub(super) fact: T,
+    pub(super) evidence: Evidence,
+}
+
+/// All facts.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    /// Faults, folded.
+    pub(super) folds: Folds,
+    /// Lines of kernels and monitors that are no faults of a unit.
+    pub(super) lines: Vec<Known<Line>>,
+    /// Members of groups.
+    pub(super) members: Vec<Known<Member>>,
+    /// PCI functions by address and file: files of two machines may have the same address.
+    pub(super) functions: BTreeMap<(String, usize), Known<Function>>,
+    /// Lines of `/proc/iomem`.
+    pub(super) iomem: Vec<Known<(u64, u64, String)>>,
+    /// Ranges of IOVAs that are translated.
+    pub(super) apertures: Vec<Known<(u64, u64)>>,
+    /// Lines of `reserved_regions`.
+    pub(super) reserved: Vec<Known<(u64, u64, String)>>,
+    /// Areas of layouts.
+    pub(super) areas: Vec<Known<LayoutArea>>,
+    /// Free pages of pools: node, bytes of a page, free pages.
+    pub(super) pools: Vec<Known<Pool>>,
+    /// Nodes of devices, from a listing.
+    pub(super) device_nodes: Vec<Known<(String, u32)>>,
+    /// Bytes of a page of the host.
+    pub(super) host_page: Option<Known<u64>>,
+    /// Kernel command lines.
+    pub(super) command_lines: Vec<Known<String>>,
+    /// Guests' configurations.
+    pub(super) configurations: Vec<Known<Configuration>>,
+    /// Firmware tables; the offset of their structures counts where the file is the table.
+    pub(super) tables: Vec<Known<TableFact>>,
+    /// Dumps of I/O page tables as text.
+    pub(super) dumps: Vec<super::read::dump::DumpText>,
+    /// Context entries of devices, from debugfs: device, low word.
+    pub(super) contexts: Vec<Known<(String, u64)>>,
+    /// Dumps of tables in a log.
+    pub(super) log_dumps: Vec<(iommu::log::Dump, Vec<Evidence>)>,
+    /// Steps of traces.
+    pub(super) steps: Vec<Known<Step>>,
+    /// Points of balloon series.
+    pub(super) series: Vec<Known<Point>>,
+    /// Targets of balloon series: the case, where the line names one, and MiB.
+    pub(super) targets: Vec<Known<(Option<String>, u64)>>,
+    /// Vendors of the machine's unit.
+    pub(super) vendors: Vec<Known<Vendor>>,
+    /// Lines that look like a fault and are not decoded: kind, first place, count.
+    pub(super) unknown: BTreeMap<String, (Evidence, u64)>,
+    /// Kinds of facts of which more than [`MOST`] were found.
+    pub(super) dropped: BTreeMap<&'static str, u64>,
+    /// Remarks for the report.
+    pub(super) notes: Vec<String>,
+    /// Contents of each file.
+    pub(super) contents: BTreeMap<usize, BTreeSet<&'static str>>,
+    /// Lines without a reader: file, whether anything else of it was taken, how many, the first.
+    pub(super) unread: Vec<(usize, bool, String, Evidence)>,
+    /// Lines of an `/proc/iomem` that hides its addresses.
+    pub(super) hidden_iomem: bool,
+}
+
+/// A line of a kernel or monitor.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Line {
+    /// `RLIMIT_MEMLOCK (N) exceeded`.
+    MemlockExceeded { limit: u64, mediated: bool },
+    /// A limit that is in force: of a process or shell.
+    MemlockLimit { bytes: Option<u64> },
+    /// libvirt could not raise a limit.
+    CannotLimit { bytes: u64 },
+    /// A map that failed.
+    MapFailed {
+        iova: Option<u64>,
+        length: Option<u64>,
+        errno: i32,
+        iommufd: bool,
+        device: Option<String>,
+    },
+    /// The warning about the number of mappings.
+    ManyMappings { most: u64, device: Option<String> },
+    /// A group is not viable.
+    NotViable {
+        group: Option<u32>,
+        device: Option<String>,
+    },
+    /// The kernel refuses the device because of a reserved region.
+    Ineligible { device: Option<String> },
+    /// The driver gives its width.
+    Width { bits: u32, address: Option<u64> },
+    /// A range that the container cannot map.
+    CannotMap { first: u64, last: u64 },
+    /// RMPUPDATE failed.
+    RmpUpdate { pfn: u64, level: u32, code: u32 },
+    /// An entry of the reverse map table that a kernel has printed.
+    RmpEntry { pfn: u64, low: u64 },
+    /// Memory from a pool could not be had.
+    PoolEmpty { page: Option<u64> },
+    /// A unit's registers read as all ones.
+    UnitAbsent { address: Option<u64> },
+    /// The kernel calls a table damaged.
+    BadTable { table: &'static str },
+    /// The kernel calls a reserved region bad.
+    BadRegion { first: u64, last: u64 },
+    /// The kernel misses an IOAPIC or HPET in the IVRS.
+    IoapicMissing { what: String },
+    /// Boot mappings that a driver took over.
+    BootMappings { count: u64 },
+    /// The kernel's own walk at the address of the last fault.
+    SoftWalk { physical: u64 },
+    /// Version of Linux.
+    Linux { major: u32, minor: u32 },
+    /// Version of QEMU.
+    Qemu { major: u32, minor: u32 },
+}
+
+/// A member of a group.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Member {
+    pub(super) group: u32,
+    pub(super) device: String,
+}
+
+/// The driver of a function.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) enum Driver {
+    /// Not given.
+    #[default]
+    Unknown,
+    /// Bound to none.
+    None,
+    /// Bound to this one.
+    Bound(String),
+}
+
+/// A PCI function.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Function {
+    /// Class, subclass and interface, where known: `0x030000`.
+    pub(super) class: Option<u32>,
+    /// Name of class or device.
+    pub(super) name: String,
+    pub(super) vendor: Option<u16>,
+    pub(super) driver: Driver,
+    pub(super) node: Option<u32>,
+    /// BARs of memory: address and bytes.
+    pub(super) bars: Vec<(Option<u64>, u64)>,
+    /// Extended capabilities are listed.
+    pub(super) capabilities: bool,
+    /// Access Control Services are among them.
+    pub(super) acs: bool,
+}
+
+impl Function {
+    /// A bridge to another bus: type 1 or 2 of the configuration header.
+    pub(super) fn is_bridge(&self) -> bool {
+        matches!(
+            self.class.map(|class| class >> 8),
+            Some(0x0604 | 0x0607 | 0x0609)
+        )
+    }
+
+    /// A display controller.
+    pub(super) fn is_display(&self) -> bool {
+        self.class.map(|class| class >> 16) == Some(3)
+    }
+}
+
+/// An area of a layout.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LayoutArea {
+    pub(super) case: String,
+    /// The device of a BAR; `None` is RAM.
+    pub(super) device: Option<String>,
+    pub(super) first: u64,
+    pub(super) length: u64,
+}
+
+/// Free pages of a node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Pool {
+    /// `None`: of all nodes together.
+    pub(super) node: Option<u32>,
+    pub(super) page: u64,
+    pub(super) free: u64,
+}
+
+/// A table with the place of its bytes.
+#[derive(Clone, Debug)]
+pub(super) struct TableFact {
+    pub(super) table: FirmwareTable,
+    /// The file is the table itself, so that offsets are places in it.
+    pub(super) binary: bool,
+}
+
+/// A step of a trace.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Step {
+    Map { iova: u64, length: u64 },
+    Unmap { iova: u64, length: u64 },
+    Export { bar: u64 },
+    MapFile { iova: u64, length: Option<u64> },
+    Memory { on: bool },
+    Dma { iova: u64, faults: Option<bool> },
+}
+
+/// A point of a series, MiB.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Point {
+    pub(super) case: String,
+    pub(super) second: f64,
+    pub(super) actual: u64,
+    pub(super) free: u64,
+    pub(super) available: u64,
+}
+
+/// A vendor of an IOMMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Vendor {
+    Intel,
+    Amd,
+    Arm,
+    Riscv,
+}
+
+impl Facts {
+    /// Keeps a fact, if there is room.
+    pub(super) fn push<T>(
+        list: &mut Vec<Known<T>>,
+        dropped: &mut BTreeMap<&'static str, u64>,
+        kind: &'static str,
+        fact: T,
+        evidence: Evidence,
+    ) {
+        if list.len() < MOST {
+            list.push(Known { fact, evidence });
+        } else {
+            *dropped.entry(kind).or_default() += 1;
+        }
+    }
+
+    pub(super) fn line(&mut self, fact: Line, evidence: Evidence) {
+        Self::push(
+            &mut self.lines,
+            &mut self.dropped,
+            "log lines",
+            fact,
+            evidence,
+        );
+    }
+
+    /// A line that looks like a fault and is not decoded.
+    pub(super) fn not_decoded(&mut self, text: &str, evidence: Evidence) {
+        let kind = kind_of(text);
+        let full = self.unknown.len() >= MOST_UNKNOWN;
+        match self.unknown.get_mut(&kind) {
+            Some((_, count)) => *count += 1,
+            None if full => {
+                *self
+                    .dropped
+                    .entry("kinds of lines that are not decoded")
+                    .or_default() += 1
+            }
+            None => {
+                self.unknown.insert(kind, (evidence, 1));
+            }
+        }
+    }
+
+    /// Notes what a file, or a part of it, was taken for.
+    pub(super) fn content(&mut self, file: usize, content: &'static str) {
+        self.contents.entry(file).or_default().insert(content);
+    }
+
+    /// A known function, made where there is none.
+    pub(super) fn function(&mut self, address: &str, evidence: &Evidence) -> Option<&mut Function> {
+        let key = (address.to_owned(), evidence.place.file);
+        if !self.functions.contains_key(&key) {
+            if self.functions.len() >= MOST {
+                *self.dropped.entry("PCI functions").or_default() += 1;
+                return None;
+            }
+            let known = Known {
+                fact: Function::default(),
+                evidence: evidence.clone(),
+            };
+            self.functions.insert(key.clone(), known);
+        }
+        self.functions.get_mut(&key).map(|known| &mut known.fact)
+    }
+
+    /// A function by what all files say of it: `None` where none does, or where they name different devices. What
+    /// `file` itself says of the driver counts before the others.
+    pub(super) fn known(&self, device: &str, file: Option<usize>) -> Option<Known<Function>> {
+        let all = self
+            .functions
+            .range((device.to_owned(), 0)..=(device.to_owned(), usize::MAX));
+        let mut all = all.map(|((_, file), known)| (*file, known));
+        let (first_file, first) = all.next()?;
+        let mut one = first.clone();
+        let mut own = file == Some(first_file) && one.fact.driver != Driver::Unknown;
+        for (other_file, other) in all {
+            let other_fact = &other.fact;
+            let differs = |a: Option<u32>, b: Option<u32>| matches!((a, b), (Some(a), Some(b)) if a >> 8 != b >> 8);
+            let vendors =
+                matches!((one.fact.vendor, other_fact.vendor), (Some(a), Some(b)) if a != b);
+            if differs(one.fact.class, other_fact.class) || vendors {
+                let wanted = file.and_then(|file| self.functions.get(&(device.to_owned(), file)));
+                return wanted.cloned();
+            }
+            one.fact.class = one.fact.class.or(other_fact.class);
+            one.fact.vendor = one.fact.vendor.or(other_fact.vendor);
+            one.fact.node = one.fact.node.or(other_fact.node);
+            if one.fact.name.is_empty() {
+                one.fact.name.clone_from(&other_fact.name);
+            }
+            if one.fact.bars.is_empty() {
+                one.fact.bars.clone_from(&other_fact.bars);
+            }
+            one.fact.capabilities |= other_fact.capabilities;
+            one.fact.acs |= other_fact.acs;
+            match (&one.fact.driver, &other_fact.driver) {
+                (_, Driver::Unknown) => {}
+                (Driver::Unknown, _) => {
+                    one.fact.driver = other_fact.driver.clone();
+                    one.evidence = other.evidence.clone();
+                }
+                _ if file == Some(other_file) => {
+                    one.fact.driver = other_fact.driver.clone();
+                    one.evidence = other.evidence.clone();
+                    own = true;
+                }
+                (a, b) if a != b && !own => one.fact.driver = Driver::Unknown,
+                _ => {}
+            }
+        }
+        Some(one)
+    }
+
+    pub(super) fn is_display(&self, device: &str) -> Option<bool> {
+        let function = self.known(device, None)?.fact;
+        function.class.map(|_| function.is_display())
+    }
+
+    /// The driver is one of VFIO's, by lspci or groups.
+    pub(super) fn is_given(&self, device: &str) -> bool {
+        let mut configured = self.configurations.iter().flat_map(|one| &one.fact.devices);
+        if configured.any(|one| one.address == device) {
+            return true;
+        }
+        let function = self.known(device, None).map(|known| known.fact.driver);
+        matches!(function, Some(Driver::Bound(driver)) if is_vfio(&driver))
+    }
+}
+
+/// Drivers that hand a device to user space.
+pub(super) fn is_vfio(driver: &str) -> bool {
+    driver.contains("vfio")
+}
+
+/// The words of a line without numbers, to count lines of one kind.
+fn kind_of(text: &str) -> String {
+    let words = text.split_whitespace();
+    let kind = words
+        .filter(|word| !word.bytes().any(|byte| byte.is_ascii_digit()))
+        .take(12);
+    plain(&kind.collect::<Vec<_>>().join(" "))
+}
+
+/// A quotation of a line.
+pub(super) fn quote(file: usize, line: u64, text: &str) -> Evidence {
+    let mut end = text.len().min(MOST_QUOTE);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    Evidence {
+        place: Place {
+            file,
+            at: At::Line(line),
+        },
+        quote: plain(text.get(..end).unwrap_or_default().trim()),
+    }
+}
+
+/// A PCI address in full, from `01:00.0`, `0000:01:00.0` or longer domains.
+pub(super) fn pci(text: &str) -> Option<String> {
+    let (place, function) = text.split_once('.')?;
+    let function = match function.as_bytes() {
+        [digit @ b'0'..=b'7'] => digit - b'0',
+        _ => return None,
+    };
+    let hex = |text: &str, digits: std::ops::RangeInclusive<usize>| {
+        let right =
+            digits.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        u32::from_str_radix(text, 16).ok().filter(|_| right)
+    };
+    let (place, device) = place.rsplit_once(':')?;
+    let device = hex(device, 2..=2).filter(|device| *device < 32)?;
+    let (segment, bus) = match place.rsplit_once(':') {
+        Some((segment, bus)) => (hex(segment, 4..=8)?, bus),
+        None => (0, place),
+    };
+    let bus = hex(bus, 2..=2)?;
+    Some(format!("{segment:04x}:{bus:02x}:{device:02x}.{function}"))
+}
+
+/// The first PCI address in a text, among words of `0-9a-f:.`.
+pub(super) fn pci_within(text: &str) -> Option<String> {
+    text.split(|c: char| !(c.is_ascii_hexdigit() || c == ':' || c == '.'))
+        .filter(|word| word.len() >= 7)
+        .find_map(|word| pci(word.trim_matches([':', '.'])))
+}
+
+/// A number: decimal, or hexadecimal with `0x`.
+pub(super) fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => hexadecimal(digits),
+        None => {
+            let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse().ok().filter(|_| plain)
+        }
+    }
+}
+
+/// Hexadecimal digits.
+pub(super) fn hexadecimal(digits: &str) -> Option<u64> {
+    let plain = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    u64::from_str_radix(digits, 16).ok().filter(|_| plain)
+}
+
+/// The number behind `key`, decimal or hexadecimal.
+pub(super) fn number_after(text: &str, key: &str) -> Option<u64> {
+    let rest = text.split_once(key)?.1.trim_start();
+    let end = rest.find(|c: char| !(c.is_ascii_hexdigit() || c == 'x' || c == 'X'));
+    number(rest.get(..end.unwrap_or(rest.len()))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_pci_addresses_in_full() {
+        for (text, full) in [
+            ("01:00.0", Some("0000:01:00.0")),
+            ("0000:c1:1f.7", Some("0000:c1:1f.7")),
+            ("10000:e1:00.0", Some("10000:e1:00.0")),
+            ("01:20.0", None),
+            ("01:00.8", None),
+            ("1:00.0", None),
+            ("12:30:45.1", None),
+        ] {
+            assert_eq!(pci(text).as_deref(), full, "{text}");
+        }
+        assert_eq!(
+            pci_within("vfio-pci,host=b0:00.0,bus=pci.1: x").as_deref(),
+            Some("0000:b0:00.0")
+        );
+    }
+
+    #[test]
+    fn kinds_of_lines_have_no_numbers() {
+        assert_eq!(kind_of("a 12 b 0x1f c"), "a b c");
+    }
+}

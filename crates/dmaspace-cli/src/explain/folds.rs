@@ -1,0 +1,293 @@
+//! Faults folded by unit, device, class and direction, in bounded memory.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use iommu::log::{Class, Family, PciAddress, Record, Suppressed};
+
+use super::facts::quote;
+use super::finding::{Direction, Evidence};
+
+/// The most folds; devices beyond are counted together.
+const MOST_FOLDS: usize = 4096;
+/// The most addresses of a fold.
+const MOST_ADDRESSES: usize = 1024;
+/// The first and the last lines that a fold quotes.
+const MOST_EVIDENCE: usize = 64;
+/// The times of a fold that are looked at for a rate.
+const MOST_TIMES: usize = 256;
+
+/// Parts of a record that faults of one fold have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    /// Logs of two files may be of two machines.
+    pub(super) file: usize,
+    pub(super) family: Family,
+    pub(super) class: Class,
+    pub(super) direction: Direction,
+    pub(super) certain: bool,
+    pci: Option<PciAddress>,
+    id: Option<u64>,
+    client: Option<String>,
+    /// Unit, where no device is named.
+    pub(super) unit: Option<String>,
+}
+
+impl Key {
+    fn of(file: usize, record: &Record) -> Self {
+        let named = record.pci.is_some() || record.id.is_some() || record.client.is_some();
+        let of_unit = record.class == Class::UnitError || !named;
+        Self {
+            file,
+            family: record.family,
+            class: record.class,
+            direction: direction(record.access),
+            certain: record.certainty == iommu::log::Certainty::Certain,
+            pci: record.pci,
+            // A function may have several numbers, which are listed beside it.
+            id: record.id.filter(|_| record.pci.is_none()),
+            client: record.client.clone().filter(|_| record.pci.is_none()),
+            unit: record.unit.clone().filter(|_| of_unit),
+        }
+    }
+}
+
+/// Faults of one kind.
+#[derive(Clone, Debug)]
+pub(super) struct Fold {
+    pub(super) key: Key,
+    /// The device as printed; empty where none is named.
+    pub(super) device: String,
+    pub(super) count: u64,
+    pub(super) exact: bool,
+    /// Addresses as printed.
+    pub(super) addresses: BTreeSet<u64>,
+    /// Faults at addresses that are not kept.
+    pub(super) more_addresses: u64,
+    pub(super) evidence: Vec<Evidence>,
+    /// Time and address of the first faults.
+    pub(super) times: Vec<(f64, u64)>,
+    pub(super) since_boot: bool,
+    pub(super) first: Option<f64>,
+    pub(super) last: Option<f64>,
+    /// Name and meaning of each code.
+    pub(super) meanings: BTreeSet<(Option<u32>, &'static str, &'static str)>,
+    last_code: Option<Option<u32>>,
+    pub(super) source: (&'static str, &'static str),
+    /// Levels at which the walk ended, where the unit tells; `last_level` is the one of pages.
+    pub(super) levels: BTreeSet<u64>,
+    /// Drivers before the event, as the kernel prints them.
+    pub(super) drivers: BTreeSet<String>,
+    pub(super) pasids: BTreeSet<u32>,
+    /// Numbers of requests by the stage that refused them.
+    pub(super) stages: BTreeSet<u8>,
+    /// File of the first line.
+    pub(super) file: usize,
+    /// `client:` and `sid:` of one record.
+    pub(super) also: BTreeSet<String>,
+}
+
+/// All folds.
+#[derive(Debug, Default)]
+pub(super) struct Folds {
+    pub(super) folds: Vec<Fold>,
+    places: HashMap<Key, usize>,
+    /// Faults of devices beyond [`MOST_FOLDS`].
+    pub(super) beyond: u64,
+    /// Suppressed faults that wait for the next fault of the family: file, fact.
+    waiting: Vec<(usize, Suppressed, Evidence)>,
+    /// The fold of the last fault of each family in a file.
+    latest: BTreeMap<(usize, Family), usize>,
+    /// The fault before.
+    last: Option<(usize, Family, usize)>,
+    /// Suppressed messages without a fault.
+    pub(super) orphans: Vec<(Suppressed, Evidence)>,
+}
+
+impl Folds {
+    /// Adds a fault. `quoted` are its lines, of which the reader knows the text.
+    pub(super) fn add(
+        &mut self,
+        file: usize,
+        record: &Record,
+        weight: u64,
+        since_boot: bool,
+        driver: Option<&str>,
+        quoted: impl Fn(u64) -> String,
+    ) {
+        let key = Key::of(file, record);
+        let at = match self.places.get(&key) {
+            Some(at) => *at,
+            None if self.folds.len() >= MOST_FOLDS => {
+                self.beyond += weight;
+                return;
+            }
+            None => {
+                self.folds.push(Fold::new(file, key.clone(), record));
+                self.places.insert(key, self.folds.len() - 1);
+                self.folds.len() - 1
+            }
+        };
+        if self.last != Some((file, record.family, at)) {
+            self.last = Some((file, record.family, at));
+            self.latest.insert((file, record.family), at);
+        }
+        let waiting = self.take_waiting(file, record.family);
+        let Some(fold) = self.folds.get_mut(at) else {
+            return;
+        };
+        for (suppressed, evidence) in waiting {
+            fold.suppressed(&suppressed, evidence);
+        }
+        fold.count = fold.count.saturating_add(weight);
+        if let Some(address) = record.address {
+            let room = fold.addresses.len() < MOST_ADDRESSES;
+            if room {
+                fold.addresses.insert(address.value);
+            } else if !fold.addresses.contains(&address.value) {
+                fold.more_addresses += 1;
+            }
+        }
+        for line in &record.lines {
+            if fold.evidence.len() < MOST_EVIDENCE {
+                fold.evidence.push(quote(file, *line, &quoted(*line)));
+            }
+        }
+        if let Some(time) = record.time {
+            if fold.times.len() < MOST_TIMES {
+                let address = record.address.map_or(0, |address| address.value);
+                fold.times.push((time, address));
+            }
+            fold.since_boot |= since_boot;
+            fold.first = Some(fold.first.map_or(time, |first| first.min(time)));
+            fold.last = Some(fold.last.map_or(time, |last| last.max(time)));
+        }
+        let meaning = (record.code, record.name, record.meaning);
+        if fold.last_code != Some(record.code) && fold.meanings.len() < 16 {
+            fold.last_code = Some(record.code);
+            fold.meanings.insert(meaning);
+        }
+        for name in ["PLVL", "LVL", "level"] {
+            fold.levels
+                .extend(record.field(name).filter(|_| fold.levels.len() < 16));
+        }
+        let new = |driver: &&str| fold.drivers.len() < 16 && !fold.drivers.contains(*driver);
+        if let Some(driver) = driver.filter(new) {
+            fold.drivers.insert(driver.to_owned());
+        }
+        if let Some(stage) = record.stage {
+            fold.stages.insert(match stage {
+                iommu::log::Stage::One => 1,
+                iommu::log::Stage::Two => 2,
+            });
+        }
+        fold.pasids
+            .extend(record.pasid.filter(|_| fold.pasids.len() < 16));
+        if let (Some(_), Some(id)) = (record.pci, record.id) {
+            fold.also.insert(format!("{id:#x}"));
+        }
+    }
+
+    /// Faults that the kernel has kept back: they belong to the next fault of the family, or to the one before.
+    pub(super) fn suppress(&mut self, file: usize, suppressed: Suppressed, evidence: Evidence) {
+        const MOST_WAITING: usize = 256;
+        if self.waiting.len() < MOST_WAITING {
+            self.waiting.push((file, suppressed, evidence));
+        } else {
+            self.settle(file, &suppressed, evidence);
+        }
+    }
+
+    fn take_waiting(&mut self, file: usize, family: Family) -> Vec<(Suppressed, Evidence)> {
+        if self.waiting.is_empty() {
+            return Vec::new();
+        }
+        let all = std::mem::take(&mut self.waiting);
+        let mut found = Vec::new();
+        for (of, suppressed, evidence) in all {
+            if of == file && suppressed.family == family {
+                found.push((suppressed, evidence));
+            } else {
+                self.waiting.push((of, suppressed, evidence));
+            }
+        }
+        found
+    }
+
+    /// Ends a file: what no fault follows belongs to the fault before it.
+    pub(super) fn finish(&mut self) {
+        for (file, suppressed, evidence) in std::mem::take(&mut self.waiting) {
+            self.settle(file, &suppressed, evidence);
+        }
+    }
+
+    fn settle(&mut self, file: usize, suppressed: &Suppressed, evidence: Evidence) {
+        let latest = self.latest.get(&(file, suppressed.family)).copied();
+        match latest.and_then(|at| self.folds.get_mut(at)) {
+            Some(fold) => fold.suppressed(suppressed, evidence),
+            None if self.orphans.len() < 64 => self.orphans.push((suppressed.clone(), evidence)),
+            None => {}
+        }
+    }
+
+    /// The folds of the last fault of a family in a file.
+    pub(super) fn latest(&mut self, file: usize, family: Family) -> Option<&mut Fold> {
+        let at = self.latest.get(&(file, family)).copied()?;
+        self.folds.get_mut(at)
+    }
+}
+
+impl Fold {
+    fn new(file: usize, key: Key, record: &Record) -> Self {
+        Self {
+            key,
+            device: record.device().unwrap_or_default(),
+            count: 0,
+            exact: true,
+            addresses: BTreeSet::new(),
+            more_addresses: 0,
+            evidence: Vec::new(),
+            times: Vec::new(),
+            since_boot: false,
+            first: None,
+            last: None,
+            meanings: BTreeSet::new(),
+            last_code: None,
+            source: (record.source.document, record.source.section),
+            levels: BTreeSet::new(),
+            drivers: BTreeSet::new(),
+            pasids: BTreeSet::new(),
+            stages: BTreeSet::new(),
+            file,
+            also: BTreeSet::new(),
+        }
+    }
+
+    fn suppressed(&mut self, suppressed: &Suppressed, evidence: Evidence) {
+        self.count = self.count.saturating_add(suppressed.faults);
+        self.exact &= suppressed.exact;
+        if self.evidence.len() < MOST_EVIDENCE {
+            self.evidence.push(evidence);
+        }
+    }
+
+    /// Neighbouring pages joined: first and last address as printed.
+    pub(super) fn ranges(&self) -> Vec<(u64, u64)> {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for address in &self.addresses {
+            match ranges.last_mut() {
+                Some((_, last)) if address >> 12 <= (*last >> 12) + 1 => *last = *address,
+                _ => ranges.push((*address, *address)),
+            }
+        }
+        ranges
+    }
+}
+
+pub(super) fn direction(access: iommu::log::Access) -> Direction {
+    match access {
+        iommu::log::Access::Read => Direction::Read,
+        iommu::log::Access::Write => Direction::Write,
+        iommu::log::Access::Execute => Direction::Execute,
+        iommu::log::Access::Unknown => Direction::Unknown,
+    }
+}

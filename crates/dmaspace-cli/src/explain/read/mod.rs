@@ -1,0 +1,844 @@
+//! Readers: text line by line, and binary tables, to [`Facts`].
+//!
+//! A file may be any mixture. Each line goes to the readers that a few words of it ask for; lines without a log's
+//! prefix also to the readers of listings. Memory is bounded by the facts that are kept, and not by the input.
+
+pub(super) mod acpi;
+pub(super) mod config;
+pub(super) mod dump;
+pub(super) mod forms;
+pub(super) mod lspci;
+pub(super) mod monitor;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, BufRead, Read as _};
+use std::sync::LazyLock;
+
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
+use iommu::log;
+
+use super::facts::{Facts, Line, Vendor, pci, quote};
+use super::finding::Evidence;
+use super::line::{Message, is_open, message};
+
+/// The longest line; the rest of a longer one is passed over.
+const MOST_LINE: u64 = 1 << 20;
+/// Lines whose text is kept for quotations.
+const MOST_RECENT: usize = 512;
+/// The most joined lines of a log that a mail has wrapped.
+const MOST_WRAPPED: u64 = 4;
+/// Lines after one of a unit that are read as its continuation.
+const NEAR: u32 = 32;
+
+const UNIT: u8 = 1;
+const MONITOR: u8 = 2;
+const CONFIGURATION: u8 = 4;
+const INTEL: u8 = 8;
+const AMD: u8 = 16;
+/// A line of VFIO or iommufd that may tell of a failure.
+const VFIO: u8 = 32;
+
+/// Words that decide which readers see a line. None is the end of a longer one, and none begins with another: a search
+/// goes on behind what it has found.
+const WORDS: [(&str, u8); 75] = [
+    ("DMAR", UNIT | INTEL),
+    ("AMD-Vi", UNIT | AMD),
+    ("dmar", UNIT),
+    ("iommu", UNIT),
+    ("IOMMU", UNIT),
+    ("smmu", UNIT),
+    ("SMMU", UNIT),
+    ("dart", UNIT),
+    ("DART", UNIT),
+    ("pamu", UNIT),
+    ("PAMU", UNIT),
+    ("ipmmu", UNIT),
+    ("mc-err", UNIT),
+    ("-mc ", UNIT),
+    ("memory-controller", UNIT),
+    ("mmu_fault", UNIT),
+    ("callbacks suppressed", UNIT),
+    ("messages suppressed", UNIT),
+    ("page fault", UNIT),
+    ("Page fault", UNIT),
+    ("PAGE FAULT", UNIT),
+    ("context fault", UNIT),
+    ("translation fault", UNIT),
+    ("PTE ", UNIT),
+    ("fault reason", UNIT),
+    ("fault addr", UNIT),
+    ("sysmmu", UNIT),
+    ("MEMLOCK", MONITOR),
+    ("ocked memory", MONITOR),
+    ("MAP_DMA", MONITOR),
+    ("map_dma", MONITOR),
+    ("MapDma", MONITOR),
+    ("dma_map", MONITOR),
+    ("DmaMap", MONITOR),
+    ("DMA map", MONITOR),
+    ("dma map", MONITOR),
+    ("map DMA", MONITOR),
+    ("mapping DMA", MONITOR),
+    ("IOAS", MONITOR),
+    ("ioas", MONITOR),
+    ("Ioas", MONITOR),
+    ("not viable", MONITOR),
+    ("ineligible", MONITOR),
+    ("have a 1:1", MONITOR),
+    ("IOVA region", MONITOR),
+    ("not sufficient", MONITOR),
+    ("RMPUPDATE", MONITOR),
+    ("rmpupdate", MONITOR),
+    ("PFN: 0x", MONITOR),
+    ("all ones", MONITOR),
+    ("RMRR", MONITOR),
+    ("IVRS", MONITOR),
+    ("IOAPIC", MONITOR),
+    ("checksum", MONITOR),
+    ("reported at address", MONITOR),
+    ("zero-length", MONITOR),
+    ("Invalid DMAR", MONITOR),
+    ("boot mappings", MONITOR),
+    ("iova-to-phys", MONITOR),
+    ("guest RAM", MONITOR),
+    ("nsufficient hugepages", MONITOR),
+    ("host memory pages", MONITOR),
+    ("preallocating", MONITOR),
+    ("Linux ", MONITOR),
+    ("QEMU emulator", MONITOR),
+    ("QEMU version", MONITOR),
+    ("qemu version", MONITOR),
+    ("ommand line: ", CONFIGURATION),
+    ("qemu-system", CONFIGURATION),
+    ("qemu-kvm", CONFIGURATION),
+    ("kvm ", CONFIGURATION),
+    ("<domain", CONFIGURATION),
+    ("vfio", VFIO),
+    ("VFIO", VFIO),
+    ("Vfio", VFIO),
+];
+
+/// The automaton of [`WORDS`]; without it every reader sees every line.
+static ANCHORS: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
+    let mut builder = AhoCorasick::builder();
+    builder.kind(Some(AhoCorasickKind::DFA));
+    builder.build(WORDS.iter().map(|(word, _)| *word)).ok()
+});
+
+fn interest(text: &str) -> u8 {
+    let Some(anchors) = ANCHORS.as_ref() else {
+        return UNIT | MONITOR | CONFIGURATION | VFIO;
+    };
+    let mut interest = 0;
+    for found in anchors.find_iter(text.as_bytes()) {
+        let word = WORDS.get(found.pattern().as_usize());
+        interest |= word.map_or(0, |(_, kind)| *kind);
+    }
+    interest
+}
+
+/// A line of a log that may go on in the next one.
+#[derive(Debug)]
+struct Open {
+    interest: u8,
+    line: u64,
+    last: u64,
+    text: String,
+    seconds: Option<f64>,
+    since_boot: bool,
+    weight: u64,
+}
+
+/// Reads one text.
+pub(super) struct Text<'f> {
+    facts: &'f mut Facts,
+    file: usize,
+    log: log::Reader,
+    events: Vec<log::Event>,
+    listing: lspci::Listing,
+    hexdump: acpi::Hexdump,
+    dumps: dump::Dumps,
+    open: Option<Open>,
+    /// A command line that goes on behind a backslash.
+    command: Option<(u64, String)>,
+    /// XML up to the end of its root.
+    xml: Option<(u64, String)>,
+    /// The header of `ls` or of a script that lists a group.
+    group: Option<u32>,
+    recent: VecDeque<(u64, String)>,
+    weights: BTreeMap<u64, u64>,
+    near: u32,
+    /// A tree of lspci has begun.
+    tree: bool,
+    /// The file is known as a kernel's log.
+    is_log: bool,
+    since_boot: bool,
+    vendors: u8,
+    /// Lines without a reader.
+    pub(super) unread: u64,
+    first_unread: Option<Evidence>,
+}
+
+impl<'f> Text<'f> {
+    pub(super) fn new(facts: &'f mut Facts, file: usize) -> Self {
+        Self {
+            facts,
+            file,
+            log: log::Reader::new(),
+            events: Vec::new(),
+            listing: lspci::Listing::default(),
+            hexdump: acpi::Hexdump::default(),
+            dumps: dump::Dumps::default(),
+            open: None,
+            command: None,
+            xml: None,
+            group: None,
+            recent: VecDeque::new(),
+            weights: BTreeMap::new(),
+            near: 0,
+            is_log: false,
+            tree: false,
+            since_boot: false,
+            vendors: 0,
+            unread: 0,
+            first_unread: None,
+        }
+    }
+
+    /// Reads all lines.
+    pub(super) fn read(
+        mut self,
+        mut text: impl BufRead,
+        progress: &mut dyn FnMut(u64),
+    ) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        let (mut number, mut done) = (0u64, 0u64);
+        let result = loop {
+            bytes.clear();
+            match text.by_ref().take(MOST_LINE).read_until(b'\n', &mut bytes) {
+                Ok(0) => break Ok(()),
+                Ok(length) => {
+                    number += 1;
+                    done += length as u64;
+                    if number % 4096 == 0 {
+                        progress(done);
+                    }
+                    let cut = bytes.last() != Some(&b'\n') && length as u64 == MOST_LINE;
+                    let line = String::from_utf8_lossy(&bytes);
+                    self.line(number, line.trim_end_matches(['\n', '\r']));
+                    if let Some(Err(error)) = cut.then(|| pass_over(&mut text)) {
+                        break Err(error);
+                    }
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        self.finish();
+        result
+    }
+
+    fn line(&mut self, number: u64, raw: &str) {
+        if self.xml.is_some() || self.command.is_some() {
+            self.go_on(number, raw);
+            return;
+        }
+        let found = message(raw);
+        if let Some(open) = &mut self.open {
+            let joined = open.last - open.line < MOST_WRAPPED && number == open.last + 1;
+            if joined && !found.logged && !found.text.trim().is_empty() && !looks_new(&found.text) {
+                open.text.push(' ');
+                open.text += found.text.trim();
+                open.last = number;
+                self.recent.push_back((number, raw.to_owned()));
+                return;
+            }
+        }
+        self.flush();
+        self.begin(number, raw, found);
+    }
+
+    fn begin(&mut self, number: u64, raw: &str, found: Message<'_>) {
+        let interest = interest(&found.text);
+        if !found.logged && self.listed(number, raw, &found.text) {
+            return;
+        }
+        let options = !found.logged && found.text.contains('=');
+        if (interest & CONFIGURATION != 0 || options) && self.configured(number, raw, &found) {
+            return;
+        }
+        self.vendor(interest, number, raw);
+        if interest & (UNIT | MONITOR | VFIO) != 0 || self.near > 0 {
+            self.near = match interest & UNIT {
+                0 => self.near.saturating_sub(1),
+                _ => NEAR,
+            };
+            self.remember(number, raw);
+            if is_open(&found.text) {
+                self.open = Some(Open {
+                    interest,
+                    line: number,
+                    last: number,
+                    text: found.text.into_owned(),
+                    seconds: found.seconds,
+                    since_boot: found.since_boot,
+                    weight: found.weight,
+                });
+            } else {
+                self.take(interest, number, &found);
+            }
+        } else if !found.logged && !self.listed_last(number, raw) {
+            self.not_taken(number, raw);
+        }
+    }
+
+    /// Files of one form, before the words of a log are looked for.
+    fn listed(&mut self, number: u64, raw: &str, text: &str) -> bool {
+        let (facts, file) = (&mut *self.facts, self.file);
+        if self.hexdump.line(facts, file, number, raw) || self.dumps.line(facts, file, number, raw)
+        {
+            return true;
+        }
+        let trimmed = text.trim_start();
+        // A script's listing: `IOMMU Group 1:`, below it functions; `ls`: a path, below it links.
+        if let Some(group) = group_heading(trimmed) {
+            self.group = Some(group);
+            facts.content(file, "IOMMU groups");
+            return true;
+        }
+        if let Some(group) = self.group {
+            // `lrwxrwxrwx ... 0000:02:00.0 -> ../../../../devices/x`, or a line of lspci.
+            let device = match trimmed.split_once(" -> ") {
+                Some((link, _)) => link.split_whitespace().last().and_then(pci),
+                None => trimmed.split_whitespace().next().and_then(pci),
+            };
+            match device {
+                Some(device) => {
+                    let member = super::facts::Member { group, device };
+                    let evidence = quote(file, number, raw);
+                    Facts::push(
+                        &mut facts.members,
+                        &mut facts.dropped,
+                        "members",
+                        member,
+                        evidence,
+                    );
+                    self.listing.close();
+                    let _ = self.listing.line(facts, file, number, trimmed);
+                    return true;
+                }
+                None if trimmed.is_empty() || trimmed.starts_with("total ") => return true,
+                None if raw.starts_with([' ', '\t']) => {
+                    return self.listing.line(facts, file, number, raw);
+                }
+                None => self.group = None,
+            }
+        }
+        // `IOMMU Group 1 00:01.0 PCI bridge [0604]: ...`: member and function.
+        let function = trimmed
+            .strip_prefix("IOMMU Group ")
+            .or_else(|| trimmed.strip_prefix("IOMMU group "))
+            .and_then(|rest| rest.split_once(' '));
+        if let Some((_, function)) = function {
+            if forms::line(facts, file, number, text) {
+                let _ = self
+                    .listing
+                    .line(facts, file, number, function.trim_start());
+                return true;
+            }
+        }
+        if self.listing.line(facts, file, number, raw) {
+            return true;
+        }
+        // `lspci -t`: where devices hang, which its list tells, too.
+        let root = trimmed.starts_with("-[") && trimmed.contains("]-");
+        if root || self.tree && trimmed.starts_with(['+', '\\', '|', '-']) {
+            self.tree = true;
+            facts.content(file, "lspci tree");
+            return true;
+        }
+        forms::line(facts, file, number, text)
+    }
+
+    /// Forms that a line is tried for last.
+    fn listed_last(&mut self, number: u64, raw: &str) -> bool {
+        let Some(line) = monitor::line(raw.trim()) else {
+            return monitor::is_remark(raw);
+        };
+        self.facts
+            .content(self.file, "lines of a kernel or monitor");
+        self.facts.line(line, quote(self.file, number, raw));
+        true
+    }
+
+    fn configured(&mut self, number: u64, raw: &str, found: &Message<'_>) -> bool {
+        let text = found.text.as_ref();
+        if let Some(at) = text.find("<domain").filter(|at| {
+            text.get(*at + 7..)
+                .is_none_or(|rest| rest.starts_with([' ', '>', '\t']) || rest.is_empty())
+        }) {
+            self.xml = Some((number, String::new()));
+            self.go_on(number, text.get(at..).unwrap_or_default());
+            return true;
+        }
+        if let Some((_, line)) = text
+            .split_once("ommand line: ")
+            .filter(|_| found.logged || text.starts_with("Kernel"))
+        {
+            self.command_line(number, raw, line);
+            return true;
+        }
+        if config::begins(text) {
+            if text.trim_end().ends_with('\\') {
+                self.command = Some((number, String::new()));
+                self.go_on(number, text);
+                return true;
+            }
+            if self.qemu(number, raw, text) {
+                return true;
+            }
+        }
+        let options = (!found.logged).then(|| kernel_options(text)).flatten();
+        if let Some(line) = options {
+            self.command_line(number, raw, &line);
+            return true;
+        }
+        false
+    }
+
+    fn command_line(&mut self, number: u64, raw: &str, line: &str) {
+        self.facts.content(self.file, "kernel command line");
+        let evidence = quote(self.file, number, raw);
+        let line: String = line.chars().take(16 << 10).collect();
+        let facts = &mut *self.facts;
+        Facts::push(
+            &mut facts.command_lines,
+            &mut facts.dropped,
+            "command lines",
+            line,
+            evidence,
+        );
+    }
+
+    fn qemu(&mut self, number: u64, raw: &str, text: &str) -> bool {
+        let Some(words) = config::qemu_words(text) else {
+            return false;
+        };
+        self.facts.content(self.file, "QEMU's command line");
+        self.configuration(number, raw, config::qemu(&words));
+        true
+    }
+
+    fn configuration(&mut self, number: u64, raw: &str, new: config::Configuration) {
+        const MOST_CONFIGURATIONS: usize = 1024;
+        if self.facts.configurations.len() >= MOST_CONFIGURATIONS {
+            *self.facts.dropped.entry("configurations").or_default() += 1;
+            return;
+        }
+        let known = super::facts::Known {
+            fact: new,
+            evidence: quote(self.file, number, raw),
+        };
+        self.facts.configurations.push(known);
+    }
+
+    /// Lines of a document that began before.
+    fn go_on(&mut self, number: u64, raw: &str) {
+        if let Some((line, mut text)) = self.xml.take() {
+            let closes = raw.contains("</domain>");
+            let room = text.len() + raw.len() < config::MOST_TEXT;
+            if room {
+                text += raw;
+                text.push('\n');
+            }
+            if closes || !room {
+                let end = text
+                    .find("</domain>")
+                    .map_or(text.len(), |at| at + "</domain>".len());
+                let head = text.lines().next().unwrap_or_default().to_owned();
+                match config::libvirt(text.get(..end).unwrap_or_default()) {
+                    Some(new) => {
+                        self.facts.content(self.file, "libvirt XML");
+                        self.configuration(line, &head, new);
+                    }
+                    None => self.not_taken(line, &head),
+                }
+            } else {
+                self.xml = Some((line, text));
+            }
+            return;
+        }
+        if let Some((line, mut text)) = self.command.take() {
+            let part = raw.trim_end();
+            let more = part.strip_suffix('\\');
+            let room = text.len() + part.len() < config::MOST_TEXT;
+            if room {
+                text += more.unwrap_or(part);
+                text.push(' ');
+            }
+            if more.is_some() && room {
+                self.command = Some((line, text));
+            } else if !self.qemu(line, &text.clone(), &text) {
+                self.not_taken(line, &text);
+            }
+        }
+        let _ = number;
+    }
+
+    fn vendor(&mut self, interest: u8, number: u64, raw: &str) {
+        for (bit, vendor) in [(INTEL, Vendor::Intel), (AMD, Vendor::Amd)] {
+            if interest & bit != 0 && self.vendors & bit == 0 {
+                self.vendors |= bit;
+                let known = super::facts::Known {
+                    fact: vendor,
+                    evidence: quote(self.file, number, raw),
+                };
+                self.facts.vendors.push(known);
+            }
+        }
+    }
+
+    /// Keeps the text of a line for quotations.
+    fn remember(&mut self, number: u64, raw: &str) {
+        // The text of the oldest line gives its room.
+        let full = self.recent.len() >= MOST_RECENT;
+        let oldest = full.then(|| self.recent.pop_front()).flatten();
+        let mut room = oldest.map_or_else(String::new, |(_, text)| text);
+        room.clear();
+        let mut end = raw.len().min(400);
+        while !raw.is_char_boundary(end) {
+            end -= 1;
+        }
+        room += raw.get(..end).unwrap_or_default();
+        self.recent.push_back((number, room));
+    }
+
+    fn flush(&mut self) {
+        if let Some(open) = self.open.take() {
+            let found = Message {
+                text: Cow::Owned(open.text),
+                seconds: open.seconds,
+                since_boot: open.since_boot,
+                logged: true,
+                weight: open.weight,
+            };
+            self.take(open.interest, open.line, &found);
+        }
+    }
+
+    fn take(&mut self, interest: u8, line: u64, found: &Message<'_>) {
+        let text = found.text.as_ref();
+        let asked = interest & (MONITOR | VFIO) != 0;
+        if let Some(fact) = asked.then(|| monitor::line(text)).flatten() {
+            self.facts
+                .content(self.file, "lines of a kernel or monitor");
+            let evidence = self.quotation(line, text);
+            // The driver's own walk belongs to the fault before it.
+            if !matches!(fact, Line::SoftWalk { .. }) {
+                self.facts.line(fact, evidence);
+                return;
+            }
+            self.facts.line(fact, evidence);
+        }
+        if found.weight > 1 && self.weights.len() < 4096 {
+            self.weights.insert(line, found.weight);
+        }
+        self.since_boot = found.since_boot;
+        let mut events = std::mem::take(&mut self.events);
+        self.log.line(text, line, found.seconds, &mut events);
+        let decoded = !events.is_empty();
+        self.events_of(&mut events, text);
+        self.events = events;
+        let about = interest & (MONITOR | VFIO) != 0 || text.contains("iommufd");
+        if !decoded && about && looks_failed(text) {
+            let evidence = self.quotation(line, text);
+            self.facts.not_decoded(text, evidence);
+        } else if !decoded && !found.logged && !monitor::is_remark(text) {
+            self.not_taken(line, text);
+        }
+    }
+
+    fn quotation(&self, line: u64, otherwise: &str) -> Evidence {
+        let mut recent = self.recent.iter().rev();
+        let text = recent.find(|(number, _)| *number == line);
+        quote(self.file, line, text.map_or(otherwise, |(_, text)| text))
+    }
+
+    fn events_of(&mut self, events: &mut Vec<log::Event>, text: &str) {
+        let file = self.file;
+        if !events.is_empty() && !self.is_log {
+            self.is_log = true;
+            self.facts.content(file, "kernel log");
+        }
+        for event in events.drain(..) {
+            match event {
+                log::Event::Fault(record) => {
+                    let weights = record
+                        .lines
+                        .iter()
+                        .filter_map(|line| self.weights.get(line));
+                    let weight = weights.max().copied().unwrap_or(1);
+                    let recent = &self.recent;
+                    let quoted = |line: u64| {
+                        let found = recent.iter().rev().find(|(number, _)| *number == line);
+                        found.map_or_else(String::new, |(_, text)| text.clone())
+                    };
+                    let driver = driver(text);
+                    self.facts
+                        .folds
+                        .add(file, &record, weight, self.since_boot, driver, quoted);
+                }
+                log::Event::Suppressed(suppressed) => {
+                    let evidence = self.quotation(suppressed.line, text);
+                    self.facts.folds.suppress(file, suppressed, evidence);
+                }
+                log::Event::Dump(dump) => {
+                    let lines = dump.lines.iter();
+                    let evidence = lines.map(|line| self.quotation(*line, "")).collect();
+                    if self.facts.log_dumps.len() < super::facts::MOST {
+                        self.facts.log_dumps.push((*dump, evidence));
+                    } else {
+                        *self.facts.dropped.entry("dumps").or_default() += 1;
+                    }
+                }
+                log::Event::Undecoded(note) => {
+                    let evidence = self.quotation(note.line, &note.text);
+                    self.facts.not_decoded(&note.text, evidence);
+                }
+                log::Event::Overflow(note) => {
+                    let family = note.family;
+                    if let Some(fold) =
+                        family.and_then(|family| self.facts.folds.latest(file, family))
+                    {
+                        fold.exact = false;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn not_taken(&mut self, number: u64, raw: &str) {
+        if raw.trim().is_empty() {
+            return;
+        }
+        self.unread += 1;
+        if self.first_unread.is_none() {
+            self.first_unread = Some(quote(self.file, number, raw));
+        }
+    }
+
+    fn finish(mut self) {
+        self.flush();
+        for (line, text) in self.xml.take().into_iter().chain(self.command.take()) {
+            let taken = match config::libvirt(&text) {
+                Some(new) => {
+                    self.configuration(line, text.lines().next().unwrap_or_default(), new);
+                    true
+                }
+                None => self.qemu(line, &text, &text),
+            };
+            if !taken {
+                self.not_taken(line, &text);
+            }
+        }
+        let mut events = std::mem::take(&mut self.events);
+        self.log.finish(&mut events);
+        self.events_of(&mut events, "");
+        self.hexdump.finish(self.facts, self.file);
+        self.dumps.finish(self.facts);
+        std::mem::take(&mut self.listing).finish(self.facts);
+        self.facts.folds.finish();
+        if let Some(evidence) = self.first_unread {
+            let lines = match self.unread {
+                1 => "a line was".to_owned(),
+                lines => format!("{lines} lines were"),
+            };
+            let known = self.facts.contents.contains_key(&self.file);
+            self.facts.unread.push((self.file, known, lines, evidence));
+        }
+    }
+}
+
+/// Reads up to the end of a line that is too long.
+fn pass_over(text: &mut impl BufRead) -> io::Result<()> {
+    loop {
+        let part = text.fill_buf()?;
+        let end = part.iter().position(|byte| *byte == b'\n');
+        let length = part.len();
+        match end {
+            Some(end) => {
+                text.consume(end + 1);
+                return Ok(());
+            }
+            None if length == 0 => return Ok(()),
+            None => text.consume(length),
+        }
+    }
+}
+
+/// `vfio-pci 0000:c1:00.0: `: the driver before the device, as `dev_err` prints it.
+fn driver(text: &str) -> Option<&str> {
+    let (driver, rest) = text.trim_start().split_once(' ')?;
+    let device = rest.split(' ').next()?.strip_suffix(':')?;
+    pci(device)?;
+    let named = driver
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'));
+    named.then_some(driver)
+}
+
+/// A line without a prefix that begins a message of its own, and continues none.
+fn looks_new(text: &str) -> bool {
+    let word = text.split_whitespace().next().unwrap_or_default();
+    (word.ends_with(':') && word.len() > 2) || text.contains("callbacks suppressed")
+}
+
+/// A line of VFIO or iommufd that tells of a failure.
+fn looks_failed(text: &str) -> bool {
+    let lower = text.to_ascii_lowercase();
+    let about = ["vfio", "iommufd", "ioas"];
+    let failed = [
+        "fail", "error", "cannot", "can't", "unable", "denied", "fault", "refus",
+    ];
+    about.iter().any(|part| lower.contains(part)) && failed.iter().any(|part| lower.contains(part))
+}
+
+/// `IOMMU Group 1:`, `/sys/kernel/iommu_groups/1/devices:`.
+fn group_heading(text: &str) -> Option<u32> {
+    let text = text.trim_end();
+    let group = text
+        .strip_prefix("IOMMU Group ")
+        .or_else(|| text.strip_prefix("IOMMU group "))
+        .or_else(|| text.strip_prefix("Group "))
+        .map(|rest| rest.trim_end_matches(':'));
+    let of_path = || {
+        text.split_once("iommu_groups/")?
+            .1
+            .strip_suffix("/devices:")
+    };
+    group.or_else(of_path)?.trim_end_matches('/').parse().ok()
+}
+
+/// The options of a kernel's command line, also as a boot loader's file has them.
+fn kernel_options(text: &str) -> Option<String> {
+    let text = text.trim();
+    let line = match text.split_once('=') {
+        Some((name, value)) if name.contains("CMDLINE") => {
+            Cow::Borrowed(value.trim_matches(['"', '\'']))
+        }
+        _ => Cow::Borrowed(text.strip_prefix("options ").unwrap_or(text)),
+    };
+    const PLAIN: [&str; 12] = [
+        "quiet",
+        "splash",
+        "ro",
+        "rw",
+        "rhgb",
+        "nomodeset",
+        "debug",
+        "single",
+        "noresume",
+        "text",
+        "nosplash",
+        "--",
+    ];
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let is_option = |word: &&&str| {
+        let name = word.split('=').next().unwrap_or_default();
+        let named = !name.is_empty()
+            && name.bytes().all(|byte| {
+                byte.is_ascii_alphanumeric()
+                    || matches!(byte, b'_' | b'-' | b'.' | b'/' | b'[' | b']')
+            });
+        named && word.contains('=') && !word.ends_with([',', ':']) || PLAIN.contains(word)
+    };
+    let options = words.iter().filter(is_option).count();
+    let decides = |word: &&str| {
+        [
+            "intel_iommu=",
+            "amd_iommu=",
+            "iommu=",
+            "iommu.",
+            "intremap=",
+            "root=",
+            "BOOT_IMAGE=",
+            "arm-smmu",
+        ]
+        .iter()
+        .any(|known| word.starts_with(known))
+    };
+    let right = options * 10 >= words.len() * 7 && words.iter().any(decides);
+    right.then(|| line.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Facts {
+        let mut facts = Facts::default();
+        Text::new(&mut facts, 0)
+            .read(text.as_bytes(), &mut |_| {})
+            .unwrap();
+        facts
+    }
+
+    #[test]
+    fn command_lines_of_kernels_are_told_from_prose() {
+        assert!(kernel_options("root=/dev/sda1 intel_iommu=on quiet").is_some());
+        assert_eq!(
+            kernel_options("GRUB_CMDLINE_LINUX_DEFAULT=\"quiet iommu=pt\"").as_deref(),
+            Some("quiet iommu=pt")
+        );
+        assert_eq!(
+            kernel_options("I gave intel_iommu=on and nothing changed"),
+            None
+        );
+        assert_eq!(kernel_options("qemu-system-x86_64 -m 4G"), None);
+    }
+
+    #[test]
+    fn a_mixture_is_read_line_by_line() {
+        let facts = read(
+            "[   1.5] Kernel command line: root=/dev/sda1 intel_iommu=on\n\
+             [  10.5] DMAR: [DMA Write] Request device [00:12.0] fault addr\n\
+             0 [fault reason 05] PTE Write access is not set\n\
+             vfio_pin_pages_remote: RLIMIT_MEMLOCK (65536) exceeded\n\
+             qemu-system-x86_64 -m 4G \\\n  -device vfio-pci,host=01:00.0\n\
+             <domain>\n<memory>4194304</memory>\n</domain>\n\
+             00:12.0 System peripheral [0880]: Intel Corporation x [8086:19ac]\n",
+        );
+        assert_eq!(facts.command_lines.len(), 1);
+        assert_eq!(facts.folds.folds.len(), 1);
+        assert_eq!(facts.lines.len(), 1);
+        assert_eq!(facts.configurations.len(), 2);
+        assert_eq!(
+            facts.configurations[0].fact.devices[0].address,
+            "0000:01:00.0"
+        );
+        assert!(facts.known("0000:00:12.0", None).is_some());
+    }
+
+    #[test]
+    fn groups_are_read_from_listings_of_scripts_and_ls() {
+        let facts = read(
+            "IOMMU Group 1:\n\t00:01.0 PCI bridge [0604]: Intel x [8086:1901]\n\t01:00.0 VGA compatible controller [0300]: x [10de:1]\n\
+             /sys/kernel/iommu_groups/2/devices:\ntotal 0\nlrwxrwxrwx 1 root root 0 x 0000:02:00.0 -> ../../../../devices/x\n",
+        );
+        let groups: Vec<_> = facts
+            .members
+            .iter()
+            .map(|one| (one.fact.group, one.fact.device.as_str()))
+            .collect();
+        assert_eq!(
+            groups,
+            [
+                (1, "0000:00:01.0"),
+                (1, "0000:01:00.0"),
+                (2, "0000:02:00.0")
+            ]
+        );
+        assert!(facts.known("0000:00:01.0", None).unwrap().fact.is_bridge());
+    }
+}

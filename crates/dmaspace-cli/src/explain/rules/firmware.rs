@@ -1,0 +1,390 @@
+//! Firmware's tables and reserved regions.
+
+use dmaspace::firmware::{FirmwareRegion, RegionKind};
+
+use super::super::facts::{Facts, Known, Line, TableFact};
+use super::super::finding::{Advice, At, Certainty, Evidence, Finding, Place};
+
+/// Scopes that Linux matches in an RMRR are endpoints and bridges. Source: Linux 7.2 `drivers/iommu/intel/dmar.c`,
+/// `dmar_alloc_dev_scope`, `dmar_insert_dev_scope`; `dmar_acpi_insert_dev_scope` looks at DRHDs only.
+const MATCHED: [u8; 2] = [1, 2];
+/// A device of the ACPI namespace.
+const NAMESPACE: u8 = 5;
+/// Flag of an IVMD: an exclusion range is not translated, and no identity mapping.
+const EXCLUSION: u8 = 1 << 3;
+const PAGE: u64 = 0x1000;
+
+pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
+    one_to_one(facts, found);
+    for known in &facts.tables {
+        regions(known, found);
+        damage(known, found);
+    }
+    lines(facts, found);
+}
+
+/// The place of a structure: an offset where the file is the table.
+fn place(known: &Known<TableFact>, offset: usize) -> Evidence {
+    let evidence = &known.evidence;
+    match known.fact.binary {
+        true => Evidence {
+            place: Place {
+                file: evidence.place.file,
+                at: At::Offset(offset as u64),
+            },
+            quote: format!("structure at {offset:#x} of {}", known.fact.table.signature),
+        },
+        false => evidence.clone(),
+    }
+}
+
+/// The devices that a region is for, where the table names them whole.
+fn devices(region: &FirmwareRegion) -> Vec<String> {
+    match &region.kind {
+        RegionKind::Rmrr(scopes) => scopes
+            .iter()
+            .filter_map(|scope| scope.address(region.segment))
+            .collect(),
+        RegionKind::Ivmd { devices, .. } => match devices {
+            Some((first, last)) if first == last => vec![address(region.segment, *first)],
+            _ => Vec::new(),
+        },
+    }
+}
+
+fn address(segment: u16, id: u16) -> String {
+    format!(
+        "{segment:04x}:{:02x}:{:02x}.{}",
+        id >> 8,
+        id >> 3 & 0x1f,
+        id & 7
+    )
+}
+
+/// The kernel ignores the region: nothing of it becomes an identity mapping.
+fn is_dropped(region: &FirmwareRegion) -> bool {
+    let kind = match &region.kind {
+        RegionKind::Rmrr(scopes) => !scopes.iter().any(|scope| MATCHED.contains(&scope.kind)),
+        RegionKind::Ivmd { flags, .. } => flags & EXCLUSION != 0,
+    };
+    kind || region.last < region.first
+}
+
+/// Devices that the kernel keeps from guests.
+fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
+    const SOURCE: &str = "Linux drivers/iommu/intel/iommu.c, device_is_rmrr_locked (before 6.6); drivers/iommu/iommu.c, __iommu_device_set_domain (since 6.6); Documentation/ABI/testing/sysfs-kernel-iommu_groups";
+    let refused: Vec<_> = facts
+        .lines
+        .iter()
+        .filter_map(|one| match &one.fact {
+            Line::Ineligible { device } => Some((device.clone(), &one.evidence)),
+            _ => None,
+        })
+        .collect();
+    let direct = |name: &str| {
+        facts
+            .reserved
+            .iter()
+            .filter(move |one| one.fact.2 == name)
+            .collect::<Vec<_>>()
+    };
+    let (hard, relaxable) = (direct("direct"), direct("direct-relaxable"));
+    let regions: Vec<_> = facts
+        .tables
+        .iter()
+        .flat_map(|known| {
+            known
+                .fact
+                .table
+                .regions
+                .iter()
+                .map(move |region| (known, region))
+        })
+        .filter(|(_, region)| !is_dropped(region))
+        .collect();
+    let mut names: Vec<String> = refused
+        .iter()
+        .filter_map(|(device, _)| device.clone())
+        .collect();
+    names.sort();
+    names.dedup();
+    let mut used = Vec::new();
+    let advice = |finding: Finding| {
+        finding
+            .advise(Advice::text(
+                "In the firmware's setup: switch off what shares memory with the device (HP: shared memory features of \
+                 the slot; USB: legacy support), or update the firmware.",
+            ))
+            .advise(Advice::text("Another function or another device: no question of groups or of ACS."))
+    };
+    for name in &names {
+        let mut finding = Finding::certain("firmware.one-to-one", SOURCE).device(name.clone());
+        let lines = refused
+            .iter()
+            .filter(|(device, _)| device.as_ref() == Some(name));
+        finding = finding.evidence(lines.map(|(_, evidence)| *evidence));
+        let own: Vec<_> = regions
+            .iter()
+            .filter(|(_, region)| devices(region).contains(name))
+            .collect();
+        for (known, region) in &own {
+            finding = finding
+                .range(region.first, region.last)
+                .evidence([&place(known, region.offset)]);
+        }
+        // A listing of a group is this device's, where a table says so, or where there is only one.
+        for one in &hard {
+            let same = own
+                .iter()
+                .any(|(_, region)| (region.first, region.last) == (one.fact.0, one.fact.1));
+            let foreign = regions.iter().any(|(_, region)| {
+                (region.first, region.last) == (one.fact.0, one.fact.1)
+                    && !devices(region).contains(name)
+            });
+            if same || names.len() == 1 && !foreign {
+                finding = finding
+                    .range(one.fact.0, one.fact.1)
+                    .evidence([&one.evidence]);
+                used.push((one.fact.0, one.fact.1));
+            }
+        }
+        let text = format!(
+            "Firmware demands an identity mapping of a reserved region for {name}, so the kernel refuses to attach it \
+             to a guest's domain."
+        );
+        found.push(advice(finding.say(text)));
+    }
+    let unnamed: Vec<_> = refused
+        .iter()
+        .filter(|(device, _)| device.is_none())
+        .collect();
+    if !unnamed.is_empty() {
+        let finding = Finding::certain("firmware.one-to-one", SOURCE)
+            .evidence(unnamed.into_iter().map(|(_, evidence)| *evidence))
+            .say("Firmware demands an identity mapping for a device, so the kernel refuses to attach it to a guest's domain.");
+        found.push(advice(finding));
+    }
+    for one in &hard {
+        if used.contains(&(one.fact.0, one.fact.1)) {
+            continue;
+        }
+        let of_table: Vec<_> = regions
+            .iter()
+            .filter(|(_, region)| (region.first, region.last) == (one.fact.0, one.fact.1))
+            .collect();
+        used.push((one.fact.0, one.fact.1));
+        let mut finding = Finding::certain("firmware.one-to-one", SOURCE)
+            .range(one.fact.0, one.fact.1)
+            .evidence([&one.evidence]);
+        for (known, region) in of_table {
+            finding = finding
+                .devices(devices(region))
+                .evidence([&place(known, region.offset)]);
+        }
+        let text = "The group has a reserved region of type direct, and not direct-relaxable: firmware demands an \
+             identity mapping, so the kernel refuses to give its devices to a guest.";
+        found.push(advice(finding.say(text)));
+    }
+    // The table alone: graphics and USB are exempt, which it does not show. Beside faults it is another question.
+    if !facts.folds.folds.is_empty() {
+        return;
+    }
+    for (known, region) in regions {
+        let range = (region.first, region.last);
+        let relaxed = relaxable
+            .iter()
+            .any(|one| (one.fact.0, one.fact.1) == range);
+        let told = found
+            .iter()
+            .any(|one| one.cause == "firmware.one-to-one" && one.addresses.contains(&range));
+        let functions = devices(region);
+        let exempt = functions.iter().any(|device| {
+            facts.known(device, None).is_some_and(|one| {
+                one.fact.is_display() || one.fact.class.map(|class| class >> 8) == Some(0x0c03)
+            })
+        });
+        if relaxed || told || exempt {
+            continue;
+        }
+        let finding = Finding::likely("firmware.one-to-one", "Linux drivers/iommu/intel/iommu.c, device_rmrr_is_relaxable, intel_iommu_get_resv_regions; drivers/iommu/amd/iommu.c, amd_iommu_get_resv_regions")
+            .devices(functions)
+            .range(region.first, region.last)
+            .evidence([&place(known, region.offset)])
+            .say(
+                "The table has a reserved region for the device. The kernel refuses it to guests unless it is a graphics \
+                 or USB device, which the table does not show: reserved_regions of its group decides (direct, or \
+                 direct-relaxable).",
+            );
+        found.push(advice(finding));
+    }
+}
+
+fn regions(known: &Known<TableFact>, found: &mut Vec<Finding>) {
+    for region in &known.fact.table.regions {
+        let evidence = place(known, region.offset);
+        if let RegionKind::Rmrr(scopes) = &region.kind {
+            for scope in scopes.iter().filter(|scope| !MATCHED.contains(&scope.kind)) {
+                let certainty = match scope.kind {
+                    NAMESPACE => Certainty::Certain,
+                    _ => Certainty::Likely,
+                };
+                let device = scope.address(region.segment);
+                let named = device.clone().unwrap_or_else(|| "the device".into());
+                let finding = Finding::new("firmware.scope-unmatched", certainty, "VT-d 5.0, sections 8.3.1 and 8.4; Linux drivers/iommu/intel/dmar.c, dmar_acpi_insert_dev_scope, dmar_insert_dev_scope")
+                    .devices(device)
+                    .range(region.first, region.last)
+                    .evidence([&evidence])
+                    .say(format!(
+                        "The reserved region {:#x} to {:#x} names {named} by a scope of type {} (number {}), which Linux \
+                         does not match in reserved regions: the region is dropped, and DMA in it will fault.",
+                        region.first, region.last, scope.kind, scope.number
+                    ))
+                    .advise(Advice::text(
+                        "A firmware update that names the device by a scope of type 1; its path is that of a PCI function.",
+                    ));
+                found.push(finding);
+            }
+        }
+        found.extend(bad_region(region.first, region.last, &evidence));
+    }
+}
+
+/// Order, length and alignment of a region. Source: Linux 7.2 `drivers/iommu/intel/iommu.c`, `rmrr_sanity_check`.
+fn bad_region(first: u64, last: u64, evidence: &Evidence) -> Option<Finding> {
+    let certain = last < first;
+    let loose = first % PAGE != 0 || last.wrapping_add(1) % PAGE != 0;
+    if !certain && !loose {
+        return None;
+    }
+    let (certainty, why) = match certain {
+        true => (
+            Certainty::Certain,
+            "ends before it starts, or has no length",
+        ),
+        false => (Certainty::Likely, "does not begin and end with a page"),
+    };
+    let finding = Finding::new(
+        "firmware.bad-region",
+        certainty,
+        "VT-d 5.0, section 8.4 \"RMRR\"; Linux drivers/iommu/intel/iommu.c, rmrr_sanity_check",
+    )
+    .range(first, last)
+    .evidence([evidence])
+    .say(format!(
+        "The reserved region {first:#x} to {last:#x} {why}."
+    ))
+    .advise(Advice::text(
+        "A firmware update: the kernel drops the region or rounds it.",
+    ));
+    Some(finding)
+}
+
+fn damage(known: &Known<TableFact>, found: &mut Vec<Finding>) {
+    for damage in &known.fact.table.damage {
+        let finding = Finding::certain("firmware.bad-table", "ACPI 6.5, section 5.2.6; VT-d 5.0, section 8.1; AMD 48882 3.08, section 5.2.2")
+            .evidence([&known.evidence])
+            .say(format!("The table {} is damaged: {damage}.", known.fact.table.signature))
+            .advise(Advice::text(
+                "Take the table again from /sys/firmware/acpi/tables; if it is the same there, a firmware update.",
+            ));
+        found.push(finding);
+    }
+}
+
+fn lines(facts: &Facts, found: &mut Vec<Finding>) {
+    for one in &facts.lines {
+        match &one.fact {
+            Line::UnitAbsent { address } => {
+                let mut finding = Finding::certain("firmware.bad-table", "Linux drivers/iommu/intel/dmar.c, dmar_validate_one_drhd")
+                    .evidence([&one.evidence])
+                    .say(
+                        "The table names a unit whose registers read as all ones: nothing answers there. The unit is \
+                         switched off, or the address is wrong.",
+                    )
+                    .advise(Advice::text("Switch VT-d on in the firmware's setup, or update the firmware."));
+                if let Some(address) = address {
+                    finding = finding.range(*address, *address);
+                }
+                found.push(finding);
+            }
+            Line::BadTable { table } => found.push(
+                Finding::certain("firmware.bad-table", "Linux drivers/iommu/amd/init.c, check_ivrs_checksum; drivers/iommu/intel/dmar.c, parse_dmar_table")
+                    .evidence([&one.evidence])
+                    .say(format!("The kernel calls firmware's table {table} damaged."))
+                    .advise(Advice::text("A firmware update.")),
+            ),
+            Line::BadRegion { first, last } => {
+                let finding = bad_region(*first, *last, &one.evidence).unwrap_or_else(|| {
+                    Finding::likely("firmware.bad-region", "Linux arch/x86/include/asm/iommu.h, arch_rmrr_sanity_check")
+                        .range(*first, *last)
+                        .evidence([&one.evidence])
+                        .say(format!(
+                            "The reserved region {first:#x} to {last:#x} does not lie in memory that firmware's own map \
+                             calls reserved."
+                        ))
+                        .advise(Advice::text("A firmware update."))
+                });
+                found.push(finding);
+            }
+            Line::IoapicMissing { what } => found.push(
+                Finding::certain("firmware.ioapic-missing", "Linux drivers/iommu/amd/init.c, check_ioapic_information")
+                    .evidence([&one.evidence])
+                    .say(format!("{what} has no entry in firmware's table IVRS, so interrupt remapping is switched off."))
+                    .advise(Advice::text(
+                        "A firmware update; until then ivrs_ioapic[ID]=BUS:DEVICE.FUNCTION on the kernel's command line, \
+                         with the numbers of this machine.",
+                    )),
+            ),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::finding::Certainty;
+    use super::super::{causes, of_text};
+
+    #[test]
+    fn lines_of_both_kernels_keep_the_device_from_guests() {
+        for line in [
+            "vfio-pci 0000:05:00.0: Device is ineligible for IOMMU domain attach due to platform RMRR requirement.  Contact your platform vendor.",
+            "vfio-pci 0000:05:00.0: Firmware has requested this device have a 1:1 IOMMU mapping, rejecting configuring the device without a 1:1 mapping. Contact your platform vendor.",
+        ] {
+            let found = of_text(&format!(
+                "[  1.0] {line}\n0x0000000079000000 0x0000000079000fff direct\n"
+            ));
+            assert_eq!(causes(&found), ["firmware.one-to-one"]);
+            assert_eq!(found[0].devices, ["0000:05:00.0"]);
+            assert_eq!(found[0].addresses, [(0x7900_0000, 0x7900_0fff)]);
+        }
+    }
+
+    #[test]
+    fn relaxable_regions_keep_nothing() {
+        assert_eq!(
+            causes(&of_text(
+                "0x0000000079000000 0x0000000079000fff direct-relaxable\n"
+            )),
+            [""; 0]
+        );
+        let direct = of_text("0x0000000079000000 0x0000000079000fff direct\n");
+        assert_eq!(direct[0].certainty, Certainty::Certain);
+    }
+
+    #[test]
+    fn regions_of_lines_are_judged_by_arithmetic() {
+        let bad = |range: &str| {
+            of_text(&format!(
+                "[  0.1] DMAR: [Firmware Bug]: Your BIOS is broken; bad RMRR [{range}]\n"
+            ))
+        };
+        let order = bad("0x000000007b000000-0x000000007a7fffff");
+        assert_eq!(
+            (order[0].cause, order[0].certainty),
+            ("firmware.bad-region", Certainty::Certain)
+        );
+        let loose = bad("0x000000007b000000-0x000000007b0007ff");
+        assert_eq!(loose[0].certainty, Certainty::Likely);
+    }
+}

@@ -1,0 +1,3 @@
+#![no_main]
+
+dmaspace_fuzz::target!(iommu, "kernel_log");
