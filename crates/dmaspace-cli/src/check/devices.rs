@@ -395,7 +395,7 @@ mod tests {
     use hostmem::Backing;
     use iommu::{DeviceId, DomainId, RunMap, SoftwareUnit, Unit};
     use iopt::format::VtdSs;
-    use iopt::{Gather, HeapTables, Prot, Table};
+    use iopt::{Gather, HeapTables, Prot, Table, TableOps as _};
 
     use super::*;
     use crate::check::CheckJob;
