@@ -187,8 +187,8 @@ pub const TABLE_BYTES: u64 = 4096;
 pub struct Meta<Link, Count> {
     /// The next table while this one is in a chain.
     pub(crate) next: Link,
-    /// Of a table in a chain, a note of the operation that holds it. Of a linked one, the entry that was in use when the
-    /// table was last looked at whole: a hint.
+    /// A note of the operation that holds the table in a chain. While it is linked, a hint: the entry that was in use when
+    /// the table was last looked at whole.
     pub(crate) note: Count,
 }
 

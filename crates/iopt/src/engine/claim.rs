@@ -42,9 +42,9 @@ impl Claim {
 pub(crate) enum Owned {
     /// None.
     Named,
-    /// Of these, for operations in them.
+    /// A span, for operations in it.
     Span(Span<Iova>),
-    /// Of all that there are.
+    /// Everything.
     #[cfg(feature = "alloc")]
     All,
 }

@@ -31,7 +31,7 @@ pub struct Inside<'t, F: Format, M: TableMemory, R: Reclaim = DefaultReclaim> {
 /// Tables that were flushed inside, and go to those that wait for readers when this reader has left.
 struct Retired<'t, M: TableMemory, R: Reclaim> {
     memory: &'t M,
-    /// `None` where nobody has to be waited for.
+    /// Readers to wait for, if there may be any.
     readers: Option<&'t Readers<R, M::Link>>,
     tables: Chain,
 }
@@ -104,7 +104,7 @@ impl<M: TableMemory, R: Reclaim> Drop for Retired<'_, M, R> {
     }
 }
 
-// By values, so that those who have retired nothing keep none of it in memory.
+// Takes values, so that a caller that has retired nothing keeps none of it in memory.
 #[cold]
 #[inline(never)]
 fn retire<M: TableMemory, R: Reclaim>(

@@ -41,7 +41,7 @@ pub trait TableOps {
     #[doc(hidden)]
     fn table(&self) -> &Table<Self::Format, Self::Memory>;
 
-    /// What an operation on `range` has for itself.
+    /// The addresses that an operation on `range` has for itself.
     #[doc(hidden)]
     fn claim(&self, range: Span<Iova>) -> Claim;
 
@@ -117,7 +117,7 @@ pub trait TableOps {
     ///
     /// # Errors
     ///
-    /// Those of [`map`](Self::map); `spare` is as it was then.
+    /// The same as of [`map`](Self::map); `spare` is as it was then.
     fn plan_map<'t>(
         &'t mut self,
         iova: u64,

@@ -81,7 +81,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Some(())
     }
 
-    /// Whether `len` bytes from there on are a page.
+    /// True when `len` bytes from there on are a page.
     #[inline(always)]
     fn is_page(&self, start: u64, len: u64) -> bool {
         let page = 1u64 << F::shift(0);

@@ -86,7 +86,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Progress { bytes, result }
     }
 
-    /// Whether `size` is that of a leaf, and `address` a multiple of it.
+    /// Refuses a `size` that no leaf has, and an `address` that is no multiple of it.
     pub(super) fn check_pages(&self, address: u64, size: u64) -> Result<(), Pages> {
         let offered = self.page_sizes();
         if !offered.contains(size) {

@@ -52,7 +52,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         })
     }
 
-    /// Whether [`give_back_empty_tables`](super::TableOps::give_back_empty_tables) may find any: not where one entry, or
+    /// True when [`give_back_empty_tables`](super::TableOps::give_back_empty_tables) may find any: not where one entry, or
     /// two, are for all of `range`. A question that costs little before each large leaf.
     #[inline(always)]
     pub fn may_have_empty_tables(&self, range: Span<Iova>) -> bool {

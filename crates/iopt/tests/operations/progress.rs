@@ -356,7 +356,7 @@ fn empty_in_steps<T: TableOps>(
         assert!(first == rest.start || progress.bytes == 0);
         rest = Span::new(at, (rest.last() + 1) - at);
         if let Err(TableUnmapError::Hole { .. }) = progress.result {
-            // Behind the hole.
+            // Goes on behind the hole.
             let next = there.iter().map(|run| run.iova).find(|next| *next > at);
             let next = next.unwrap_or(rest.last() + 1);
             rest = Span::new(next, (rest.last() + 1) - next);
