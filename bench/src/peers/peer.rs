@@ -247,9 +247,9 @@ impl Shape {
                 });
             }
             Work::Translate { page } | Work::Harvest { page, .. } => (page, (1 << 30) / page, None),
-            Work::UnmapDirty { page, count } => (page, count, Some(Beside::Nothing)),
+            Work::UnmapDirty { page, count } => (page, count, Some(Beside::Page)),
             Work::MapSeveral { page } | Work::UnmapSeveral { page } => {
-                (page, 1, Some(Beside::Nothing))
+                (page, 1, Some(Beside::Page))
             }
             Work::Split { page } | Work::Merge { page } => (page, 1, None),
         };
@@ -297,8 +297,9 @@ impl<P: Peer> Ready<P> {
         let held = match warm {
             None => Vec::new(),
             Some(Beside::Half) => places.beside.clone(),
-            Some(Beside::Nothing) if P::KEEPS => Vec::new(),
-            Some(Beside::Nothing) => behind(&places, page),
+            Some(Beside::Page | Beside::Kept) if P::KEEPS => Vec::new(),
+            Some(Beside::Kept) => return Ok(None),
+            Some(Beside::Page) => places.behind(page),
         };
         if warm.is_some() && !P::KEEPS && held.is_empty() {
             return Ok(None);
@@ -457,17 +458,6 @@ fn unmap<P: Peer, const BACK: bool>(
 
 const fn back(back: bool) -> Tables {
     if back { Tables::GoBack } else { Tables::Stay }
-}
-
-/// A page in each of the tables that the ranges lie in, the first one that is mapped beside them.
-fn behind(places: &Places, page: u64) -> Vec<Span<Iova>> {
-    let first = |span: &Span<Iova>| Span::new(span.start, page);
-    if places.ranges.iter().all(|range| range.len == page) {
-        // Single pages, all in one table: behind the last of them, not between.
-        places.beside.last().map(first).into_iter().collect()
-    } else {
-        places.beside.iter().map(first).collect()
-    }
 }
 
 #[cfg(test)]

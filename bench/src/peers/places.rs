@@ -46,6 +46,19 @@ pub struct Places {
     pub pa: u64,
 }
 
+impl Places {
+    /// A page in each of the tables that the ranges lie in, the first one of those beside them.
+    pub fn behind(&self, page: u64) -> Vec<Span<Iova>> {
+        let first = |span: &Span<Iova>| Span::new(span.start, page);
+        if self.ranges.iter().all(|range| range.len == page) {
+            // Single pages, all in one table: behind the last of them, not between.
+            self.beside.last().map(first).into_iter().collect()
+        } else {
+            self.beside.iter().map(first).collect()
+        }
+    }
+}
+
 impl Geometry {
     /// The geometry of a format as it is configured.
     pub fn of<F: Format>(format: &F) -> Self {

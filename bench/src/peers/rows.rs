@@ -75,6 +75,8 @@ enum Leaf {
 enum Op {
     Map(Leaf, u64),
     Unmap(Leaf, u64),
+    MapKept(Leaf, u64),
+    UnmapKept(Leaf, u64),
     MapSeveral,
     UnmapSeveral,
     MapNew(Leaf, u64),
@@ -115,14 +117,17 @@ impl Row {
             Small => count,
             Block => count.min(pages.room),
         };
-        let (beside, runs) = (Beside::Nothing, true);
+        let (beside, runs) = match self.op {
+            MapKept(..) | UnmapKept(..) => (Beside::Kept, true),
+            _ => (Beside::Page, true),
+        };
         Some(match self.op {
-            Map(leaf, count) => Work::Map {
+            Map(leaf, count) | MapKept(leaf, count) => Work::Map {
                 page: page(leaf)?,
                 count,
                 beside,
             },
-            Unmap(leaf, count) => Work::Unmap {
+            Unmap(leaf, count) | UnmapKept(leaf, count) => Work::Unmap {
                 page: page(leaf)?,
                 count,
                 beside,
@@ -199,6 +204,8 @@ pub const ROWS: &[Row] = &[
     row("unmap-several", "unmap 1 × 4K, 64 in one go", NS, [Limit(5.0), Limit(8.0)], UnmapSeveral),
     row("map-256", "map 256 × 4K", NS, RUNS, Map(Small, 256)),
     row("unmap-256", "unmap 256 × 4K", NS, RUNS, Unmap(Small, 256)),
+    row("map-256-kept", "map 256 × 4K, empty tables kept", NS, RUNS, MapKept(Small, 256)),
+    row("unmap-256-kept", "unmap 256 × 4K, empty tables kept", NS, RUNS, UnmapKept(Small, 256)),
     row("map-256-block", "map 256 × 2M", NS, RUNS, Map(Block, 256)),
     row("unmap-256-block", "unmap 256 × 2M", NS, [Limit(1.25), Linux(0.33)], Unmap(Block, 256)),
     row("map-many", "map 1 GiB in 4K", US, LOOP, MapNew(Small, PAGES)),

@@ -24,8 +24,10 @@ pub const PA: u64 = 16 << 30;
 /// What the tables hold before a batch of [`Work::Map`] with warm tables, beside what it maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Beside {
-    /// Nothing: the table is there and empty.
-    Nothing,
+    /// A page of another's, without which a table would be given back when it is empty.
+    Page,
+    /// Nothing: the table is kept when it is empty, by those who can.
+    Kept,
     /// The other half of the table is mapped.
     Half,
 }

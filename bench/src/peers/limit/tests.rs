@@ -7,7 +7,7 @@ use crate::peers::peer::{LARGE, SMALL, geometry};
 use crate::peers::work::Beside;
 
 fn ready(count: u64) -> Ready<AtomicU64> {
-    let (page, beside) = (SMALL, Beside::Nothing);
+    let (page, beside) = (SMALL, Beside::Page);
     let work = Work::Map {
         page,
         count,
@@ -91,7 +91,7 @@ fn other_geometries_have_as_many_cells_in_as_many_tables() {
         levels: vec![(14, 25), (25, 36), (36, 47)],
         entry_bytes: 8,
     };
-    let (page, beside) = (16 << 10, Beside::Nothing);
+    let (page, beside) = (16 << 10, Beside::Page);
     let work = Work::Map {
         page,
         count: 256,

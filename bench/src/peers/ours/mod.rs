@@ -1,7 +1,7 @@
 //! Our own tables as subjects, in both forms and over every format.
 //!
-//! Conditions, beside those of [`work`](crate::peers::work): warm tables stay when they are empty
-//! ([`Table::keep_empty_tables`]) or hold the other half. Each unmap makes a gather, has it flushed by
+//! Conditions, beside those of [`work`](crate::peers::work): tables are given back when they are empty, as by default, so
+//! that warm ones hold something, and in rows of their own they are kept ([`Table::keep_empty_tables`]). Each unmap makes a gather, has it flushed by
 //! something that does nothing, and reclaims the tables, all of it in the time taken. The arena is
 //! touched before, and every page of it was filled with something: it is recycled. Sinks are function
 //! items, so that they are known where they are called.
@@ -210,11 +210,12 @@ impl<F: Format, M: Memory, T: Access<F, M>> Ours<F, M, T> {
         let tables = geometry.tables(&places, smallest) * T::SETS;
         let memory = arena::<F, M>(&format, tables)?;
         let mut table = Table::with_page_sizes(format, memory, sizes).map_err(plain)?;
-        // The upper tables; and the lower ones, as soon as there were any.
-        table.keep_empty_tables(setup.warm && !setup.half);
+        table.keep_empty_tables(setup.beside == Some(Beside::Kept));
         let mut fixed = places.keeper.into_iter().collect::<Vec<_>>();
-        if setup.half {
-            fixed.extend(&places.beside);
+        match (setup.beside, setup.page) {
+            (Some(Beside::Half), _) => fixed.extend(&places.beside),
+            (Some(Beside::Page), Some(page)) => fixed.extend(places.behind(page)),
+            _ => {}
         }
         for span in fixed {
             let beside = [Span::new(places.pa, span.len)];
@@ -263,8 +264,8 @@ struct Setup {
     /// The only size of leaves; all sizes without one.
     page: Option<u64>,
     count: u64,
-    warm: bool,
-    half: bool,
+    /// Tables are warm, and hold this.
+    beside: Option<Beside>,
     tracks: bool,
     /// Leaves change their sizes.
     resizes: bool,
@@ -277,8 +278,7 @@ impl Setup {
         let base = Self {
             page: None,
             count: 1,
-            warm: true,
-            half: false,
+            beside: Some(Beside::Page),
             tracks: false,
             resizes: false,
             stays: false,
@@ -297,7 +297,7 @@ impl Setup {
             } => Self {
                 page: Some(page),
                 count,
-                half: beside == Beside::Half,
+                beside: Some(beside),
                 ..base
             },
             Work::MapSeveral { page } | Work::UnmapSeveral { page } => Self {
@@ -309,10 +309,13 @@ impl Setup {
             | Work::Cycle { page, count } => Self {
                 page: Some(page),
                 count,
-                warm: false,
+                beside: None,
                 ..base
             },
-            Work::MapChosen | Work::UnmapChosen => Self { half: true, ..base },
+            Work::MapChosen | Work::UnmapChosen => Self {
+                beside: Some(Beside::Half),
+                ..base
+            },
             Work::Translate { page } => Self {
                 page: Some(page),
                 count: (1 << 30) / page,
@@ -336,7 +339,7 @@ impl Setup {
                 page: Some(page),
                 resizes: true,
                 stays: true,
-                warm: false,
+                beside: None,
                 ..base
             },
         }

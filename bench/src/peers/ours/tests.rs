@@ -37,7 +37,7 @@ fn all_kinds(page: u64, block: u64) -> Vec<Work> {
         Work::Merge { page: block },
     ];
     for (page, count) in [(page, 1), (page, 256), (block, 256)] {
-        for beside in [Beside::Nothing, Beside::Half] {
+        for beside in [Beside::Page, Beside::Half] {
             all.push(Work::Map {
                 page,
                 count,

@@ -170,16 +170,16 @@ fn kinds() -> Vec<Work> {
         Work::Map {
             page: 64 << 10,
             count: 1,
-            beside: Beside::Nothing,
+            beside: Beside::Page,
         },
         Work::Map {
             page,
             count: 1024,
-            beside: Beside::Nothing,
+            beside: Beside::Page,
         },
     ];
     for (page, count) in [(SMALL, 1), (SMALL, 256), (SMALL, 512), (LARGE, 256)] {
-        for beside in [Beside::Nothing, Beside::Half] {
+        for beside in [Beside::Page, Beside::Half] {
             all.push(Work::Map {
                 page,
                 count,
