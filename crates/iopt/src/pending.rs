@@ -12,7 +12,7 @@
 //! table, since that would cost a store for each entry, and another flush to get it out again.
 //!
 //! ```
-//! # use iopt::{HeapTables, Pending, Prot, Table, format::VtdSs};
+//! # use iopt::{HeapTables, Pending, Prot, Table, TableOps as _, format::VtdSs};
 //! # use runs::Span;
 //! # let memory = HeapTables::with_tables(16)?;
 //! # let mut table = Table::new(VtdSs::new(4)?, &memory)?;

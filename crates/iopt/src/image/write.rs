@@ -50,7 +50,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ///
     /// ```
     /// # use iopt::format::VtdSs;
-    /// # use iopt::{HeapTables, Prot, Table, image::Image};
+    /// # use iopt::{HeapTables, Prot, Table, TableOps as _, image::Image};
     /// # use runs::Span;
     /// # let tables = HeapTables::with_tables(1024)?;
     /// # let mut table = Table::new(VtdSs::new(4)?, &tables)?;
