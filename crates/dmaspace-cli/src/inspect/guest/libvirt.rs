@@ -12,8 +12,8 @@ use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
 use super::{
-    ConfigError, Guest, Interface, Monitor, Ram, Remapped, SMALL, added, cpus, maps_by_file,
-    memory, number, page,
+    ConfigError, Guest, Interface, Monitor, Ram, Remapped, SMALL, added, cpus, has_variable,
+    maps_by_file, memory, number, page,
 };
 use crate::inspect::process::plain;
 
@@ -21,6 +21,14 @@ use crate::inspect::process::plain;
 const DEEPEST: usize = 64;
 /// The most cells, and of what is kept for each of several elements.
 const MOST: usize = MOST_NODES;
+/// Elements that have no text of their own.
+const GROUPS: [&str; 5] = [
+    "/domain",
+    "/domain/cpu",
+    "/domain/cpu/numa",
+    "/domain/devices",
+    "/domain/memoryBacking",
+];
 /// Numbers of cells.
 const CELLS: RangeInclusive<u64> = 0..=MOST_NODES as u64 - 1;
 
@@ -57,7 +65,11 @@ pub fn libvirt(text: &str, default_pool: u64) -> Result<Guest, ConfigError> {
                     close(&mut path, &mut depth);
                 }
             }
-            Event::Text(part) => inner += &text_of(&part),
+            Event::Text(part) => {
+                let part = text_of(&part);
+                domain.between(&path, part.trim());
+                inner += &part;
+            }
             Event::End(_) => {
                 domain.text(&path, inner.trim())?;
                 inner.clear();
@@ -315,6 +327,14 @@ impl Domain {
             _ => return self.foreign(path, attributes),
         }
         Ok(())
+    }
+
+    /// A template's text in the place of elements.
+    fn between(&mut self, path: &str, text: &str) {
+        if GROUPS.contains(&path) && (has_variable(text) || text.contains("{%")) {
+            self.guest
+                .ignore(&format!("{text} in the place of elements of {path}"));
+        }
     }
 
     /// Elements of QEMU's namespace, whose prefix is the document's choice.
@@ -894,6 +914,19 @@ mod tests {
         let property = "<q:override><q:device alias='a'><q:frontend><q:property name='x-b' type='bool' value='true'/>\
             </q:frontend></q:device></q:override>";
         assert_eq!(with(&[], property).ignored, ["x-b of <q:override>"]);
+    }
+
+    #[test]
+    fn variables_in_the_place_of_elements_are_named() {
+        let guest = parsed(
+            "<memory>4096</memory>{{ backing }}<devices>\n ${CARDS} <disk/>{% if x %}<name>$X</name></devices>",
+        );
+        let expected = [
+            "{{ backing }} in the place of elements of /domain",
+            "${CARDS} in the place of elements of /domain/devices",
+            "{% if x %} in the place of elements of /domain/devices",
+        ];
+        assert_eq!(guest.ignored, expected);
     }
 
     #[test]

@@ -23,10 +23,10 @@ use crate::size::{self, SizeError};
 pub use libvirt::libvirt;
 pub use process::of_areas;
 pub(super) use process::of_process;
-use qemu::added;
 use qemu::qemu;
 pub use qemu::qemu_line;
 pub(crate) use qemu::{Pairs, address, pairs};
+use qemu::{added, has_variable};
 
 /// Where hugetlbfs files lie: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
 const HUGETLBFS: u32 = 0x9584_58f6;

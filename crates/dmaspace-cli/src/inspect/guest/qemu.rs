@@ -60,7 +60,7 @@ const REMOVED_FLAGS: &str = "audio-help cirrusvga defconfig enable-kqemu enable-
 /// Options with a value that they had, and `-id` of Proxmox.
 const REMOVED_VALUED: &str = "bootp bt clock cpu_vendor hdachs id kvm-shadow-memory nvram osk pcidevice redir smb \
     startdate tftp virtioconsole";
-/// Parts of the names of options that may decide about memory or devices.
+/// Beginnings of the parts of names of options that may decide about memory or devices.
 const DECISIVE: [&str; 7] = ["dev", "huge", "mem", "numa", "object", "ram", "vfio"];
 /// Programs that run another one, which may stand before QEMU.
 const WRAPPERS: [&str; 14] = [
@@ -98,7 +98,17 @@ pub(crate) type Pairs = BTreeMap<String, String>;
 /// The machine that QEMU makes of this line, which may have a shell's quotes. `default_pool` is the size of a
 /// page of the pool that is used where none is named.
 pub fn qemu_line(line: &str, default_pool: u64) -> Result<Guest, ConfigError> {
-    let words = shlex::split(command(line)).ok_or(ConfigError::Quotes)?;
+    let line = line.replace("\r\n", "\n");
+    let mut line = command(&line).trim_end();
+    // The rest of a command that goes on in a line that is not there.
+    if let Some(rest) = line.strip_suffix('\\') {
+        line = if rest.ends_with(char::is_whitespace) {
+            rest
+        } else {
+            line
+        };
+    }
+    let words = shlex::split(line).ok_or(ConfigError::Quotes)?;
     // `virsh domxml-to-native` writes the environment first.
     let assigned = words.iter().take_while(|word| word.contains('=')).count();
     let words = words.get(assigned..).unwrap_or_default();
@@ -161,7 +171,8 @@ fn base_name(path: &str) -> &str {
 }
 
 fn is_qemu(program: &str) -> bool {
-    matches!(program, "qemu" | "qemu-kvm" | "kvm" | "kvm-spice") || is_system(program)
+    let variable = has_variable(program) && program.to_ascii_lowercase().contains("qemu");
+    variable || matches!(program, "qemu" | "qemu-kvm" | "kvm" | "kvm-spice") || is_system(program)
 }
 
 /// `qemu-system-x86_64`, `qemu-lite-system-x86_64`
@@ -286,7 +297,8 @@ impl Found {
 
     /// An option that no QEMU is known to have.
     fn unknown(&mut self, option: &str, value: &str) {
-        match DECISIVE.iter().any(|part| option.contains(part)) {
+        let decides = |part: &str| DECISIVE.iter().any(|known| part.starts_with(known));
+        match option.split(['-', '_']).any(decides) {
             true => {
                 let option = plain(option);
                 self.refused.get_or_insert(ConfigError::Option { option });
@@ -721,7 +733,7 @@ fn product(pairs: &mut Pairs) -> Result<u32, ConfigError> {
 }
 
 /// True for a text with a variable of a shell or of a template: `$NAME`, `${NAME}`, `{{ name }}`, `<NAME>`, `@NAME@`.
-fn has_variable(text: &str) -> bool {
+pub(super) fn has_variable(text: &str) -> bool {
     let enclosed = |open, close| text.starts_with(open) && text.ends_with(close) && text.len() > 2;
     text.contains('$') || text.contains("{{") || enclosed('<', '>') || enclosed('@', '@')
 }
@@ -948,11 +960,11 @@ mod tests {
     #[test]
     fn options_of_other_versions_decide_nothing() {
         let guest = parsed(
-            "kvm -id 7 -redir tcp:3389::3389 -no-kvm -usbdevice mouse -tdf -localtime -m 512 -startdate now \
+            "kvm -id 7 -parameter -redir tcp:3389::3389 -no-kvm -usbdevice mouse -tdf -localtime -m 512 -startdate now \
              -std-vga -newest value -m 1G disk.raw",
         );
         assert_eq!(guest.bytes(), 1 << 30);
-        assert_eq!(guest.ignored, ["-newest value"]);
+        assert_eq!(guest.ignored, ["-parameter", "-newest value"]);
         let running = ["qemu", "-m", "1G", "-newest-mem", "1"].map(str::to_owned);
         let guest = qemu(&running, POOL).unwrap();
         assert_eq!(guest.ignored, ["-newest-mem is not an option of QEMU"]);
@@ -1010,6 +1022,7 @@ mod tests {
                 "sudo -u qemu taskset -c 0-3 ./qemu-system-aarch64 -m 1G",
                 &["sudo -u qemu taskset -c 0-3 before QEMU"],
             ),
+            ("${QEMU} -m 1G \\\r\n -smp 2 \\\n", &[]),
             ("A=1 numactl -m 0 kvm -m 1G", &["numactl -m 0 before QEMU"]),
         ] {
             let guest = parsed(line);
