@@ -57,6 +57,16 @@ pub(super) struct Now<'a> {
 impl Now<'_> {
     /// The same with `change`; `None` where nothing changes, or no setting is known.
     fn with(&self, change: Change) -> Option<(Guest, Host, Interface)> {
+        let unfit = match change {
+            // Pages of private memory are those of guest_memfd.
+            Change::Transparent | Change::Pool(_) => self.guest.keeps_private_memory(),
+            Change::ByFile if self.guest.keeps_private_memory() => true,
+            Change::Iommufd | Change::ByFile => self.guest.devices.iter().any(|device| device.disk),
+            _ => false,
+        };
+        if unfit {
+            return None;
+        }
         let (mut guest, mut host, mut interface) = (self.guest.clone(), *self.host, self.interface);
         let (monitor, cpus) = (guest.monitor, guest.cpus);
         for ram in &mut guest.memory {
@@ -568,6 +578,23 @@ mod tests {
         assert!(
             !names(&found).contains(&"iommufd instead of type 1"),
             "{found:?}"
+        );
+    }
+
+    #[test]
+    fn disks_stay_with_type_1_and_private_memory_has_pages_of_its_own() {
+        let disk = advice(&qemu("qemu -m 4G -drive file=nvme://01:00.0/1,if=none"));
+        assert!(names(&disk).contains(&"transparent huge pages"));
+        assert!(!names(&disk).contains(&"iommufd instead of type 1"));
+        let guest = |kind| {
+            let object = format!("-object {kind},id=a -machine q35,confidential-guest-support=a");
+            names(&advice(&qemu(&format!("qemu -m 4G {object}")))).join(", ")
+        };
+        assert!(guest("sev-guest").contains("huge"));
+        let private = guest("sev-snp-guest");
+        assert!(
+            !private.contains("huge") && private.contains("iommufd"),
+            "{private}"
         );
     }
 

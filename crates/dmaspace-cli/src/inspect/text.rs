@@ -98,10 +98,21 @@ fn memory(sheet: &mut Sheet, guest: &Guest) {
         );
         sheet.value("", &text);
     }
+    if let Some(kind) = &guest.confidential {
+        let pieces = match guest.keeps_private_memory() {
+            true => ": pages are mapped in pieces, as they are shared",
+            false => "",
+        };
+        sheet.value("", &format!("confidential ({kind}){pieces}"));
+    }
     for (nth, device) in guest.devices.iter().enumerate() {
         let name = device.name.as_deref().unwrap_or_default();
         let text = format!("{} {name}", device.address);
         sheet.value(if nth == 0 { "devices" } else { "" }, text.trim_end());
+    }
+    if let Some(model) = &guest.viommu {
+        let text = format!("virtual ({model}): each device has an address space of its own");
+        sheet.value("IOMMU", &text);
     }
     if !guest.ignored.is_empty() {
         sheet.value("ignored", &guest.ignored.join(", "));
@@ -429,6 +440,7 @@ mod tests {
                 devices: vec![GivenDevice {
                     address: "0000:01:00.0".into(),
                     name: Some("Intel Corporation 82574L".into()),
+                    disk: false,
                 }],
                 ..Guest::default()
             }),

@@ -12,8 +12,8 @@ use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
 use super::{
-    ConfigError, Guest, Interface, Monitor, Ram, Remapped, SMALL, cpus, maps_by_file, memory,
-    number, page,
+    ConfigError, Guest, Interface, Monitor, Ram, Remapped, SMALL, added, cpus, has_variable,
+    maps_by_file, memory, number, page,
 };
 use crate::inspect::process::plain;
 
@@ -21,6 +21,14 @@ use crate::inspect::process::plain;
 const DEEPEST: usize = 64;
 /// The most cells, and of what is kept for each of several elements.
 const MOST: usize = MOST_NODES;
+/// Elements that have no text of their own.
+const GROUPS: [&str; 5] = [
+    "/domain",
+    "/domain/cpu",
+    "/domain/cpu/numa",
+    "/domain/devices",
+    "/domain/memoryBacking",
+];
 /// Numbers of cells.
 const CELLS: RangeInclusive<u64> = 0..=MOST_NODES as u64 - 1;
 
@@ -57,7 +65,11 @@ pub fn libvirt(text: &str, default_pool: u64) -> Result<Guest, ConfigError> {
                     close(&mut path, &mut depth);
                 }
             }
-            Event::Text(part) => inner += &text_of(&part),
+            Event::Text(part) => {
+                let part = text_of(&part);
+                domain.between(&path, part.trim());
+                inner += &part;
+            }
             Event::End(_) => {
                 domain.text(&path, inner.trim())?;
                 inner.clear();
@@ -115,13 +127,15 @@ struct Domain {
     pages: Vec<(u64, Option<Set>)>,
     huge: bool,
     source: Option<String>,
-    shared: bool,
+    shared: Option<bool>,
     /// Memory is brought in before the guest runs, by so many threads.
     immediate: bool,
     threads: Option<u32>,
     cells: Vec<Ram>,
     cells_shared: Vec<Option<bool>>,
-    modules: Vec<Ram>,
+    /// Modules, and bytes of all memory devices.
+    modules: Vec<Module>,
+    plugged: u64,
     /// The type of the machine, and whether its firmware is in flash.
     kind: String,
     flash: bool,
@@ -129,8 +143,44 @@ struct Domain {
     module: bool,
     /// All devices use iommufd.
     iommufd: bool,
-    /// The device whose element is open: a PCI device, by iommufd.
-    device: Option<bool>,
+    /// The device whose element is open, and all that VFIO gives.
+    device: Option<Device>,
+    devices: Vec<Device>,
+    /// Arguments for QEMU.
+    arguments: Vec<String>,
+}
+
+/// A module of memory.
+#[derive(Default)]
+struct Module {
+    ram: Ram,
+    /// The cell that it is plugged into.
+    cell: String,
+    /// Bytes of the pages that it asks for.
+    pages: Option<u64>,
+    shared: Option<bool>,
+}
+
+/// A device of the host.
+#[derive(Default)]
+struct Device {
+    kind: DeviceKind,
+    /// The model of a mediated one.
+    model: String,
+    /// Given by iommufd, as far as its element says so.
+    iommufd: Option<bool>,
+    address: Option<String>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum DeviceKind {
+    Pci,
+    Mediated,
+    /// A disk that QEMU drives by VFIO.
+    Disk,
+    /// A device that needs no VFIO.
+    #[default]
+    Other,
 }
 
 impl Domain {
@@ -147,7 +197,26 @@ impl Domain {
             value => Ok(value),
         };
         match path {
-            "/domain/memory" | "/domain/devices/memory/target/size" => self.unit = unit(),
+            "/domain/memory"
+            | "/domain/devices/memory/target/size"
+            | "/domain/devices/memory/source/pagesize" => self.unit = unit(),
+            // Another process maps the guest's memory.
+            "/domain/devices/filesystem/driver" if get("type") == Some("virtiofs") => {
+                one_more(path, &self.guest.ignored)?;
+                self.guest.ignore("<filesystem> virtiofs");
+            }
+            "/domain/memoryBacking/locked" => self.guest.ignore("<locked>"),
+            "/domain/launchSecurity" => {
+                self.guest.confidential = Some(match get("type").unwrap_or_default() {
+                    "sev" => "SEV".into(),
+                    "sev-snp" => "SEV-SNP".into(),
+                    "tdx" => "TDX".into(),
+                    kind => kind.into(),
+                });
+            }
+            "/domain/devices/iommu" => {
+                self.guest.viommu = Some(get("model").unwrap_or("without a model").into());
+            }
             "/domain/os" => self.flash |= get("firmware") == Some("efi"),
             "/domain/os/loader" => self.flash |= get("type") == Some("pflash"),
             "/domain/os/type" => self.kind = get("machine").unwrap_or_default().to_owned(),
@@ -169,7 +238,7 @@ impl Domain {
                 self.source = known("type", "anonymous, file, memfd")?.map(Into::into);
             }
             "/domain/memoryBacking/access" => {
-                self.shared = known("mode", "private, shared")? == Some("shared");
+                self.shared = known("mode", "private, shared")?.map(|mode| mode == "shared");
             }
             "/domain/memoryBacking/allocation" => {
                 let mode = known("mode", "immediate, ondemand")?;
@@ -196,36 +265,94 @@ impl Domain {
                 self.module = model == "dimm";
                 one_more(path, &self.modules)?;
                 one_more(path, &self.guest.ignored)?;
+                let shared = known("access", "private, shared")?;
                 match self.module {
-                    true => self.modules.push(Ram::default()),
-                    false => self.guest.ignored.push(format!("<memory> {model}")),
+                    true => self.modules.push(Module {
+                        shared: shared.map(|mode| mode == "shared"),
+                        ..Module::default()
+                    }),
+                    false => self.guest.ignore(&format!("<memory> {model}")),
                 }
             }
-            "/domain/devices/hostdev" => {
-                self.device = (get("type") == Some("pci")).then_some(self.iommufd);
+            "/domain/devices/hostdev" | "/domain/devices/interface" | "/domain/devices/disk" => {
+                let (_, element) = path.rsplit_once('/').unwrap_or_default();
+                let kind = match (element, get("type").unwrap_or_default()) {
+                    ("hostdev", "pci") | ("interface", "hostdev") => DeviceKind::Pci,
+                    ("hostdev", "mdev") => DeviceKind::Mediated,
+                    ("disk", "nvme") => DeviceKind::Disk,
+                    // Memory that other processes or the kernel map.
+                    (_, kind @ ("vdpa" | "vhostuser" | "vhostvdpa")) => {
+                        one_more(path, &self.guest.ignored)?;
+                        self.guest.ignore(&format!("<{element}> {kind}"));
+                        DeviceKind::Other
+                    }
+                    _ => DeviceKind::Other,
+                };
+                self.device = Some(Device {
+                    kind,
+                    model: get("model").unwrap_or("vfio-pci").into(),
+                    ..Device::default()
+                });
             }
-            "/domain/devices/hostdev/driver" => {
-                if let (Some(device), Some(how)) = (&mut self.device, known("iommufd", "yes, no")?)
-                {
-                    *device = how == "yes";
+            "/domain/devices/hostdev/driver" | "/domain/devices/interface/driver" => {
+                if let (Some(device), Some(how)) = (&mut self.device, get("iommufd")) {
+                    if device.kind != DeviceKind::Other {
+                        known("iommufd", "yes, no")?;
+                        device.iommufd = Some(how == "yes");
+                    }
                 }
             }
-            "/domain/devices/hostdev/source/address" => {
+            "/domain/devices/hostdev/source/address"
+            | "/domain/devices/interface/source/address"
+            | "/domain/devices/disk/source/address" => {
                 let part = |name, most| based(of(name), get(name).unwrap_or("0"), &(0..=most));
-                if let Some(iommufd) = self.device {
-                    one_more(path, &self.guest.devices)?;
-                    let (domain, bus) = (part("domain", u32::MAX.into())?, part("bus", 0xff)?);
-                    let (slot, function) = (part("slot", 0x1f)?, part("function", 7)?);
-                    let address = format!("{domain:04x}:{bus:02x}:{slot:02x}.{function}");
-                    self.guest.devices.push(address.into());
-                    // Type 1 is the slower one.
-                    self.guest.interface = match (self.guest.interface, iommufd) {
-                        (Some(Interface::Type1), _) | (_, false) => Some(Interface::Type1),
-                        (_, true) => Some(Interface::Iommufd),
-                    };
+                match &mut self.device {
+                    Some(device) if matches!(device.kind, DeviceKind::Pci | DeviceKind::Disk) => {
+                        let (domain, bus) = (part("domain", u32::MAX.into())?, part("bus", 0xff)?);
+                        let (slot, function) = (part("slot", 0x1f)?, part("function", 7)?);
+                        let address = format!("{domain:04x}:{bus:02x}:{slot:02x}.{function}");
+                        one_more(path, &self.devices)?;
+                        device.address = Some(address);
+                    }
+                    Some(device) if device.kind == DeviceKind::Mediated => {
+                        one_more(path, &self.guest.ignored)?;
+                        one_more(path, &self.devices)?;
+                        let (id, model) = (get("uuid").unwrap_or_default(), &device.model);
+                        let text = format!("mediated device {id} of {model}, which pins on demand");
+                        self.guest.ignore(&text);
+                    }
+                    _ => {}
                 }
             }
-            _ => {}
+            _ => return self.foreign(path, attributes),
+        }
+        Ok(())
+    }
+
+    /// A template's text in the place of elements.
+    fn between(&mut self, path: &str, text: &str) {
+        if GROUPS.contains(&path) && (has_variable(text) || text.contains("{%")) {
+            self.guest
+                .ignore(&format!("{text} in the place of elements of {path}"));
+        }
+    }
+
+    /// Elements of QEMU's namespace, whose prefix is the document's choice.
+    fn foreign(&mut self, path: &str, attributes: &Attributes) -> Result<(), ConfigError> {
+        let rest = path.strip_prefix("/domain/");
+        let Some((prefix, rest)) = rest.and_then(|path| path.split_once(':')) else {
+            return Ok(());
+        };
+        let argument = rest.strip_prefix("commandline/");
+        let argument = argument.and_then(|name| name.strip_prefix(prefix));
+        if argument == Some(":arg") {
+            one_more(path, &self.arguments)?;
+            let value = attributes.get("value").map(str::to_owned);
+            self.arguments.extend(value);
+        } else if rest.starts_with("override/") && rest.ends_with(":property") {
+            one_more(path, &self.guest.ignored)?;
+            let name = attributes.get("name").unwrap_or_default();
+            self.guest.ignore(&format!("{name} of <{prefix}:override>"));
         }
         Ok(())
     }
@@ -238,11 +365,35 @@ impl Domain {
                 let bytes = bytes(path, text, &self.unit)?;
                 self.memory = Some(memory(path, bytes, MOST_MEMORY)?);
             }
-            "/domain/devices/memory/target/size" if self.module => {
-                if let Some(module) = self.modules.last_mut() {
-                    let bytes = bytes(path, text, &self.unit)?;
-                    module.bytes = memory(path, bytes, MOST_MEMORY)?;
+            "/domain/devices/memory/target/size" => {
+                let bytes = bytes(path, text, &self.unit)?;
+                let bytes = memory(path, bytes, MOST_MEMORY)?;
+                self.plugged = self.plugged.saturating_add(bytes);
+                if let Some(module) = self.modules.last_mut().filter(|_| self.module) {
+                    module.ram.bytes = bytes;
                 }
+            }
+            "/domain/devices/memory/target/node" => {
+                if let Some(module) = self.modules.last_mut().filter(|_| self.module) {
+                    module.cell = plain(text);
+                }
+            }
+            "/domain/devices/memory/source/pagesize" => {
+                if let Some(module) = self.modules.last_mut().filter(|_| self.module) {
+                    module.pages = Some(page(path, bytes(path, text, &self.unit)?)?);
+                }
+            }
+            "/domain/devices/hostdev" | "/domain/devices/interface" | "/domain/devices/disk" => {
+                let device = self.device.take().unwrap_or_default();
+                if device.kind == DeviceKind::Other {
+                    return Ok(());
+                }
+                if device.address.is_none() && device.kind != DeviceKind::Mediated {
+                    one_more(path, &self.guest.ignored)?;
+                    self.guest.ignore(&format!("{path} without an address"));
+                }
+                one_more(path, &self.devices)?;
+                self.devices.push(device);
             }
             _ => {}
         }
@@ -250,8 +401,20 @@ impl Domain {
     }
 
     fn guest(mut self) -> Result<Guest, ConfigError> {
-        if self.cells.is_empty() {
-            let bytes = self.memory.filter(|bytes| *bytes > 0);
+        for device in std::mem::take(&mut self.devices) {
+            match (device.kind, device.address) {
+                (DeviceKind::Disk, Some(address)) => self.guest.give_disk(address),
+                (_, address) => {
+                    let iommufd = device.iommufd.unwrap_or(self.iommufd);
+                    self.guest.give(iommufd, address);
+                }
+            }
+        }
+        self.add();
+        if self.cells.is_empty() && self.guest.memory.is_empty() {
+            // Without cells, memory devices are a part of all memory; with them, cells are what is left.
+            let bytes = self.memory.map(|bytes| bytes.saturating_sub(self.plugged));
+            let bytes = bytes.filter(|bytes| *bytes > 0);
             let bytes = bytes.ok_or(ConfigError::NoMemory)?;
             self.cells.push(Ram {
                 bytes,
@@ -260,7 +423,7 @@ impl Domain {
             self.cells_shared.push(None);
         }
         let begins = self.cells.iter().map(|cell| cell.bytes);
-        let begins = begins.fold(0, u64::saturating_add);
+        let begins = begins.fold(self.guest.bytes(), u64::saturating_add);
         self.guest.by_file = maps_by_file(&self.kind);
         self.guest.remapped = Remapped::of(&self.kind, self.flash, begins, None);
         let modules = std::mem::take(&mut self.modules);
@@ -268,10 +431,21 @@ impl Domain {
             .into_iter()
             .zip(&self.cells_shared);
         let all: Vec<_> = cells.map(|(ram, shared)| (ram, *shared)).collect();
-        let modules = modules.into_iter().map(|ram| (ram, None));
-        for (mut ram, shared) in all.into_iter().chain(modules) {
+        let cells = all.into_iter().map(|(mut ram, shared)| {
             ram.pool_bytes = self.pool(&ram.id);
-            ram.shared = shared.unwrap_or(self.shared) || self.source.as_deref() == Some("memfd");
+            (ram, shared)
+        });
+        let modules = modules.into_iter().map(|mut module| {
+            module.ram.pool_bytes = match module.pages {
+                Some(bytes) => Some(bytes).filter(|bytes| *bytes > SMALL),
+                None => self.pool(&module.cell),
+            };
+            (module.ram, module.shared)
+        });
+        let parts: Vec<_> = cells.chain(modules).collect();
+        for (mut ram, shared) in parts {
+            let memfd = self.source.as_deref() == Some("memfd");
+            ram.shared = shared.or(self.shared).unwrap_or(memfd);
             if self.source.as_deref() == Some("file") && ram.pool_bytes.is_none() {
                 // `memory_backing_dir` of qemu.conf.
                 ram.file = Some("/var/lib/libvirt/qemu/ram".into());
@@ -284,6 +458,32 @@ impl Domain {
         }
         self.guest.monitor = Monitor::Libvirt;
         self.guest.in_range()
+    }
+
+    /// Adds what arguments for QEMU give.
+    fn add(&mut self) {
+        let arguments = std::mem::take(&mut self.arguments);
+        match added(&arguments, self.guest.cpus, self.default_pool) {
+            Ok(added) => {
+                // Cells have memory of their own.
+                match self.cells.is_empty() {
+                    true => self.guest.memory = added.memory,
+                    false => {
+                        for ram in added.memory {
+                            self.guest.ignore(&format!("memory object {:?}", ram.id));
+                        }
+                    }
+                }
+                self.guest.devices.extend(added.devices);
+                if let Some(interface) = added.interface {
+                    self.guest.give(interface == Interface::Iommufd, None);
+                }
+                self.guest.ignored.extend(added.ignored);
+                self.guest.viommu = self.guest.viommu.take().or(added.viommu);
+                self.guest.confidential = self.guest.confidential.take().or(added.confidential);
+            }
+            Err(error) => self.guest.ignore(&format!("arguments for QEMU ({error})")),
+        }
     }
 
     /// The pool of a cell: one that names it, else one that names no cell.
@@ -367,16 +567,20 @@ fn based(of: String, text: &str, range: &RangeInclusive<u64>) -> Result<u64, Con
 ///
 /// Source: libvirt `docs/formatdomain.rst`, "Memory Allocation"; `virScaleInteger`.
 fn bytes(of: &str, text: &str, unit: &str) -> Result<u64, ConfigError> {
-    let scale: u64 = match unit {
-        "b" | "bytes" => 1,
-        "KB" => 1000,
-        "k" | "KiB" => 1 << 10,
-        "MB" => 1000 * 1000,
-        "M" | "MiB" => 1 << 20,
-        "GB" => 1000 * 1000 * 1000,
-        "G" | "GiB" => 1 << 30,
-        "TB" => 1000 * 1000 * 1000 * 1000,
-        "T" | "TiB" => 1 << 40,
+    let scale: u64 = match unit.to_ascii_lowercase().as_str() {
+        "b" | "byte" | "bytes" => 1,
+        "kb" => 1000,
+        "" | "k" | "kib" => 1 << 10,
+        "mb" => 1000 * 1000,
+        "m" | "mib" => 1 << 20,
+        "gb" => 1000 * 1000 * 1000,
+        "g" | "gib" => 1 << 30,
+        "tb" => 1000 * 1000 * 1000 * 1000,
+        "t" | "tib" => 1 << 40,
+        "pb" => 1000 * 1000 * 1000 * 1000 * 1000,
+        "p" | "pib" => 1 << 50,
+        "eb" => 1000 * 1000 * 1000 * 1000 * 1000 * 1000,
+        "e" | "eib" => 1 << 60,
         _ => {
             return Err(ConfigError::Value {
                 of: format!("{of} unit"),
@@ -527,6 +731,211 @@ mod tests {
         let (both, interface) = by(&(device("") + &iommufd));
         assert_eq!((both.len(), interface), (2, Some(Interface::Type1)));
         assert_eq!(by("<hostdev type='usb'/>"), (vec![], None));
+    }
+
+    #[test]
+    fn interfaces_and_disks_are_devices_too() {
+        let address = |bus| format!("<source><address type='pci' bus='{bus}'/></source>");
+        let place = "<address type='pci' bus='0x09' slot='0x04'/>";
+        for (devices, addresses, interface, ignored) in [
+            (
+                format!("<interface type='hostdev' managed='yes'>{}{place}</interface>", address(4)),
+                &["0000:04:00.0"][..],
+                Some(Interface::Type1),
+                &[][..],
+            ),
+            (
+                format!("<interface type='bridge'>{place}</interface><disk type='file'>{place}</disk>"),
+                &[],
+                None,
+                &[],
+            ),
+            // Elements are in any order.
+            (
+                format!("<interface type='hostdev'>{}<driver iommufd='yes'/></interface>", address(4)),
+                &["0000:04:00.0"],
+                Some(Interface::Iommufd),
+                &[],
+            ),
+            (
+                format!("<disk type='nvme'>{}</disk>", address(5)),
+                &["0000:05:00.0"],
+                Some(Interface::Type1),
+                &[],
+            ),
+            (
+                "<hostdev type='mdev' model='vfio-ap'><source><address uuid='a-b'/></source></hostdev>".into(),
+                &[],
+                Some(Interface::Type1),
+                &["mediated device a-b of vfio-ap, which pins on demand"],
+            ),
+            (
+                "<hostdev type='pci'><source/></hostdev>".into(),
+                &[],
+                Some(Interface::Type1),
+                &["/domain/devices/hostdev without an address"],
+            ),
+            (
+                "<interface type='vdpa'><source dev='/dev/vhost-vdpa-0'/></interface>\
+                 <interface type='vhostuser'/><filesystem><driver type='virtiofs'/></filesystem>"
+                    .into(),
+                &[],
+                None,
+                &["<interface> vdpa", "<interface> vhostuser", "<filesystem> virtiofs"],
+            ),
+        ] {
+            let guest = parsed(&format!("<memory>4096</memory><devices>{devices}</devices>"));
+            let found = guest.devices.iter().map(|device| device.address.as_str());
+            assert_eq!(found.collect::<Vec<_>>(), addresses, "{devices}");
+            assert_eq!(guest.interface, interface, "{devices}");
+            assert_eq!(guest.ignored, ignored, "{devices}");
+        }
+        let domain = "<memory>4096</memory><devices><hostdev type='pci'><source><address bus='1'/></source>\
+            </hostdev></devices><iommufd enabled='yes'/>";
+        assert_eq!(parsed(domain).interface, Some(Interface::Iommufd));
+    }
+
+    #[test]
+    fn modules_have_pages_of_their_own_and_are_a_part_of_all_memory() {
+        let module = |source: &str| {
+            format!(
+                "<memory model='dimm' access='shared'>{source}<target><size unit='GiB'>1</size>\
+                 <node>1</node></target></memory>"
+            )
+        };
+        let pages = "<memoryBacking><hugepages><page size='1' unit='G' nodeset='1'/></hugepages></memoryBacking>";
+        let small = "<source><pagesize unit='KiB'>2048</pagesize></source>";
+        let other = "<memory model='nvdimm'><target><size unit='GiB'>1</size></target></memory>";
+        let guest = parsed(&format!(
+            "<memory unit='GiB'>4</memory>{pages}<devices>{}{}{other}</devices>",
+            module(small),
+            module("")
+        ));
+        let found = guest
+            .memory
+            .iter()
+            .map(|ram| (ram.bytes, ram.pool_bytes, ram.shared));
+        let expected = [
+            (1 << 30, None, false),
+            (1 << 30, Some(2 << 20), true),
+            (1 << 30, Some(1 << 30), true),
+        ];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+        assert_eq!(guest.ignored, ["<memory> nvdimm"]);
+    }
+
+    #[test]
+    fn memory_of_a_memfd_may_be_private() {
+        for (backing, shared) in [
+            ("<source type='memfd'/>", true),
+            ("<source type='memfd'/><access mode='private'/>", false),
+            ("<access mode='shared'/>", true),
+        ] {
+            let guest = parsed(&format!(
+                "<memory>4096</memory><memoryBacking>{backing}<locked/></memoryBacking>"
+            ));
+            assert_eq!(guest.memory[0].shared, shared, "{backing}");
+            assert_eq!(guest.ignored, ["<locked>"]);
+        }
+    }
+
+    #[test]
+    fn units_are_as_libvirt_reads_them() {
+        for (unit, bytes) in [
+            ("unit='G'", 4 << 30),
+            ("unit='gib'", 4 << 30),
+            ("unit=''", 4 << 10),
+            ("", 4 << 10),
+            ("unit='MB'", 4_000_000),
+            ("unit='PiB'", 4 << 50),
+            ("unit='Byte'", 4),
+        ] {
+            assert_eq!(
+                parsed(&format!("<memory {unit}>4</memory>")).bytes(),
+                bytes,
+                "{unit}"
+            );
+        }
+    }
+
+    #[test]
+    fn arguments_for_qemu_are_read() {
+        let with = |arguments: &[&str], rest: &str| {
+            let arguments = arguments
+                .iter()
+                .map(|value| format!("<q:arg value='{value}'/>"));
+            let arguments: String = arguments.collect();
+            parsed(&format!(
+                "<memory unit='GiB'>2</memory><vcpu>3</vcpu>{rest}<q:commandline>{arguments}</q:commandline>"
+            ))
+        };
+        let guest = with(
+            &[
+                "-device",
+                "vfio-pci,host=02:00.0",
+                "-device",
+                "intel-iommu",
+                "-new",
+            ],
+            "",
+        );
+        assert_eq!(guest.devices, ["0000:02:00.0".to_owned().into()]);
+        assert_eq!(guest.interface, Some(Interface::Type1));
+        assert_eq!(guest.viommu.as_deref(), Some("intel-iommu"));
+        assert_eq!(
+            (guest.bytes(), guest.ignored),
+            (2 << 30, vec!["-new".into()])
+        );
+        let object = [
+            "-object",
+            "memory-backend-file,id=m,size=2G,mem-path=/dev/hugepages,share=on,prealloc=on",
+            "-numa",
+            "node,memdev=m",
+        ];
+        let guest = with(&object, "");
+        let [ram] = &guest.memory[..] else {
+            panic!("{guest:?}");
+        };
+        assert_eq!(
+            (ram.bytes, ram.shared, ram.prealloc_threads),
+            (2 << 30, true, 3)
+        );
+        let cell = "<cpu><numa><cell memory='2' unit='GiB'/></numa></cpu>";
+        let guest = with(&object, cell);
+        assert_eq!((guest.bytes(), guest.memory.len()), (2 << 30, 1));
+        assert_eq!(guest.ignored, ["memory object \"m\""]);
+        let guest = with(&["-device", "vfio-pci,host=x", "-m", "1G"], "");
+        assert_eq!(
+            guest.ignored,
+            [
+                "arguments for QEMU (-device vfio-pci, host: \"x\" is no PCI address like 0000:01:00.0)"
+            ]
+        );
+        let property = "<q:override><q:device alias='a'><q:frontend><q:property name='x-b' type='bool' value='true'/>\
+            </q:frontend></q:device></q:override>";
+        assert_eq!(with(&[], property).ignored, ["x-b of <q:override>"]);
+    }
+
+    #[test]
+    fn variables_in_the_place_of_elements_are_named() {
+        let guest = parsed(
+            "<memory>4096</memory>{{ backing }}<devices>\n ${CARDS} <disk/>{% if x %}<name>$X</name></devices>",
+        );
+        let expected = [
+            "{{ backing }} in the place of elements of /domain",
+            "${CARDS} in the place of elements of /domain/devices",
+            "{% if x %} in the place of elements of /domain/devices",
+        ];
+        assert_eq!(guest.ignored, expected);
+    }
+
+    #[test]
+    fn a_virtual_iommu_and_a_confidential_guest_are_named() {
+        let guest = parsed(
+            "<memory>4096</memory><launchSecurity type='sev-snp'/><devices><iommu model='virtio'/></devices>",
+        );
+        assert_eq!(guest.viommu.as_deref(), Some("virtio"));
+        assert_eq!(guest.confidential.as_deref(), Some("SEV-SNP"));
     }
 
     proptest! {

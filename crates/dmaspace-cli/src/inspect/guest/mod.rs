@@ -16,7 +16,7 @@ use hostmem::{ThpMode, text_at_most};
 use serde::Serialize;
 use thiserror::Error;
 
-use super::process::MOST_TEXT;
+use super::process::{MOST_TEXT, plain};
 use crate::devices::Names;
 use crate::size::{self, SizeError};
 
@@ -26,6 +26,7 @@ pub(super) use process::of_process;
 use qemu::qemu;
 pub use qemu::qemu_line;
 pub(crate) use qemu::{Pairs, address, pairs};
+use qemu::{added, has_variable};
 
 /// Where hugetlbfs files lie: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
 const HUGETLBFS: u32 = 0x9584_58f6;
@@ -62,6 +63,10 @@ pub struct Guest {
     pub interface: Option<Interface>,
     /// The host's devices that are given to it.
     pub devices: Vec<GivenDevice>,
+    /// The model of its virtual IOMMU, with which each device has an address space of its own.
+    pub viommu: Option<String>,
+    /// The technology that keeps its memory from the host, which maps its pages in pieces as they are shared.
+    pub confidential: Option<String>,
     /// Memory that is mapped more than once while it starts.
     pub remapped: Option<Remapped>,
     /// Its monitor is known to give iommufd shared memory by its file (`IOMMU_IOAS_MAP_FILE`): QEMU from 10.1 on.
@@ -91,6 +96,7 @@ impl Remapped {
     /// Of a machine with so much memory; `None` of one that is no PC. `most` is `max-ram-below-4g`.
     fn of(machine: &str, ovmf: bool, memory: u64, most: Option<u64>) -> Option<Self> {
         const GIB: u64 = 1 << 30;
+        let machine = machine.split('+').next().unwrap_or_default();
         let is = |names: &[&str]| names.iter().any(|name| machine.starts_with(name));
         let (from, below) = if is(&["q35", "pc-q35-"]) {
             (11 * GIB / 4, 2 * GIB)
@@ -114,6 +120,9 @@ pub struct GivenDevice {
     pub address: String,
     /// Its name in the system's list of PCI devices.
     pub name: Option<String>,
+    /// QEMU drives it as a disk, which it does by type 1 only: `util/vfio-helpers.c`.
+    #[serde(skip)]
+    pub disk: bool,
 }
 
 impl From<String> for GivenDevice {
@@ -121,6 +130,7 @@ impl From<String> for GivenDevice {
         Self {
             address,
             name: None,
+            disk: false,
         }
     }
 }
@@ -174,6 +184,8 @@ pub struct Ram {
 /// Whether QEMU, which has a machine of this type, gives iommufd memory by its file: a type is named by the version
 /// that introduced it (`vfio_container_dma_map`, `hw/vfio/container-base.c`).
 fn maps_by_file(machine: &str) -> bool {
+    // Proxmox adds a version of its own: `pc-q35-9.0+pve1`.
+    let machine = machine.split('+').next().unwrap_or_default();
     let version = machine.rsplit('-').next().and_then(|text| {
         let (major, minor) = text.split_once('.')?;
         Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
@@ -182,6 +194,36 @@ fn maps_by_file(machine: &str) -> bool {
 }
 
 impl Guest {
+    /// Notes that a device is given to it by VFIO. Of several ways type 1 is the slower one, which counts.
+    fn give(&mut self, iommufd: bool, address: Option<String>) {
+        self.interface = match (self.interface, iommufd) {
+            (Some(Interface::Type1), _) | (_, false) => Some(Interface::Type1),
+            (_, true) => Some(Interface::Iommufd),
+        };
+        self.devices.extend(address.map(GivenDevice::from));
+    }
+
+    /// Notes that QEMU drives this disk by VFIO.
+    fn give_disk(&mut self, address: String) {
+        self.give(false, None);
+        self.devices.push(GivenDevice {
+            disk: true,
+            ..address.into()
+        });
+    }
+
+    /// True if its private memory is apart from its memory objects: `guest_memfd`, as all kinds have but those that
+    /// encrypt memory of the host in place.
+    pub(super) fn keeps_private_memory(&self) -> bool {
+        let kind = self.confidential.as_deref();
+        kind.is_some_and(|kind| !["SEV", "SEV-ES", "PEF", "s390-pv"].contains(&kind))
+    }
+
+    /// Names a setting that is not part of the estimate.
+    fn ignore(&mut self, setting: &str) {
+        self.ignored.push(plain(setting));
+    }
+
     /// Fills in the names of devices, as far as they are of this machine.
     pub(crate) fn name_devices(&mut self, names: &Names) {
         let known = match self.devices.is_empty() {
@@ -328,20 +370,43 @@ impl Host {
                 continue;
             };
             let mut places = Path::new(file).ancestors();
-            match places.find_map(|place| rustix::fs::statfs(place).ok()) {
-                Some(found) if found.f_type as u32 == HUGETLBFS => {
-                    ram.pool_bytes = Some(found.f_bsize as u64).filter(|bytes| is_page(*bytes));
+            let found = places.find_map(|place| Some((place, rustix::fs::statfs(place).ok()?)));
+            ram.pool_bytes = match found {
+                Some((_, found)) if found.f_type as u32 == HUGETLBFS => {
+                    Some(found.f_bsize as u64).filter(|bytes| is_page(*bytes))
                 }
-                _ if file.starts_with("/dev/hugepages") => {
-                    ram.pool_bytes = Some(match file.contains("1G") {
-                        true => 1 << 30,
-                        false => self.default_pool,
-                    });
+                // `/dev/hugepages` is a plain directory where hugetlbfs is not mounted.
+                Some((place, _))
+                    if is_pool(&place.to_string_lossy()) && !file.starts_with("/dev/hugepages") =>
+                {
+                    None
                 }
-                _ => {}
-            }
+                _ => pool_by_name(file, self.default_pool),
+            };
         }
     }
+}
+
+/// True for the path of a pool, by its name.
+fn is_pool(path: &str) -> bool {
+    path.contains("huge")
+}
+
+/// Bytes of a page of the pool that a path names: `/dev/hugepages1G`, `/run/hugepages/kvm/2048kB`. `default_pool` is
+/// that of a name without a size, and `None` is a path of no pool.
+fn pool_by_name(path: &str, default_pool: u64) -> Option<u64> {
+    // Numbers of the name, in KiB where they are so large.
+    const SIZES: [(&str, u64); 7] = [
+        ("1048576", 1 << 30),
+        ("524288", 512 << 20),
+        ("2048", 2 << 20),
+        ("1G", 1 << 30),
+        ("512M", 512 << 20),
+        ("32M", 32 << 20),
+        ("2M", 2 << 20),
+    ];
+    let named = SIZES.iter().find(|(name, _)| path.contains(name));
+    is_pool(path).then(|| named.map_or(default_pool, |(_, bytes)| *bytes))
 }
 
 /// Why a machine's configuration cannot be understood.
@@ -363,6 +428,12 @@ pub enum ConfigError {
     Option {
         /// Without `-`.
         option: String,
+    },
+    /// A word that begins with another character than the hyphen, as text processors write it.
+    #[error("{word:?} begins with a dash that is no hyphen; an option begins with -")]
+    Dash {
+        /// The word.
+        word: String,
     },
     /// The last option.
     #[error("-{option} needs a value")]
@@ -478,8 +549,7 @@ pub enum ConfigError {
 
 #[cfg(test)]
 mod tests {
-    use super::Guest;
-    use super::is_page;
+    use super::{Guest, is_page, pool_by_name};
     use crate::inspect::StartReport;
     use crate::inspect::start::tests::{HOST, speeds};
 
@@ -506,6 +576,21 @@ mod tests {
         for speeds in [None, Some(&speeds())] {
             let (report, _) = StartReport::of(guest, &HOST, None, speeds);
             assert!(report.pages <= guest.bytes() / 4096 + guest.memory.len() as u64);
+        }
+    }
+
+    #[test]
+    fn pools_are_known_by_name() {
+        for (path, page) in [
+            ("/dev/hugepages", Some(4096)),
+            ("/dev/hugepages1G/libvirt", Some(1 << 30)),
+            ("/run/hugepages/kvm/1048576kB", Some(1 << 30)),
+            ("/run/hugepages/kvm/2048kB", Some(2 << 20)),
+            ("/hugepages2M/", Some(2 << 20)),
+            ("/mnt/huge", Some(4096)),
+            ("/dev/shm/1G", None),
+        ] {
+            assert_eq!(pool_by_name(path, 4096), page, "{path}");
         }
     }
 
