@@ -214,6 +214,23 @@ pub(super) struct TableFact {
     pub(super) binary: bool,
 }
 
+impl Known<TableFact> {
+    /// The place of a structure: an offset where the file is the table.
+    pub(super) fn place(&self, offset: usize) -> Evidence {
+        let evidence = &self.evidence;
+        match self.fact.binary {
+            true => Evidence {
+                place: Place {
+                    file: evidence.place.file,
+                    at: At::Offset(offset as u64),
+                },
+                quote: format!("structure at {offset:#x} of {}", self.fact.table.signature),
+            },
+            false => evidence.clone(),
+        }
+    }
+}
+
 /// A step of a trace.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
@@ -308,6 +325,29 @@ impl Facts {
             self.functions.insert(key.clone(), known);
         }
         self.functions.get_mut(&key).map(|known| &mut known.fact)
+    }
+
+    /// Gives faults that have a number only the PCI address that a table translates it to. Two units may use one
+    /// number for two devices, and a line does not name a unit of the table: then it stays a number.
+    pub(super) fn translate(&mut self) {
+        for fold in &mut self.folds.folds {
+            let Some((kind, id)) = fold.number() else {
+                continue;
+            };
+            let all = self.tables.iter().flat_map(|known| {
+                let devices = known.fact.table.devices(kind, id).into_iter();
+                devices.map(move |(device, mapping)| (device, known, mapping.offset))
+            });
+            let mut names = BTreeSet::new();
+            let mut evidence = Vec::new();
+            for (device, known, offset) in all.take(MOST) {
+                names.insert(plain(&device));
+                evidence.push(known.place(offset));
+            }
+            if !names.is_empty() {
+                fold.translated(id, names, evidence);
+            }
+        }
     }
 
     /// A function by what all files say of it: `None` where none does, or where they name different devices. What

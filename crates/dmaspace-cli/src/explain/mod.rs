@@ -120,7 +120,8 @@ fn of_bytes(name: &str, bytes: &[u8], progress: Progress<'_>) -> Report {
 }
 
 /// Findings, and what was not understood.
-fn report(facts: Facts, files: Vec<String>) -> Report {
+fn report(mut facts: Facts, files: Vec<String>) -> Report {
+    facts.translate();
     let findings = rules::findings(&facts);
     let mut report = Report {
         files,

@@ -7,7 +7,7 @@ use iommu::log::{Class, Family};
 
 use super::super::facts::{Facts, Line};
 use super::super::finding::{Advice, At, Certainty, Direction, Evidence, Finding};
-use super::super::folds::Fold;
+use super::super::folds::{Fold, MOST_NAMES};
 use super::count;
 
 /// Addresses that Linux's allocator gives first: from 4 GiB downwards. Source: Linux 7.2 `drivers/iommu/dma-iommu.c`,
@@ -199,6 +199,25 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
             "{} more faults at addresses that are not listed.",
             fold.more_addresses
         ));
+    }
+    let number = fold
+        .number()
+        .map(|(_, id)| id)
+        .filter(|_| !fold.names.is_empty());
+    if let Some(id) = number {
+        let names: Vec<_> = fold
+            .names
+            .iter()
+            .take(MOST_NAMES)
+            .map(String::as_str)
+            .collect();
+        parts.push(match fold.names.len() {
+            1 => format!("Firmware's table gives the number {id:#x} to {}.", names.join("")),
+            _ => format!(
+                "Firmware's tables give the number {id:#x} to several devices: {}. The unit decides.",
+                names.join(", ")
+            ),
+        });
     }
     let known = facts.known(&fold.device, None);
     if let Some(known) = known.filter(|known| !known.fact.name.is_empty()) {
