@@ -398,6 +398,15 @@ impl Facts {
         Some(one)
     }
 
+    /// False where the input shows more than one machine, by units of two vendors or two maps of memory: then facts
+    /// that name no machine, as an aperture, a map of memory or a configuration, belong to none of them.
+    pub(super) fn of_one_machine(&self) -> bool {
+        let vendors: BTreeSet<Vendor> = self.vendors.iter().map(|one| one.fact).collect();
+        let maps = self.iomem.iter().map(|one| one.evidence.place.file);
+        let maps: BTreeSet<usize> = maps.collect();
+        vendors.len() < 2 && maps.len() < 2
+    }
+
     pub(super) fn is_display(&self, device: &str) -> Option<bool> {
         let function = self.known(device, None)?.fact;
         function.class.map(|_| function.is_display())

@@ -168,16 +168,20 @@ fn report(mut facts: Facts, files: Vec<String>) -> Report {
         ));
     }
     for one in &facts.lines {
-        let facts::Line::MapFailed { errno, .. } = one.fact else {
+        let facts::Line::MapFailed { errno, iommufd, .. } = one.fact else {
             continue;
         };
         if ![12, 22, 28].contains(&errno) {
             let place = report.place(&one.evidence.place);
             let why = match errno {
                 // Linux drivers/iommu/iommufd/pages.c, pfn_reader_user_pin: pages of a device are not pinned.
-                14 => {
+                14 if iommufd => {
                     "a map ended with EFAULT: memory of a device (a BAR), which iommufd maps by a dma-buf only \
                      (VFIO_DEVICE_FEATURE_DMA_BUF, IOMMU_IOAS_MAP_FILE), or memory that is not there"
+                }
+                14 => {
+                    "a map ended with EFAULT: memory that is not there or cannot be written (a file that is too short, a \
+                     pool without free pages)"
                 }
                 17 => "a map ended with EEXIST: the range is mapped already",
                 _ => "a map failed, and the error fits none of the causes",

@@ -37,7 +37,7 @@ const AMD: u8 = 16;
 const VFIO: u8 = 32;
 
 /// Words that decide which readers see a line.
-const WORDS: [(&str, u8); 75] = [
+const WORDS: [(&str, u8); 81] = [
     ("DMAR", UNIT | INTEL),
     ("AMD-Vi", UNIT | AMD),
     ("dmar", UNIT),
@@ -79,7 +79,13 @@ const WORDS: [(&str, u8); 75] = [
     ("IOAS", MONITOR),
     ("ioas", MONITOR),
     ("Ioas", MONITOR),
+    ("memlock rlimits", MONITOR),
+    ("ulimit memlock", MONITOR),
+    ("ulimit=memlock", MONITOR),
+    ("guest memory map", MONITOR),
     ("not viable", MONITOR),
+    ("inviable", MONITOR),
+    ("GroupViable", MONITOR),
     ("ineligible", MONITOR),
     ("have a 1:1", MONITOR),
     ("IOVA region", MONITOR),
