@@ -270,7 +270,7 @@ mod tests {
                     .iter()
                     .flat_map(|one| one["advice"].as_array().unwrap());
                 for advice in advice.map(|one| one.as_str().unwrap()) {
-                    // What is left without the parts in quotes.
+                    // Parts outside of quotes.
                     let bare: String = advice.split('\'').step_by(2).collect();
                     for part in ["$(", "`reboot", ";reboot", "|reboot"] {
                         assert!(!bare.contains(part), "{advice}");
