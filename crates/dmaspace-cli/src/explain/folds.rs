@@ -188,7 +188,7 @@ impl Folds {
                 .extend(record.field(name).filter(|_| fold.levels.len() < 16));
         }
         let word = text.trim_start().split(' ').next().unwrap_or_default();
-        if fold.drivers.len() < 16 && !fold.drivers.contains(word) {
+        if !word.ends_with(':') && fold.drivers.len() < 16 && !fold.drivers.contains(word) {
             fold.drivers.extend(driver(text).map(str::to_owned));
         }
         if let Some(stage) = record.stage {

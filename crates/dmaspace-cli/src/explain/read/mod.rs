@@ -517,11 +517,15 @@ impl<'f> Text<'f> {
         let decoded = !events.is_empty();
         self.events_of(&mut events, text);
         self.events = events;
-        let about = interest & (MONITOR | VFIO) != 0 || text.contains("iommufd");
-        if !decoded && about && looks_failed(text) {
+        if decoded {
+            return;
+        }
+        let iommufd = interest & UNIT != 0 && text.contains("iommufd");
+        let about = interest & (MONITOR | VFIO) != 0 || iommufd;
+        if about && looks_failed(text) {
             let evidence = self.quotation(line, text);
             self.facts.not_decoded(text, evidence);
-        } else if !decoded && !found.logged && !monitor::is_remark(text) {
+        } else if !found.logged && !monitor::is_remark(text) {
             self.not_taken(line, text);
         }
     }

@@ -216,8 +216,9 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
         let (source, text) = match rmr {
             true => (
                 "Arm DEN0049, \"Reserved Memory Range node\"; Linux drivers/acpi/arm64/iort.c, iort_rmr_alloc, iort_get_rmrs",
-                "The IORT has a reserved memory range for the device that must not be mapped elsewhere. The kernel makes \
-                 it a region of type direct, and refuses the device to guests: reserved_regions of its group decides.",
+                "The IORT has a reserved memory range that must not be mapped elsewhere, for the devices of its stream \
+                 ids. The kernel makes it a region of type direct, and refuses the devices to guests: \
+                 reserved_regions of their groups decides.",
             ),
             false => (
                 "Linux drivers/iommu/intel/iommu.c, device_rmrr_is_relaxable, intel_iommu_get_resv_regions; drivers/iommu/amd/iommu.c, amd_iommu_get_resv_regions",
