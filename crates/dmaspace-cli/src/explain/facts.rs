@@ -214,6 +214,23 @@ pub(super) struct TableFact {
     pub(super) binary: bool,
 }
 
+impl Known<TableFact> {
+    /// The place of a structure: an offset where the file is the table.
+    pub(super) fn place(&self, offset: usize) -> Evidence {
+        let evidence = &self.evidence;
+        match self.fact.binary {
+            true => Evidence {
+                place: Place {
+                    file: evidence.place.file,
+                    at: At::Offset(offset as u64),
+                },
+                quote: format!("structure at {offset:#x} of {}", self.fact.table.signature),
+            },
+            false => evidence.clone(),
+        }
+    }
+}
+
 /// A step of a trace.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
@@ -310,6 +327,29 @@ impl Facts {
         self.functions.get_mut(&key).map(|known| &mut known.fact)
     }
 
+    /// Gives faults that have a number only the PCI address that a table translates it to. Two units may use one
+    /// number for two devices, and a line does not name a unit of the table: then it stays a number.
+    pub(super) fn translate(&mut self) {
+        for fold in &mut self.folds.folds {
+            let Some((kind, id)) = fold.number() else {
+                continue;
+            };
+            let all = self.tables.iter().flat_map(|known| {
+                let devices = known.fact.table.devices(kind, id).into_iter();
+                devices.map(move |(device, mapping)| (device, known, mapping.offset))
+            });
+            let mut names = BTreeSet::new();
+            let mut evidence = Vec::new();
+            for (device, known, offset) in all.take(MOST) {
+                names.insert(plain(&device));
+                evidence.push(known.place(offset));
+            }
+            if !names.is_empty() {
+                fold.translated(id, names, evidence);
+            }
+        }
+    }
+
     /// A function by what all files say of it: `None` where none does, or where they name different devices. What
     /// `file` itself says of the driver counts before the others.
     pub(super) fn known(&self, device: &str, file: Option<usize>) -> Option<Known<Function>> {
@@ -356,6 +396,15 @@ impl Facts {
             }
         }
         Some(one)
+    }
+
+    /// False where the input shows more than one machine, by units of two vendors or two maps of memory: then facts
+    /// that name no machine, as an aperture, a map of memory or a configuration, belong to none of them.
+    pub(super) fn of_one_machine(&self) -> bool {
+        let vendors: BTreeSet<Vendor> = self.vendors.iter().map(|one| one.fact).collect();
+        let maps = self.iomem.iter().map(|one| one.evidence.place.file);
+        let maps: BTreeSet<usize> = maps.collect();
+        vendors.len() < 2 && maps.len() < 2
     }
 
     pub(super) fn is_display(&self, device: &str) -> Option<bool> {

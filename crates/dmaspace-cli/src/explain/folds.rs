@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use dmaspace::firmware::UnitKind;
 use iommu::log::{Class, Family, PciAddress, Record, Suppressed};
 
-use super::facts::quote;
+use super::facts::{pci, quote};
 use super::finding::{Direction, Evidence};
 
 /// The most folds; devices beyond are counted together.
@@ -15,6 +16,8 @@ const MOST_ADDRESSES: usize = 1024;
 const MOST_EVIDENCE: usize = 64;
 /// The times of a fold that are looked at for a rate.
 const MOST_TIMES: usize = 256;
+/// The devices of one number that are named.
+pub(super) const MOST_NAMES: usize = 4;
 
 /// Parts of a record that faults of one fold have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -48,6 +51,25 @@ impl Key {
             client: record.client.clone().filter(|_| record.pci.is_none()),
             unit: record.unit.clone().filter(|_| of_unit),
         }
+    }
+
+    /// True where [`Key::of`] gives this key.
+    fn is_of(&self, file: usize, record: &Record) -> bool {
+        let pci = record.pci.is_some();
+        let named = pci || record.id.is_some() || record.client.is_some();
+        let of_unit = record.class == Class::UnitError || !named;
+        let same = |ours: &Option<String>, name: &Option<String>, counts: bool| {
+            ours.as_deref() == name.as_deref().filter(|_| counts)
+        };
+        self.file == file
+            && self.family == record.family
+            && self.class == record.class
+            && self.direction == direction(record.access)
+            && self.certain == (record.certainty == iommu::log::Certainty::Certain)
+            && self.pci == record.pci
+            && self.id == record.id.filter(|_| !pci)
+            && same(&self.client, &record.client, !pci)
+            && same(&self.unit, &record.unit, of_unit)
     }
 }
 
@@ -84,6 +106,8 @@ pub(super) struct Fold {
     pub(super) file: usize,
     /// `client:` and `sid:` of one record.
     pub(super) also: BTreeSet<String>,
+    /// Devices that have the number by a table of firmware.
+    pub(super) names: BTreeSet<String>,
 }
 
 /// All folds.
@@ -91,6 +115,8 @@ pub(super) struct Fold {
 pub(super) struct Folds {
     pub(super) folds: Vec<Fold>,
     places: HashMap<Key, usize>,
+    /// Folds of the last faults.
+    recent: [usize; 8],
     /// Faults of devices beyond [`MOST_FOLDS`].
     pub(super) beyond: u64,
     /// Suppressed faults that wait for the next fault of the family: file, fact.
@@ -104,28 +130,19 @@ pub(super) struct Folds {
 }
 
 impl Folds {
-    /// Adds a fault. `quoted` are its lines, of which the reader knows the text.
+    /// Adds a fault. `text` is the message of its last line; `quoted` are its lines, of which the reader knows the text.
     pub(super) fn add(
         &mut self,
         file: usize,
         record: &Record,
         weight: u64,
         since_boot: bool,
-        driver: Option<&str>,
+        text: &str,
         quoted: impl Fn(u64) -> String,
     ) {
-        let key = Key::of(file, record);
-        let at = match self.places.get(&key) {
-            Some(at) => *at,
-            None if self.folds.len() >= MOST_FOLDS => {
-                self.beyond += weight;
-                return;
-            }
-            None => {
-                self.folds.push(Fold::new(file, key.clone(), record));
-                self.places.insert(key, self.folds.len() - 1);
-                self.folds.len() - 1
-            }
+        let Some(at) = self.place(file, record) else {
+            self.beyond += weight;
+            return;
         };
         if self.last != Some((file, record.family, at)) {
             self.last = Some((file, record.family, at));
@@ -170,9 +187,9 @@ impl Folds {
             fold.levels
                 .extend(record.field(name).filter(|_| fold.levels.len() < 16));
         }
-        let new = |driver: &&str| fold.drivers.len() < 16 && !fold.drivers.contains(*driver);
-        if let Some(driver) = driver.filter(new) {
-            fold.drivers.insert(driver.to_owned());
+        let word = text.trim_start().split(' ').next().unwrap_or_default();
+        if !word.ends_with(':') && fold.drivers.len() < 16 && !fold.drivers.contains(word) {
+            fold.drivers.extend(driver(text).map(str::to_owned));
         }
         if let Some(stage) = record.stage {
             fold.stages.insert(match stage {
@@ -185,6 +202,34 @@ impl Folds {
         if let (Some(_), Some(id)) = (record.pci, record.id) {
             fold.also.insert(format!("{id:#x}"));
         }
+    }
+
+    /// The fold of a fault; `None`: it is one too many.
+    fn place(&mut self, file: usize, record: &Record) -> Option<usize> {
+        // Faults come in bursts of few devices.
+        let recent = self.recent.iter().copied();
+        let mut known = recent.filter(|at| {
+            let fold = self.folds.get(*at);
+            fold.is_some_and(|fold| fold.key.is_of(file, record))
+        });
+        if let Some(at) = known.next() {
+            return Some(at);
+        }
+        let key = Key::of(file, record);
+        let at = match self.places.get(&key) {
+            Some(at) => *at,
+            None if self.folds.len() >= MOST_FOLDS => return None,
+            None => {
+                self.folds.push(Fold::new(file, key.clone(), record));
+                self.places.insert(key, self.folds.len() - 1);
+                self.folds.len() - 1
+            }
+        };
+        self.recent.rotate_right(1);
+        if let Some(first) = self.recent.first_mut() {
+            *first = at;
+        }
+        Some(at)
     }
 
     /// Faults that the kernel has kept back: they belong to the next fault of the family, or to the one before.
@@ -259,7 +304,32 @@ impl Fold {
             stages: BTreeSet::new(),
             file,
             also: BTreeSet::new(),
+            names: BTreeSet::new(),
         }
+    }
+
+    /// The kind of unit and the number of the device, where the log has nothing else of it.
+    pub(super) fn number(&self) -> Option<(UnitKind, u32)> {
+        let kind = match self.key.family {
+            Family::SmmuV3 => UnitKind::SmmuV3,
+            Family::SmmuV2 => UnitKind::Smmu,
+            Family::Riscv => UnitKind::Riscv,
+            _ => return None,
+        };
+        let id = self.key.id.filter(|_| self.key.client.is_none())?;
+        Some((kind, u32::try_from(id).ok()?))
+    }
+
+    /// Notes the devices that have the number by a table.
+    pub(super) fn translated(&mut self, id: u32, names: BTreeSet<String>, evidence: Vec<Evidence>) {
+        if let Some(device) = names.first().filter(|_| names.len() == 1) {
+            if let Some(device) = pci(device) {
+                self.device = device;
+                self.also.insert(format!("{id:#x}"));
+            }
+        }
+        self.names = names;
+        self.evidence.extend(evidence.into_iter().take(MOST_NAMES));
     }
 
     fn suppressed(&mut self, suppressed: &Suppressed, evidence: Evidence) {
@@ -281,6 +351,17 @@ impl Fold {
         }
         ranges
     }
+}
+
+/// `vfio-pci 0000:c1:00.0: `: the driver before the device, as `dev_err` prints it.
+fn driver(text: &str) -> Option<&str> {
+    let (driver, rest) = text.trim_start().split_once(' ')?;
+    let device = rest.split(' ').next()?.strip_suffix(':')?;
+    pci(device)?;
+    let named = driver
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'));
+    named.then_some(driver)
 }
 
 pub(super) fn direction(access: iommu::log::Access) -> Direction {

@@ -63,11 +63,11 @@ fn repeated(line: &str) -> Option<(&str, u64)> {
 
 /// True where a line of a log goes on in the next line: a bracket or a list is open.
 pub(super) fn is_open(text: &str) -> bool {
-    let opened = text.bytes().filter(|byte| *byte == b'[').count();
-    let closed = text.bytes().filter(|byte| *byte == b']').count();
-    opened > closed
-        || text.trim_end().ends_with([',', '='])
-        || text.trim_end().ends_with("fault addr")
+    let depth = text.bytes().fold(0i32, |depth, byte| {
+        depth + i32::from(byte == b'[') - i32::from(byte == b']')
+    });
+    let end = text.trim_end();
+    depth > 0 || end.ends_with([',', '=']) || end.ends_with("fault addr")
 }
 
 #[cfg(test)]

@@ -120,7 +120,8 @@ fn of_bytes(name: &str, bytes: &[u8], progress: Progress<'_>) -> Report {
 }
 
 /// Findings, and what was not understood.
-fn report(facts: Facts, files: Vec<String>) -> Report {
+fn report(mut facts: Facts, files: Vec<String>) -> Report {
+    facts.translate();
     let findings = rules::findings(&facts);
     let mut report = Report {
         files,
@@ -167,16 +168,20 @@ fn report(facts: Facts, files: Vec<String>) -> Report {
         ));
     }
     for one in &facts.lines {
-        let facts::Line::MapFailed { errno, .. } = one.fact else {
+        let facts::Line::MapFailed { errno, iommufd, .. } = one.fact else {
             continue;
         };
         if ![12, 22, 28].contains(&errno) {
             let place = report.place(&one.evidence.place);
             let why = match errno {
                 // Linux drivers/iommu/iommufd/pages.c, pfn_reader_user_pin: pages of a device are not pinned.
-                14 => {
+                14 if iommufd => {
                     "a map ended with EFAULT: memory of a device (a BAR), which iommufd maps by a dma-buf only \
                      (VFIO_DEVICE_FEATURE_DMA_BUF, IOMMU_IOAS_MAP_FILE), or memory that is not there"
+                }
+                14 => {
+                    "a map ended with EFAULT: memory that is not there or cannot be written (a file that is too short, a \
+                     pool without free pages)"
                 }
                 17 => "a map ended with EEXIST: the range is mapped already",
                 _ => "a map failed, and the error fits none of the causes",
@@ -231,6 +236,66 @@ mod tests {
         "Device 0000:00:1f.0 @0x105407000\nIOVA_PFN PML5E PML4E PDPE PDE PTE\n0x1 | 0x0 0x105408003 0x105409003 0x10540a003 0x1003\n",
         "01:00.0 3D controller [0302]: x [10de:1]\n\tRegion 2: Memory at 20000000000 (64-bit) [size=128G]\n\tIOMMU group: 1\n",
     ];
+
+    /// Texts that a shell would run, or a terminal obey, in the places of names, drivers and addresses.
+    #[test]
+    fn nothing_of_an_input_is_a_command() {
+        const HOSTILE: [&str; 6] = [
+            "$(reboot)",
+            "`reboot`",
+            "a;reboot",
+            "a'b\"c",
+            "\u{1b}[2J\u{202e}x",
+            "a|reboot&\u{7}",
+        ];
+        for name in HOSTILE {
+            let input = format!(
+                "1 0000:01:00.0 030000 10de:1187 vfio-pci\n1 0000:01:00.1 040300 10de:0e0a {name}\n\
+                 1 0000:01:00.2{name} 040300 10de:0e0a snd\n\
+                 IOMMU Group 2 0000:02:00.0{name} VGA [0300]: {name}\n\
+                 01:00.0 3D controller [0302]: {name} [10de:1]\n\tKernel driver in use: {name}\n\
+                 [  1.0] {name} 0000:01:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x000d address=0x1000 flags=0x0070]\n\
+                 qemu: vfio 0000:01:00.0{name}: group 1 is not viable {name}\n\
+                 qemu-system-x86_64 -name {name} -m 4G -readconfig {name} -device vfio-pci,host=01:00.0,id={name}\n\
+                 root=/dev/sda1 iommu={name} iommu=pt amd_iommu={name} amd_iommu={name}2\n\
+                 A bar 0000:01:00.0{name} 0xfee00000 0x1000\n{name} ram 0x0 0xfee01000\n\
+                 0x00000000fee00000 0x00000000feefffff {name}\n"
+            );
+            for file in ["input.txt", name] {
+                let (text, json) = explain_bytes(file, input.as_bytes());
+                let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+                let findings = report["findings"].as_array().unwrap();
+                assert!(findings.len() > 2, "{json}");
+                let advice = findings
+                    .iter()
+                    .flat_map(|one| one["advice"].as_array().unwrap());
+                for advice in advice.map(|one| one.as_str().unwrap()) {
+                    // Parts outside of quotes.
+                    let bare: String = advice.split('\'').step_by(2).collect();
+                    for part in ["$(", "`reboot", ";reboot", "|reboot"] {
+                        assert!(!bare.contains(part), "{advice}");
+                    }
+                    assert!(advice.chars().all(|c| !c.is_control()), "{advice:?}");
+                }
+                let hidden = |c: char| c != '\n' && c.is_control() || c == '\u{202e}';
+                assert!(!text.contains(hidden), "{text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn reports_of_any_bytes_are_json() {
+        let mut random = fastrand::Rng::with_seed(2);
+        for _ in 0..400 {
+            let mut bytes: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(64).collect();
+            bytes.extend(random.choice(SEEDS).unwrap_or_default().as_bytes());
+            bytes.extend(std::iter::repeat_with(|| random.u8(..)).take(64));
+            let name = String::from_utf8_lossy(&bytes).into_owned();
+            let (_, json) = explain_bytes(&name, &bytes);
+            let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+            assert!(report["findings"].is_array(), "{json}");
+        }
+    }
 
     #[test]
     fn mutated_inputs_are_explained_without_a_panic() {

@@ -22,12 +22,13 @@ impl Text for str {
 }
 
 fn find(text: &str, key: &str) -> Option<usize> {
-    let (text, key) = (text.as_bytes(), key.as_bytes());
-    let (first, others) = key.split_first()?;
+    let bytes = text.as_bytes();
+    let (first, others) = key.as_bytes().split_first()?;
     let mut from = 0;
     loop {
-        let at = from + text.get(from..)?.iter().position(|byte| byte == first)?;
-        if text.get(at + 1..)?.starts_with(others) {
+        // Keys are ASCII, whose bytes are parts of no other character.
+        let at = from + text.get(from..)?.find(char::from(*first))?;
+        if bytes.get(at + 1..)?.starts_with(others) {
             return Some(at);
         }
         from = at + 1;
@@ -45,12 +46,15 @@ pub(super) fn starts<'t>(text: &'t str, key: &str) -> Option<&'t str> {
 }
 
 fn digits(text: &str, radix: u32) -> Option<(u64, &str)> {
-    let end = text
-        .bytes()
-        .position(|byte| !char::from(byte).is_digit(radix))
-        .unwrap_or(text.len());
-    let (number, rest) = text.split_at_checked(end)?;
-    Some((u64::from_str_radix(number, radix).ok()?, rest))
+    let (mut value, mut end) = (0u64, 0);
+    for byte in text.bytes() {
+        let Some(digit) = char::from(byte).to_digit(radix) else {
+            break;
+        };
+        value = value.checked_mul(radix.into())?.checked_add(digit.into())?;
+        end += 1;
+    }
+    Some((value, text.get(end..)?)).filter(|_| end > 0)
 }
 
 /// A hexadecimal number, with or without `0x`, and the rest. None where a digit is illegible.

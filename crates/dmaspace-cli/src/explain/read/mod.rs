@@ -4,6 +4,7 @@
 //! prefix also to the readers of listings. Memory is bounded by the facts that are kept, and not by the input.
 
 pub(super) mod acpi;
+mod block;
 pub(super) mod config;
 pub(super) mod dump;
 pub(super) mod forms;
@@ -12,18 +13,14 @@ pub(super) mod monitor;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, BufRead, Read as _};
-use std::sync::LazyLock;
+use std::io::{self, BufRead};
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use iommu::log;
 
 use super::facts::{Facts, Line, Vendor, pci, quote};
 use super::finding::Evidence;
-use super::line::{Message, is_open, message};
+use super::line::{Message, is_open};
 
-/// The longest line; the rest of a longer one is passed over.
-const MOST_LINE: u64 = 1 << 20;
 /// Lines whose text is kept for quotations.
 const MOST_RECENT: usize = 512;
 /// The most joined lines of a log that a mail has wrapped.
@@ -39,9 +36,8 @@ const AMD: u8 = 16;
 /// A line of VFIO or iommufd that may tell of a failure.
 const VFIO: u8 = 32;
 
-/// Words that decide which readers see a line. None is the end of a longer one, and none begins with another: a search
-/// goes on behind what it has found.
-const WORDS: [(&str, u8); 75] = [
+/// Words that decide which readers see a line.
+const WORDS: [(&str, u8); 81] = [
     ("DMAR", UNIT | INTEL),
     ("AMD-Vi", UNIT | AMD),
     ("dmar", UNIT),
@@ -83,7 +79,13 @@ const WORDS: [(&str, u8); 75] = [
     ("IOAS", MONITOR),
     ("ioas", MONITOR),
     ("Ioas", MONITOR),
+    ("memlock rlimits", MONITOR),
+    ("ulimit memlock", MONITOR),
+    ("ulimit=memlock", MONITOR),
+    ("guest memory map", MONITOR),
     ("not viable", MONITOR),
+    ("inviable", MONITOR),
+    ("GroupViable", MONITOR),
     ("ineligible", MONITOR),
     ("have a 1:1", MONITOR),
     ("IOVA region", MONITOR),
@@ -118,25 +120,6 @@ const WORDS: [(&str, u8); 75] = [
     ("VFIO", VFIO),
     ("Vfio", VFIO),
 ];
-
-/// The automaton of [`WORDS`]; without it every reader sees every line.
-static ANCHORS: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
-    let mut builder = AhoCorasick::builder();
-    builder.kind(Some(AhoCorasickKind::DFA));
-    builder.build(WORDS.iter().map(|(word, _)| *word)).ok()
-});
-
-fn interest(text: &str) -> u8 {
-    let Some(anchors) = ANCHORS.as_ref() else {
-        return UNIT | MONITOR | CONFIGURATION | VFIO;
-    };
-    let mut interest = 0;
-    for found in anchors.find_iter(text.as_bytes()) {
-        let word = WORDS.get(found.pattern().as_usize());
-        interest |= word.map_or(0, |(_, kind)| *kind);
-    }
-    interest
-}
 
 /// A line of a log that may go on in the next one.
 #[derive(Debug)]
@@ -209,41 +192,27 @@ impl<'f> Text<'f> {
     /// Reads all lines.
     pub(super) fn read(
         mut self,
-        mut text: impl BufRead,
+        text: impl BufRead,
         progress: &mut dyn FnMut(u64),
     ) -> io::Result<()> {
-        let mut bytes = Vec::new();
         let (mut number, mut done) = (0u64, 0u64);
-        let result = loop {
-            bytes.clear();
-            match text.by_ref().take(MOST_LINE).read_until(b'\n', &mut bytes) {
-                Ok(0) => break Ok(()),
-                Ok(length) => {
-                    number += 1;
-                    done += length as u64;
-                    if number % 4096 == 0 {
-                        progress(done);
-                    }
-                    let cut = bytes.last() != Some(&b'\n') && length as u64 == MOST_LINE;
-                    let line = String::from_utf8_lossy(&bytes);
-                    self.line(number, line.trim_end_matches(['\n', '\r']));
-                    if let Some(Err(error)) = cut.then(|| pass_over(&mut text)) {
-                        break Err(error);
-                    }
-                }
-                Err(error) => break Err(error),
+        let result = block::each(text, |block| {
+            for (raw, found, interest) in block.lines() {
+                number += 1;
+                self.line(number, raw, found, interest);
             }
-        };
+            done += block.bytes;
+            progress(done);
+        });
         self.finish();
         result
     }
 
-    fn line(&mut self, number: u64, raw: &str) {
+    fn line(&mut self, number: u64, raw: &str, found: Message<'_>, interest: u8) {
         if self.xml.is_some() || self.command.is_some() {
             self.go_on(number, raw);
             return;
         }
-        let found = message(raw);
         if let Some(open) = &mut self.open {
             let joined = open.last - open.line < MOST_WRAPPED && number == open.last + 1;
             if joined && !found.logged && !found.text.trim().is_empty() && !looks_new(&found.text) {
@@ -255,11 +224,10 @@ impl<'f> Text<'f> {
             }
         }
         self.flush();
-        self.begin(number, raw, found);
+        self.begin(number, raw, found, interest);
     }
 
-    fn begin(&mut self, number: u64, raw: &str, found: Message<'_>) {
-        let interest = interest(&found.text);
+    fn begin(&mut self, number: u64, raw: &str, found: Message<'_>, interest: u8) {
         if !found.logged && self.listed(number, raw, &found.text) {
             return;
         }
@@ -549,11 +517,15 @@ impl<'f> Text<'f> {
         let decoded = !events.is_empty();
         self.events_of(&mut events, text);
         self.events = events;
-        let about = interest & (MONITOR | VFIO) != 0 || text.contains("iommufd");
-        if !decoded && about && looks_failed(text) {
+        if decoded {
+            return;
+        }
+        let iommufd = interest & UNIT != 0 && text.contains("iommufd");
+        let about = interest & (MONITOR | VFIO) != 0 || iommufd;
+        if about && looks_failed(text) {
             let evidence = self.quotation(line, text);
             self.facts.not_decoded(text, evidence);
-        } else if !decoded && !found.logged && !monitor::is_remark(text) {
+        } else if !found.logged && !monitor::is_remark(text) {
             self.not_taken(line, text);
         }
     }
@@ -583,10 +555,9 @@ impl<'f> Text<'f> {
                         let found = recent.iter().rev().find(|(number, _)| *number == line);
                         found.map_or_else(String::new, |(_, text)| text.clone())
                     };
-                    let driver = driver(text);
                     self.facts
                         .folds
-                        .add(file, &record, weight, self.since_boot, driver, quoted);
+                        .add(file, &record, weight, self.since_boot, text, quoted);
                 }
                 log::Event::Suppressed(suppressed) => {
                     let evidence = self.quotation(suppressed.line, text);
@@ -658,34 +629,6 @@ impl<'f> Text<'f> {
             self.facts.unread.push((self.file, known, lines, evidence));
         }
     }
-}
-
-/// Reads up to the end of a line that is too long.
-fn pass_over(text: &mut impl BufRead) -> io::Result<()> {
-    loop {
-        let part = text.fill_buf()?;
-        let end = part.iter().position(|byte| *byte == b'\n');
-        let length = part.len();
-        match end {
-            Some(end) => {
-                text.consume(end + 1);
-                return Ok(());
-            }
-            None if length == 0 => return Ok(()),
-            None => text.consume(length),
-        }
-    }
-}
-
-/// `vfio-pci 0000:c1:00.0: `: the driver before the device, as `dev_err` prints it.
-fn driver(text: &str) -> Option<&str> {
-    let (driver, rest) = text.trim_start().split_once(' ')?;
-    let device = rest.split(' ').next()?.strip_suffix(':')?;
-    pci(device)?;
-    let named = driver
-        .bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'));
-    named.then_some(driver)
 }
 
 /// A line without a prefix that begins a message of its own, and continues none.

@@ -5,7 +5,8 @@
 //! `drivers/iommu/amd/init.c`, `arch/x86/virt/svm/sev.c` (`rmpupdate`, `dump_rmpentry`); QEMU 5.0 to 11.0
 //! `hw/vfio/{container,listener,iommufd}.c`, `backends/iommufd.c`, `util/oslib-posix.c`; libvirt
 //! `src/util/virprocess.c` (`virProcessSetMaxMemLock`); cloud-hypervisor `vfio` crate and `pci/src/vfio.rs`;
-//! Kubernetes scheduler `NodeResourcesFit`.
+//! Kubernetes scheduler `NodeResourcesFit`; rust-vmm `vfio-ioctls` (`VfioError`), which cloud-hypervisor and kata's
+//! monitors use; KubeVirt `virt-handler` (`AdjustResources`); OCI runtime specification, "POSIX process" (`rlimits`).
 
 use super::super::facts::{Line, hexadecimal, number, number_after, pci, pci_within};
 
@@ -33,7 +34,9 @@ pub(in crate::explain) fn line(text: &str) -> Option<Line> {
             device: device(text),
         });
     }
-    if has("is not viable") && has("group") {
+    // vfio-ioctls names no group.
+    let inviable = has("group is inviable") || has("GroupViable");
+    if has("is not viable") && has("group") || inviable {
         return Some(Line::NotViable {
             group: number_after(text, "group ").and_then(|group| u32::try_from(group).ok()),
             device: device(text),
@@ -88,7 +91,8 @@ fn device(text: &str) -> Option<String> {
     named.or_else(|| pci_within(text))
 }
 
-/// `/proc/PID/limits`, `ulimit -l`, `prlimit`, `LimitMEMLOCK=` of systemd.
+/// `/proc/PID/limits`, `ulimit -l`, `prlimit`, `LimitMEMLOCK=` of systemd, a container's options and configuration,
+/// KubeVirt's handler.
 fn limit(text: &str) -> Option<Line> {
     let bytes = |word: &str, unit: u64| match word {
         "unlimited" | "infinity" => Some(None),
@@ -105,10 +109,32 @@ fn limit(text: &str) -> Option<Line> {
         bytes(words.get(words.len().checked_sub(3)?)?, 1)?
     } else if let Some(rest) = text.strip_prefix("LimitMEMLOCK=") {
         bytes(rest.trim(), 1)?
+    } else if let Some((_, rest)) = text.split_once("memlock rlimits to: Cur: ") {
+        Some(number(digits(rest))?)
+    } else if let Some((_, rest)) = text.split_once("\"RLIMIT_MEMLOCK\"") {
+        // One entry of a list: {"type": "RLIMIT_MEMLOCK", "hard": 67108864, "soft": 65536}
+        let entry = rest.split('}').next()?;
+        let soft = entry.split_once("\"soft\":")?.1.trim_start();
+        // The largest number: without a limit.
+        number(digits(soft)).map(|soft| Some(soft).filter(|soft| *soft != u64::MAX))?
+    } else if let Some((_, rest)) = text
+        .split_once("ulimit memlock=")
+        .or_else(|| text.split_once("ulimit=memlock="))
+    {
+        match rest.strip_prefix("-1") {
+            Some(_) => None,
+            None => Some(number(digits(rest))?),
+        }
     } else {
         return None;
     };
     Some(Line::MemlockLimit { bytes: found })
+}
+
+/// The decimal digits at the start.
+fn digits(text: &str) -> &str {
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    text.get(..end.unwrap_or(text.len())).unwrap_or_default()
 }
 
 fn map_failed(text: &str) -> Option<Line> {
@@ -124,6 +150,7 @@ fn map_failed(text: &str) -> Option<Line> {
         "mapping dma",
         "iommudmamap",
         "ioasmap",
+        "guest memory map into iommu table",
     ];
     if !maps.iter().any(|part| lower.contains(part)) || lower.contains("unmap") {
         return None;
@@ -156,12 +183,11 @@ fn map_failed(text: &str) -> Option<Line> {
         found.and_then(|code| i32::try_from(code).ok())
     };
     let errno = named.map(|(_, errno)| *errno).or_else(code)?;
+    // vfio_dma_map(container, iova, size, vaddr), also within the message of another program.
     let arguments = text
-        .split_once('(')
+        .split_once("dma_map(")
         .map(|(_, rest)| rest.split(')').next().unwrap_or(rest));
-    // vfio_dma_map(container, iova, size, vaddr)
     let mut numbers = arguments
-        .filter(|_| lower.contains("dma_map("))
         .into_iter()
         .flat_map(|list| list.split(','))
         .skip(1)
@@ -400,6 +426,55 @@ mod tests {
             line("vfio_dma_unmap(0x1, 0x2, 0x3) = -22 (Invalid argument)"),
             None
         );
+    }
+
+    #[test]
+    fn lines_of_containers_carry_limits_maps_and_groups() {
+        for (text, bytes) in [
+            (
+                "set process {pid:12 binary:virtqemud} memlock rlimits to: Cur: 18572378928 Max:18572378928",
+                Some(18_572_378_928),
+            ),
+            (
+                "\"rlimits\": [{\"type\": \"RLIMIT_MEMLOCK\", \"hard\": 67108864, \"soft\": 65536}],",
+                Some(65536),
+            ),
+            (
+                "{\"type\":\"RLIMIT_MEMLOCK\",\"hard\":18446744073709551615,\"soft\":18446744073709551615}",
+                None,
+            ),
+            ("docker run --ulimit memlock=65536:65536 x", Some(65536)),
+            ("podman run --ulimit=memlock=-1 x", None),
+        ] {
+            assert_eq!(line(text), Some(Line::MemlockLimit { bytes }), "{text}");
+        }
+        for text in [
+            "group is inviable",
+            "VmBoot(DeviceManager(VfioCreate(GroupViable)))",
+        ] {
+            let right = Line::NotViable {
+                group: None,
+                device: None,
+            };
+            assert_eq!(line(text), Some(right), "{text}");
+        }
+        let failed = |text| match line(text) {
+            Some(Line::MapFailed {
+                iova,
+                length,
+                errno,
+                device,
+                ..
+            }) => (iova, length, errno, device),
+            other => panic!("{text}: {other:?}"),
+        };
+        let text = "failed to create shim task: (qemu) vfio 0000:17:00.0: vfio_dma_map(0x3e, 0x40000000, 0x500000000, 0xff) = -14 (Bad address): unknown";
+        let device = Some("0000:17:00.0".to_owned());
+        let right = (Some(0x4000_0000), Some(0x5_0000_0000), 14, device);
+        assert_eq!(failed(text), right);
+        let text =
+            "failed to add guest memory map into iommu table: Cannot allocate memory (os error 12)";
+        assert_eq!(failed(text), (None, None, 12, None));
     }
 
     #[test]

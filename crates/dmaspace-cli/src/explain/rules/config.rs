@@ -1,7 +1,7 @@
 //! A guest's configuration.
 
 use super::super::facts::{Facts, Known};
-use super::super::finding::{Advice, Finding};
+use super::super::finding::{Advice, Finding, quoted};
 use super::super::read::config::{BusPlace, Configuration};
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
@@ -97,7 +97,7 @@ fn unread(one: &Known<Configuration>, found: &mut Vec<Finding>) {
     if one.fact.unread.is_empty() {
         return;
     }
-    let names: Vec<&str> = one.fact.unread.iter().map(String::as_str).collect();
+    let names: Vec<String> = one.fact.unread.iter().map(|name| quoted(name)).collect();
     found.push(
         Finding::certain("config.unread-file", "QEMU qemu-options.hx, -readconfig")
             .evidence([&one.evidence])

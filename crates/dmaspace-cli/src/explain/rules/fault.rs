@@ -5,9 +5,9 @@
 
 use iommu::log::{Class, Family};
 
-use super::super::facts::{Facts, Line};
+use super::super::facts::{Facts, Known, Line};
 use super::super::finding::{Advice, At, Certainty, Direction, Evidence, Finding};
-use super::super::folds::Fold;
+use super::super::folds::{Fold, MOST_NAMES};
 use super::count;
 
 /// Addresses that Linux's allocator gives first: from 4 GiB downwards. Source: Linux 7.2 `drivers/iommu/dma-iommu.c`,
@@ -199,6 +199,25 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
             "{} more faults at addresses that are not listed.",
             fold.more_addresses
         ));
+    }
+    let number = fold
+        .number()
+        .map(|(_, id)| id)
+        .filter(|_| !fold.names.is_empty());
+    if let Some(id) = number {
+        let names: Vec<_> = fold
+            .names
+            .iter()
+            .take(MOST_NAMES)
+            .map(String::as_str)
+            .collect();
+        parts.push(match fold.names.len() {
+            1 => format!("Firmware's table gives the number {id:#x} to {}.", names.join("")),
+            _ => format!(
+                "Firmware's tables give the number {id:#x} to several devices: {}. The unit decides.",
+                names.join(", ")
+            ),
+        });
     }
     let known = facts.known(&fold.device, None);
     if let Some(known) = known.filter(|known| !known.fact.name.is_empty()) {
@@ -518,7 +537,7 @@ fn physical(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
         fold.key.family,
         Family::Vtd | Family::AmdVi | Family::Virtio
     );
-    if is_display(facts, fold) || x86 && embedded {
+    if is_display(facts, fold) || x86 && embedded || !facts.of_one_machine() {
         return;
     }
     let areas: Option<Vec<_>> = all.iter().map(ram).collect();
@@ -547,7 +566,8 @@ fn wide(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
         return;
     }
     let last = facts.apertures.iter().max_by_key(|one| one.fact.1);
-    let Some(aperture) = last.filter(|one| one.fact.1 != u64::MAX) else {
+    let known = |one: &&Known<(u64, u64)>| one.fact.1 != u64::MAX && facts.of_one_machine();
+    let Some(aperture) = last.filter(known) else {
         return;
     };
     let beyond: Vec<u64> = all
@@ -808,6 +828,24 @@ mod tests {
             read("03:00.0", "0xffff1000")
         ));
         assert_eq!(causes(&given), ["fault.no-access"]);
+    }
+
+    #[test]
+    fn maps_of_memory_are_not_joined_where_machines_are_mixed() {
+        let fault = "[   10.5] DMAR: [DMA Read] Request device [03:00.0] fault addr 1234567000 [fault reason 06] PTE Read access is not set\n";
+        let iomem = "100000000-207fffffff : System RAM\n";
+        let joined = of_text(&format!("{fault}{iomem}"));
+        assert!(causes(&joined).contains(&"fault.physical-address"));
+        let other = "[    1.5] AMD-Vi: Event logged [IO_PAGE_FAULT device=41:00.0 domain=0x0000 address=0x1000 flags=0x0070]\n";
+        let mixed = of_text(&format!("{fault}{iomem}{other}"));
+        assert!(!causes(&mixed).contains(&"fault.physical-address"));
+        // An aperture of one machine, and a fault of another.
+        let aperture = "0x0 0x7fffffffff\n";
+        let fault = fault.replace("1234567000", "8234567000");
+        let joined = of_text(&format!("{fault}{aperture}"));
+        assert!(causes(&joined).contains(&"fault.address-width"));
+        let mixed = of_text(&format!("{fault}{aperture}{other}"));
+        assert!(!causes(&mixed).contains(&"fault.address-width"));
     }
 
     #[test]

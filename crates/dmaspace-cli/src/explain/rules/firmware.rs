@@ -1,9 +1,9 @@
 //! Firmware's tables and reserved regions.
 
-use dmaspace::firmware::{FirmwareRegion, RegionKind};
+use dmaspace::firmware::{FirmwareRegion, FirmwareTable, RegionKind};
 
-use super::super::facts::{Facts, Known, Line, TableFact};
-use super::super::finding::{Advice, At, Certainty, Evidence, Finding, Place};
+use super::super::facts::{Facts, Known, Line, TableFact, pci};
+use super::super::finding::{Advice, Certainty, Evidence, Finding};
 
 /// Scopes that Linux matches in an RMRR are endpoints and bridges. Source: Linux 7.2 `drivers/iommu/intel/dmar.c`,
 /// `dmar_alloc_dev_scope`, `dmar_insert_dev_scope`; `dmar_acpi_insert_dev_scope` looks at DRHDs only.
@@ -13,6 +13,13 @@ const NAMESPACE: u8 = 5;
 /// Flag of an IVMD: an exclusion range is not translated, and no identity mapping.
 const EXCLUSION: u8 = 1 << 3;
 const PAGE: u64 = 0x1000;
+/// Devices of one range that are named.
+const MOST_DEVICES: usize = 16;
+/// Unit of the ranges of an RMR.
+const RMR_UNIT: u64 = 0x1_0000;
+const RMRR_SOURCE: &str =
+    "VT-d 5.0, section 8.4 \"RMRR\"; Linux drivers/iommu/intel/iommu.c, rmrr_sanity_check";
+const RMR_SOURCE: &str = "Arm DEN0049, \"Reserved Memory Range node\"; Linux drivers/acpi/arm64/iort.c, iort_get_rmrs, iort_rmr_desc_check_overlap";
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     one_to_one(facts, found);
@@ -23,24 +30,20 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     lines(facts, found);
 }
 
-/// The place of a structure: an offset where the file is the table.
-fn place(known: &Known<TableFact>, offset: usize) -> Evidence {
-    let evidence = &known.evidence;
-    match known.fact.binary {
-        true => Evidence {
-            place: Place {
-                file: evidence.place.file,
-                at: At::Offset(offset as u64),
-            },
-            quote: format!("structure at {offset:#x} of {}", known.fact.table.signature),
-        },
-        false => evidence.clone(),
-    }
-}
-
 /// The devices that a region is for, where the table names them whole.
-fn devices(region: &FirmwareRegion) -> Vec<String> {
+fn devices(table: &FirmwareTable, region: &FirmwareRegion) -> Vec<String> {
     match &region.kind {
+        RegionKind::Rmr { ids, .. } => ids
+            .iter()
+            .filter(|(_, first, last)| first == last)
+            .take(MOST_DEVICES)
+            .map(|(unit, id, _)| {
+                let mut mappings = table.id_mappings.iter().filter(|one| one.unit == *unit);
+                let device = mappings.find_map(|mapping| mapping.device(*id));
+                let device = device.filter(|device| pci(device).is_some());
+                device.unwrap_or_else(|| format!("{id:#x}"))
+            })
+            .collect(),
         RegionKind::Rmrr(scopes) => scopes
             .iter()
             .filter_map(|scope| scope.address(region.segment))
@@ -66,6 +69,8 @@ fn is_dropped(region: &FirmwareRegion) -> bool {
     let kind = match &region.kind {
         RegionKind::Rmrr(scopes) => !scopes.iter().any(|scope| MATCHED.contains(&scope.kind)),
         RegionKind::Ivmd { flags, .. } => flags & EXCLUSION != 0,
+        // A region of type direct-relaxable, with which the device may be given away.
+        RegionKind::Rmr { remapped, .. } => *remapped,
     };
     kind || region.last < region.first
 }
@@ -125,21 +130,21 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
         finding = finding.evidence(lines.map(|(_, evidence)| *evidence));
         let own: Vec<_> = regions
             .iter()
-            .filter(|(_, region)| devices(region).contains(name))
+            .filter(|(known, region)| devices(&known.fact.table, region).contains(name))
             .collect();
         for (known, region) in &own {
             finding = finding
                 .range(region.first, region.last)
-                .evidence([&place(known, region.offset)]);
+                .evidence([&known.place(region.offset)]);
         }
         // A listing of a group is this device's, where a table says so, or where there is only one.
         for one in &hard {
             let same = own
                 .iter()
                 .any(|(_, region)| (region.first, region.last) == (one.fact.0, one.fact.1));
-            let foreign = regions.iter().any(|(_, region)| {
+            let foreign = regions.iter().any(|(known, region)| {
                 (region.first, region.last) == (one.fact.0, one.fact.1)
-                    && !devices(region).contains(name)
+                    && !devices(&known.fact.table, region).contains(name)
             });
             if same || names.len() == 1 && !foreign {
                 finding = finding
@@ -178,8 +183,8 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
             .evidence([&one.evidence]);
         for (known, region) in of_table {
             finding = finding
-                .devices(devices(region))
-                .evidence([&place(known, region.offset)]);
+                .devices(devices(&known.fact.table, region))
+                .evidence([&known.place(region.offset)]);
         }
         let text = "The group has a reserved region of type direct, and not direct-relaxable: firmware demands an \
              identity mapping, so the kernel refuses to give its devices to a guest.";
@@ -197,31 +202,43 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
         let told = found
             .iter()
             .any(|one| one.cause == "firmware.one-to-one" && one.addresses.contains(&range));
-        let functions = devices(region);
-        let exempt = functions.iter().any(|device| {
-            facts.known(device, None).is_some_and(|one| {
-                one.fact.is_display() || one.fact.class.map(|class| class >> 8) == Some(0x0c03)
-            })
-        });
+        let functions = devices(&known.fact.table, region);
+        let exempt = !matches!(region.kind, RegionKind::Rmr { .. })
+            && functions.iter().any(|device| {
+                facts.known(device, None).is_some_and(|one| {
+                    one.fact.is_display() || one.fact.class.map(|class| class >> 8) == Some(0x0c03)
+                })
+            });
         if relaxed || told || exempt {
             continue;
         }
-        let finding = Finding::likely("firmware.one-to-one", "Linux drivers/iommu/intel/iommu.c, device_rmrr_is_relaxable, intel_iommu_get_resv_regions; drivers/iommu/amd/iommu.c, amd_iommu_get_resv_regions")
-            .devices(functions)
-            .range(region.first, region.last)
-            .evidence([&place(known, region.offset)])
-            .say(
+        let rmr = matches!(region.kind, RegionKind::Rmr { .. });
+        let (source, text) = match rmr {
+            true => (
+                "Arm DEN0049, \"Reserved Memory Range node\"; Linux drivers/acpi/arm64/iort.c, iort_rmr_alloc, iort_get_rmrs",
+                "The IORT has a reserved memory range that must not be mapped elsewhere, for the devices of its stream \
+                 ids. The kernel makes it a region of type direct, and refuses the devices to guests: \
+                 reserved_regions of their groups decides.",
+            ),
+            false => (
+                "Linux drivers/iommu/intel/iommu.c, device_rmrr_is_relaxable, intel_iommu_get_resv_regions; drivers/iommu/amd/iommu.c, amd_iommu_get_resv_regions",
                 "The table has a reserved region for the device. The kernel refuses it to guests unless it is a graphics \
                  or USB device, which the table does not show: reserved_regions of its group decides (direct, or \
                  direct-relaxable).",
-            );
+            ),
+        };
+        let finding = Finding::likely("firmware.one-to-one", source)
+            .devices(functions)
+            .range(region.first, region.last)
+            .evidence([&known.place(region.offset)])
+            .say(text);
         found.push(advice(finding));
     }
 }
 
 fn regions(known: &Known<TableFact>, found: &mut Vec<Finding>) {
     for region in &known.fact.table.regions {
-        let evidence = place(known, region.offset);
+        let evidence = known.place(region.offset);
         if let RegionKind::Rmrr(scopes) = &region.kind {
             for scope in scopes.iter().filter(|scope| !MATCHED.contains(&scope.kind)) {
                 let certainty = match scope.kind {
@@ -245,14 +262,23 @@ fn regions(known: &Known<TableFact>, found: &mut Vec<Finding>) {
                 found.push(finding);
             }
         }
-        found.extend(bad_region(region.first, region.last, &evidence));
+        let range = (region.first, region.last);
+        found.extend(match region.kind {
+            RegionKind::Rmr { .. } => bad_region(range, RMR_UNIT, RMR_SOURCE, &evidence),
+            _ => bad_region(range, PAGE, RMRR_SOURCE, &evidence),
+        });
     }
 }
 
-/// Order, length and alignment of a region. Source: Linux 7.2 `drivers/iommu/intel/iommu.c`, `rmrr_sanity_check`.
-fn bad_region(first: u64, last: u64, evidence: &Evidence) -> Option<Finding> {
+/// Order, length and alignment of a region, whose first address and length are multiples of `unit`.
+fn bad_region(
+    (first, last): (u64, u64),
+    unit: u64,
+    source: &'static str,
+    evidence: &Evidence,
+) -> Option<Finding> {
     let certain = last < first;
-    let loose = first % PAGE != 0 || last.wrapping_add(1) % PAGE != 0;
+    let loose = first % unit != 0 || last.wrapping_add(1) % unit != 0;
     if !certain && !loose {
         return None;
     }
@@ -263,25 +289,21 @@ fn bad_region(first: u64, last: u64, evidence: &Evidence) -> Option<Finding> {
         ),
         false => (Certainty::Likely, "does not begin and end with a page"),
     };
-    let finding = Finding::new(
-        "firmware.bad-region",
-        certainty,
-        "VT-d 5.0, section 8.4 \"RMRR\"; Linux drivers/iommu/intel/iommu.c, rmrr_sanity_check",
-    )
-    .range(first, last)
-    .evidence([evidence])
-    .say(format!(
-        "The reserved region {first:#x} to {last:#x} {why}."
-    ))
-    .advise(Advice::text(
-        "A firmware update: the kernel drops the region or rounds it.",
-    ));
+    let finding = Finding::new("firmware.bad-region", certainty, source)
+        .range(first, last)
+        .evidence([evidence])
+        .say(format!(
+            "The reserved region {first:#x} to {last:#x} {why}."
+        ))
+        .advise(Advice::text(
+            "A firmware update: the kernel drops the region or rounds it.",
+        ));
     Some(finding)
 }
 
 fn damage(known: &Known<TableFact>, found: &mut Vec<Finding>) {
     for damage in &known.fact.table.damage {
-        let finding = Finding::certain("firmware.bad-table", "ACPI 6.5, section 5.2.6; VT-d 5.0, section 8.1; AMD 48882 3.08, section 5.2.2")
+        let finding = Finding::certain("firmware.bad-table", "ACPI 6.5, section 5.2.6; VT-d 5.0, section 8.1; AMD 48882 3.08, section 5.2.2; Arm DEN0049; RISC-V IO Mapping Table 1.0")
             .evidence([&known.evidence])
             .say(format!("The table {} is damaged: {damage}.", known.fact.table.signature))
             .advise(Advice::text(
@@ -314,7 +336,7 @@ fn lines(facts: &Facts, found: &mut Vec<Finding>) {
                     .advise(Advice::text("A firmware update.")),
             ),
             Line::BadRegion { first, last } => {
-                let finding = bad_region(*first, *last, &one.evidence).unwrap_or_else(|| {
+                let finding = bad_region((*first, *last), PAGE, RMRR_SOURCE, &one.evidence).unwrap_or_else(|| {
                     Finding::likely("firmware.bad-region", "Linux arch/x86/include/asm/iommu.h, arch_rmrr_sanity_check")
                         .range(*first, *last)
                         .evidence([&one.evidence])
@@ -342,8 +364,101 @@ fn lines(facts: &Facts, found: &mut Vec<Finding>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::facts::Facts;
     use super::super::super::finding::Certainty;
-    use super::super::{causes, of_text};
+    use super::super::super::read::acpi;
+    use super::super::{causes, findings, of_text};
+
+    /// An IORT: an SMMUv3 at 48, a root complex of segment 0 whose functions have their numbers plus 0x10000, and a
+    /// reserved memory range for stream id 0x10100.
+    fn iort(flags: u32, length: u64) -> Vec<u8> {
+        let words = |words: &[u32]| {
+            words
+                .iter()
+                .flat_map(|word| word.to_le_bytes())
+                .collect::<Vec<u8>>()
+        };
+        let mut nodes = words(&[0x2004, 0, 0, 32, 0x2b40_0000, 0, 0, 0]);
+        nodes.extend(words(&[0x3802, 0, 1, 36, 0, 0, 0, 0, 0]));
+        nodes.extend(words(&[0, 0xffff, 0x1_0000, 48, 0]));
+        nodes.extend(words(&[0x4406, 0, 1, 48, flags, 1, 28, 0x8000_0000, 0]));
+        nodes.extend(length.to_le_bytes());
+        nodes.extend(words(&[0, 0, 0, 0x1_0100, 48, 1]));
+        let mut table = b"IORT".to_vec();
+        table.extend(words(&[48 + nodes.len() as u32]));
+        table.extend([0; 28]);
+        table.extend(words(&[3, 48, 0]));
+        table.extend(nodes);
+        let sum = table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+        table[9] = 0u8.wrapping_sub(sum);
+        table
+    }
+
+    fn of_iort(table: &[u8], log: &str) -> Vec<super::Finding> {
+        let mut facts = Facts::default();
+        super::super::super::read::Text::new(&mut facts, 0)
+            .read(log.as_bytes(), &mut |_| {})
+            .unwrap();
+        acpi::take(&mut facts, 1, None, table);
+        facts.translate();
+        findings(&facts)
+    }
+
+    #[test]
+    fn a_reserved_memory_range_is_likely_one_to_one() {
+        let found = of_iort(&iort(0, 0x1_0000), "");
+        assert_eq!(causes(&found), ["firmware.one-to-one"]);
+        assert_eq!(found[0].certainty, Certainty::Likely);
+        assert_eq!(found[0].devices, ["0000:01:00.0"]);
+        assert_eq!(found[0].addresses, [(0x8000_0000, 0x8000_ffff)]);
+        // The system may map it elsewhere.
+        assert!(of_iort(&iort(1, 0x1_0000), "").is_empty());
+    }
+
+    #[test]
+    fn a_reserved_memory_range_has_units_of_64_kib() {
+        for (length, certainty) in [(0x1000, Certainty::Likely), (0, Certainty::Certain)] {
+            let found = of_iort(&iort(1, length), "");
+            assert_eq!(causes(&found), ["firmware.bad-region"]);
+            assert_eq!(found[0].certainty, certainty);
+        }
+    }
+
+    #[test]
+    fn a_stream_id_is_a_function_by_the_iort() {
+        let log = "[    5.1] arm-smmu-v3 arm-smmu-v3.0.auto: event 0x10 received:\n\
+            [    5.1] arm-smmu-v3 arm-smmu-v3.0.auto: \t0x0001030800000010\n\
+            [    5.1] arm-smmu-v3 arm-smmu-v3.0.auto: \t0x0000020800000000\n\
+            [    5.1] arm-smmu-v3 arm-smmu-v3.0.auto: \t0x00000000fff00000\n\
+            [    5.1] arm-smmu-v3 arm-smmu-v3.0.auto: \t0x00000000fff00000\n";
+        let found = of_iort(&iort(1, 0x1_0000), log);
+        assert_eq!(found[0].cause, "fault.not-mapped");
+        assert_eq!(found[0].devices, ["0000:03:01.0"]);
+        assert!(found[0].text.contains("0x10308"), "{}", found[0].text);
+        let places = found[0].evidence.iter().filter(|one| one.place.file == 1);
+        assert_eq!(places.count(), 1);
+        // A number that the table does not have stays one.
+        let other = of_iort(&iort(1, 0x1_0000), &log.replace("0x00010308", "0x00030308"));
+        assert_eq!(other[0].devices, ["0x30308"]);
+        // Two tables that disagree.
+        let mut second = iort(1, 0x1_0000);
+        second[108] = 1;
+        second[9] = second[9].wrapping_sub(1);
+        let mut facts = Facts::default();
+        super::super::super::read::Text::new(&mut facts, 0)
+            .read(log.as_bytes(), &mut |_| {})
+            .unwrap();
+        acpi::take(&mut facts, 1, None, &iort(1, 0x1_0000));
+        acpi::take(&mut facts, 2, None, &second);
+        facts.translate();
+        let found = findings(&facts);
+        assert_eq!(found[0].devices, ["0x10308"]);
+        assert!(
+            found[0].text.contains("several devices"),
+            "{}",
+            found[0].text
+        );
+    }
 
     #[test]
     fn lines_of_both_kernels_keep_the_device_from_guests() {

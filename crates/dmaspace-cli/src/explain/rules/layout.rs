@@ -71,6 +71,14 @@ fn areas(facts: &Facts, found: &mut Vec<Finding>) {
             .unwrap_or(0),
         end_of_areas(facts),
     );
+    // Arithmetic on two files says something of a machine only where both are of one.
+    let (certainty, provided) = match facts.of_one_machine() {
+        true => (Certainty::Certain, ""),
+        false => (
+            Certainty::Likely,
+            " The input is of several machines: it holds where both files are of one.",
+        ),
+    };
     for (case, areas) in cases {
         let range = |area: &LayoutArea| area.first..=area.first.saturating_add(area.length - 1);
         let (mut ram, mut bars, mut at_ram, mut at_bar) =
@@ -103,14 +111,14 @@ fn areas(facts: &Facts, found: &mut Vec<Finding>) {
             else {
                 continue;
             };
-            let mut finding = Finding::certain("layout.overlaps-reserved", SOURCE)
+            let mut finding = Finding::new("layout.overlaps-reserved", certainty, SOURCE)
                 .devices(area.fact.device.clone())
                 .range(*overlap.range.start(), *overlap.range.end())
                 .evidence([&area.evidence])
                 .evidence(places.get(overlap.reserved).copied())
                 .say(format!(
                     "{} of layout {case} overlaps the host's reserved range {:#x} to {:#x} ({}) at {:#x} to {:#x}: a map \
-                     of it ends with EINVAL.",
+                     of it ends with EINVAL.{provided}",
                     name(&area.fact),
                     kept.range.start(),
                     kept.range.end(),
@@ -129,13 +137,13 @@ fn areas(facts: &Facts, found: &mut Vec<Finding>) {
             let Some(area) = known(beyond.area) else {
                 continue;
             };
-            let mut finding = Finding::certain("layout.address-width", SOURCE)
+            let mut finding = Finding::new("layout.address-width", certainty, SOURCE)
                 .devices(area.fact.device.clone())
                 .range(*beyond.range.start(), *beyond.range.end())
                 .evidence([&area.evidence])
                 .evidence(end.map(|(_, evidence)| evidence))
                 .say(format!(
-                    "{} of layout {case} lies beyond what is translated: {:#x} to {:#x}.",
+                    "{} of layout {case} lies beyond what is translated: {:#x} to {:#x}.{provided}",
                     name(&area.fact),
                     beyond.range.start(),
                     beyond.range.end()
@@ -320,6 +328,17 @@ fn without_address(facts: &Facts, found: &mut Vec<Finding>) {
 mod tests {
     use super::super::super::finding::Certainty;
     use super::super::{causes, of_text};
+
+    #[test]
+    fn files_of_several_machines_make_it_likely() {
+        let text = "A ram 0x0 0xfee01000\n0x00000000fee00000 0x00000000feefffff msi\n";
+        assert_eq!(of_text(text)[0].certainty, Certainty::Certain);
+        let units =
+            "[    1.5] AMD-Vi: Using global IVHD EFR:0x1\n[    1.5] DMAR: Host address width 39\n";
+        let found = of_text(&format!("{units}{text}"));
+        assert_eq!(causes(&found), ["layout.overlaps-reserved"]);
+        assert_eq!(found[0].certainty, Certainty::Likely);
+    }
 
     #[test]
     fn overlaps_are_the_common_part_of_each_area() {

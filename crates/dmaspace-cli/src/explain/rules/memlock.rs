@@ -85,9 +85,10 @@ fn exceeded(facts: &Facts, found: &mut Vec<Finding>) {
             "Linux drivers/vfio/vfio_iommu_type1.c, vfio_pin_pages_remote, vfio_pin_page_external",
         )
         .evidence(evidence);
-        let need = only(facts).and_then(|one| Some((one, one.fact.bytes?)));
+        let of_one = only(facts).filter(|_| facts.of_one_machine());
+        let need = of_one.and_then(|one| Some((one, one.fact.bytes?)));
         if let Some((one, need)) = need.filter(|_| !limits.is_empty()) {
-            text += &format!(" This guest has {}.", bytes(need));
+            text += &format!(" The guest that was given has {}.", bytes(need));
             finding = finding.evidence([&one.evidence]).advise(Advice::text(format!(
                 "The limit must be at least {need} bytes (prlimit --memlock), and some more for BARs of other devices \
                  and for the monitor itself."
@@ -110,7 +111,8 @@ fn by_limit(facts: &Facts, found: &mut Vec<Finding>) {
         Line::MemlockLimit { bytes } => Some((bytes, &one.evidence)),
         _ => None,
     });
-    let need = only(facts).and_then(|one| {
+    let of_one = only(facts).filter(|_| facts.of_one_machine());
+    let need = of_one.and_then(|one| {
         let mapped = one.fact.type1 && one.fact.mediated.is_none();
         Some((one.fact.bytes.filter(|_| mapped)?, &one.evidence))
     });

@@ -60,6 +60,7 @@ pub(super) fn of_text(text: &str) -> Vec<Finding> {
     let mut progress = |_: &str, _: u64| {};
     let mut input = super::input::Input::new(&mut progress);
     input.stream("input.txt", text.as_bytes());
+    input.facts.translate();
     findings(&input.facts)
 }
 

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::super::facts::{Facts, Known, Vendor};
-use super::super::finding::{Advice, Finding};
+use super::super::finding::{Advice, Finding, quoted};
 
 /// An option whose values are known.
 struct Setting {
@@ -239,7 +239,7 @@ fn line(facts: &Facts, one: &Known<String>, found: &mut Vec<Finding>) {
                 values.len(),
                 values.join(", ")
             ))
-            .advise(Advice::text(format!("Keep one: {last}, or what was meant.")));
+            .advise(Advice::text(format!("Keep one: {}, or what was meant.", literal(last))));
         found.push(finding);
     }
     for (name, value) in unknown {
@@ -254,7 +254,10 @@ fn line(facts: &Facts, one: &Known<String>, found: &mut Vec<Finding>) {
                 "For Intel the option is intel_iommu=on; AMD's unit is on without one".into()
             }
             ("iommu", "strict") => "The option is iommu.strict=1".into(),
-            _ => format!("Known values of {name}= are in Linux's kernel-parameters"),
+            _ => format!(
+                "Known values of {}= are in Linux's kernel-parameters",
+                literal(&name)
+            ),
         };
         let finding = Finding::certain("option.unknown-value", "Linux Documentation/admin-guide/kernel-parameters.txt; drivers/iommu/intel/iommu.c, intel_iommu_setup; drivers/iommu/amd/init.c, parse_amd_iommu_options; arch/x86/kernel/pci-dma.c, iommu_setup")
             .evidence([&one.evidence])
@@ -263,6 +266,15 @@ fn line(facts: &Facts, one: &Known<String>, found: &mut Vec<Finding>) {
         found.push(finding);
     }
     other_vendor(facts, one, &vendors, found);
+}
+
+/// A setting as it is typed: with a shell's quotes, unless it has only letters, digits and signs of settings.
+fn literal(setting: &str) -> String {
+    let harmless = |byte: u8| byte.is_ascii_alphanumeric() || b"=.,:_-/@+".contains(&byte);
+    match setting.bytes().all(harmless) {
+        true => setting.to_owned(),
+        false => quoted(setting),
+    }
 }
 
 /// The vendor of the machine's unit, where all of the input agrees.

@@ -1,5 +1,5 @@
-//! Firmware's tables of IOMMU units, DMAR and IVRS: units, reserved memory regions, the devices that these name,
-//! and damage.
+//! Firmware's tables of IOMMU units, DMAR, IVRS, IORT and RIMT: units, reserved memory regions, the devices that these
+//! name, and damage.
 //!
 //! | table | structure | content |
 //! |---|---|---|
@@ -12,15 +12,21 @@
 //! Virtualization Technology, 48882, revision 3.08, sections 5.2.2 "IVRS" to 5.2.2.10; ACPI 6.5, section 5.2.6
 //! "System Description Table Header".
 
+mod ids;
+
+use std::sync::Arc;
+
+pub use ids::{IdMapping, Requester};
+
 /// Bytes of the head that every table has.
 const HEAD: usize = 36;
-/// Bytes before the first structure, of both tables.
+/// Bytes before the first structure of DMAR and IVRS.
 const FIRST: usize = 48;
 
 /// A table, as far as it can be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FirmwareTable {
-    /// `DMAR`, `IVRS`, or another signature, whose structures are not read.
+    /// `DMAR`, `IVRS`, `IORT`, `RIMT`, or another signature, whose structures are not read.
     pub signature: String,
     /// Units.
     pub units: Vec<FirmwareUnit>,
@@ -28,6 +34,8 @@ pub struct FirmwareTable {
     pub regions: Vec<FirmwareRegion>,
     /// Interrupt controllers that the table assigns to a device.
     pub interrupt_sources: Vec<InterruptSource>,
+    /// Ids of devices at their units (IORT, RIMT).
+    pub id_mappings: Vec<IdMapping>,
     /// Damage; the structures before it are there.
     pub damage: Vec<Damage>,
 }
@@ -37,13 +45,30 @@ pub struct FirmwareTable {
 pub struct FirmwareUnit {
     /// Where its structure begins in the table, bytes.
     pub offset: usize,
-    /// The PCI segment.
+    /// The kind.
+    pub kind: UnitKind,
+    /// The PCI segment; 0 in an IORT, whose units serve those of their mappings.
     pub segment: u16,
     /// The address of its registers.
     pub registers: u64,
     /// The devices that it serves by name; empty where it serves the rest of the segment (DMAR) or has device
     /// entries (IVRS).
     pub scopes: Vec<Scope>,
+}
+
+/// A kind of unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnitKind {
+    /// Intel VT-d.
+    Vtd,
+    /// AMD-Vi.
+    AmdVi,
+    /// Arm's SMMU, versions 1 and 2.
+    Smmu,
+    /// Arm's SMMU, version 3.
+    SmmuV3,
+    /// The RISC-V IOMMU.
+    Riscv,
 }
 
 /// A reserved memory region.
@@ -73,6 +98,13 @@ pub enum RegionKind {
         flags: u8,
         /// The devices.
         devices: Option<(u16, u16)>,
+    },
+    /// IORT's reserved memory range.
+    Rmr {
+        /// The operating system may map the range elsewhere, and give the device away.
+        remapped: bool,
+        /// The unit, by where its structure begins, and the first and the last stream id.
+        ids: Arc<[(usize, u32, u32)]>,
     },
 }
 
@@ -161,6 +193,14 @@ pub enum Damage {
         /// Bytes up to the end of the structure.
         left: usize,
     },
+    /// An entry refers to a place where no structure begins.
+    #[error("the entry at {offset:#x} refers to {unit:#x}, where no structure begins")]
+    Reference {
+        /// Where it begins.
+        offset: usize,
+        /// The place that it refers to.
+        unit: usize,
+    },
 }
 
 impl FirmwareTable {
@@ -190,6 +230,8 @@ impl FirmwareTable {
         match table.signature.as_str() {
             "DMAR" => table.structures(whole, &Self::dmar),
             "IVRS" => table.structures(whole, &Self::ivrs),
+            "IORT" => table.iort(whole),
+            "RIMT" => table.rimt(whole),
             _ => {}
         }
         table
@@ -235,6 +277,7 @@ impl FirmwareTable {
         if kind == Some(0) {
             self.units.push(FirmwareUnit {
                 offset,
+                kind: UnitKind::Vtd,
                 segment,
                 registers: first,
                 scopes,
@@ -294,6 +337,7 @@ impl FirmwareTable {
                 };
                 self.units.push(FirmwareUnit {
                     offset,
+                    kind: UnitKind::AmdVi,
                     segment: u16_at(structure, 16).unwrap_or_default(),
                     registers: u64_at(structure, 8).unwrap_or_default(),
                     scopes: Vec::new(),
