@@ -153,7 +153,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             if let Some(size) = size.filter(|size| *size != leaf.len) {
                 return (done, Err(TableUnmapError::OtherSize { size, leaf }));
             }
-            if run.iova < at || leaf.input().last() > range.last() {
+            if run.iova < at {
                 return (done, Err(TableUnmapError::InsideLeaf { range, leaf }));
             }
             if next != Some(run.pa) {

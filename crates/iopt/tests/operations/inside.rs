@@ -194,3 +194,25 @@ fn the_last_single_page_takes_its_tables_along() {
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
     assert_eq!((table.tables(), memory.in_use()), (1, 1));
 }
+
+/// Neither of two operations owns the table that they empty together, so it stays; a large leaf in its place is mapped in it.
+#[test]
+fn a_large_leaf_goes_into_a_table_that_others_have_emptied_in_parts() {
+    const M2: u64 = 2 << 20;
+    let memory = HeapTables::with_tables(64).unwrap();
+    let table = shared(&memory);
+    let (run, mut gather) = ([Span::new(PA, M2 / 2)], Gather::new());
+    for half in [IOVA, IOVA + M2 / 2] {
+        table.enter().map(half, &run, Prot::RW).unwrap();
+    }
+    for half in [IOVA, IOVA + M2 / 2] {
+        let range = Span::new(half, M2 / 2);
+        let mut inside = table.enter();
+        inside.unmap(range, &mut gather, &mut |_: Run| ()).unwrap();
+    }
+    assert_eq!(table.enter().tables(), 4);
+    let run = [Span::new(PA, M2)];
+    table.enter().map(IOVA, &run, Prot::RW).unwrap();
+    assert_eq!(table.enter().leaf_at(IOVA).unwrap().run.len, PAGE);
+    flush(&mut gather, &table);
+}

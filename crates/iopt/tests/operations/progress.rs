@@ -428,6 +428,10 @@ fn a_bounded_unmap_takes_one_leaf_at_least_and_none_that_reaches_over_the_end() 
     let over = table.unmap_some(range, Bound::NONE, &mut gather, &mut iopt::NoRuns);
     let inside = TableUnmapError::InsideLeaf { range, leaf };
     assert_eq!((over.bytes, over.result), (0, Err(inside)));
+    let range = Span::new(PAGE, 2 * M2 - PAGE);
+    let before = table.unmap_some(range, Bound::NONE, &mut gather, &mut iopt::NoRuns);
+    let inside = TableUnmapError::InsideLeaf { range, leaf };
+    assert_eq!((before.bytes, before.result), (0, Err(inside)));
     assert!(gather.is_empty());
     let both = Span::new(0, 2 * M2);
     let one = table.unmap_some(both, nothing, &mut gather, &mut iopt::NoRuns);
