@@ -44,7 +44,7 @@ pub use cost::FormatCost;
 #[cfg(test)]
 pub use guest::{GivenDevice, Interface};
 pub use guest::{Guest, Host, Ram, Remapped, libvirt, of_areas, qemu_line};
-pub(crate) use guest::{Pairs, address, pairs};
+pub(crate) use guest::{Pairs, address, libvirt_bytes, pairs, pool_by_name};
 pub use machine::{Ats, MachineReport};
 #[cfg(test)]
 pub use machine::{GroupDevice, GroupReport, MachineFinding, UnitReport};

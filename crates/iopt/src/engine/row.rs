@@ -64,9 +64,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.memory.written(cells);
         Ok(true)
     }
-}
 
-impl<F: Format, M: TableMemory> Table<F, M> {
     /// Writes the only run of a request if it takes leaves of one size, one or a leaf for each entry, and the entries are
     /// empty: as most requests are.
     #[inline(always)]

@@ -92,14 +92,14 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
     /// Goes inside, where the operations are: see [`Inside`].
     #[inline(always)]
     pub fn enter(&self) -> Inside<'_, F, M, R> {
-        Inside::guarded(&self.table, &self.readers, Owned::Named)
+        self.enter_as(Owned::Named)
     }
 
     /// As [`enter`](Self::enter), for operations that own `range` and not only what they name:
     /// tables that `range` spans whole are unlinked when they have become empty.
     #[inline(always)]
     pub fn owning(&self, range: Span<Iova>) -> Inside<'_, F, M, R> {
-        Inside::guarded(&self.table, &self.readers, Owned::Span(range))
+        self.enter_as(Owned::Span(range))
     }
 
     /// See [`Table::grow`]. Readers go on meanwhile, and no operation may change the table.
@@ -129,7 +129,7 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         self.readers.poll(&self.table.memory)
     }
 
-    #[cfg(feature = "alloc")]
+    #[inline(always)]
     pub(crate) fn enter_as(&self, owned: Owned) -> Inside<'_, F, M, R> {
         Inside::guarded(&self.table, &self.readers, owned)
     }

@@ -11,7 +11,7 @@ use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
 use super::super::finding::plain;
-use crate::inspect::{Pairs, address, pairs};
+use crate::inspect::{Pairs, address, libvirt_bytes, pairs, pool_by_name};
 use crate::size;
 
 /// The longest line or document that is read.
@@ -245,7 +245,7 @@ impl Qemu {
         let pool = match get("hugetlbsize").and_then(bytes) {
             Some(page) => Some(page),
             None if on("hugetlb") => Some(DEFAULT_POOL),
-            None => path.and_then(pool_of),
+            None => path.and_then(|path| pool_by_name(path, DEFAULT_POOL)),
         };
         let part = Part {
             id: get("id").map(plain).unwrap_or_default(),
@@ -344,7 +344,8 @@ impl Qemu {
             }
         }
         if self.new.memory.is_empty() {
-            let pool = self.path.as_deref().and_then(pool_of);
+            let pool = self.path.as_deref();
+            let pool = pool.and_then(|path| pool_by_name(path, DEFAULT_POOL));
             self.new.memory.push(Part {
                 bytes: self.size.unwrap_or(128 << 20),
                 pool,
@@ -373,15 +374,6 @@ fn mebibytes(text: &str) -> Option<u64> {
 
 fn bytes(text: &str) -> Option<u64> {
     size::parse(text).ok()
-}
-
-/// Bytes of a page by the name of a mount; `None` where it is no pool by name.
-fn pool_of(path: &str) -> Option<u64> {
-    let huge = path.contains("huge");
-    huge.then(|| match path {
-        path if path.contains("1G") || path.contains("1048576") => 1 << 30,
-        _ => DEFAULT_POOL,
-    })
 }
 
 /// `0`, `0-1`, `[0,1]`, `0,2`.
@@ -744,22 +736,9 @@ impl Domain {
     }
 }
 
-/// `8`, unit `GiB`. Source: libvirt `virScaleInteger`.
+/// `8`, unit `GiB`.
 fn sized(text: &str, unit: &str) -> Option<u64> {
-    let number: u64 = text.trim().parse().ok()?;
-    let scale: u64 = match unit {
-        "b" | "bytes" => 1,
-        "KB" => 1000,
-        "k" | "K" | "KiB" => 1 << 10,
-        "MB" => 1_000_000,
-        "M" | "MiB" => 1 << 20,
-        "GB" => 1_000_000_000,
-        "G" | "GiB" => 1 << 30,
-        "TB" => 1_000_000_000_000,
-        "T" | "TiB" => 1 << 40,
-        _ => return None,
-    };
-    number.checked_mul(scale)
+    libvirt_bytes("memory", text.trim(), unit).ok()
 }
 
 #[cfg(test)]

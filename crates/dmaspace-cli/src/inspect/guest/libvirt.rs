@@ -222,7 +222,7 @@ impl Domain {
             "/domain/os/type" => self.kind = get("machine").unwrap_or_default().to_owned(),
             "/domain/memoryBacking/hugepages" => self.huge = true,
             "/domain/memoryBacking/hugepages/page" => {
-                let bytes = bytes(&of("size"), get("size").unwrap_or_default(), &unit())?;
+                let bytes = scaled(&of("size"), get("size").unwrap_or_default(), &unit())?;
                 let cells = get("nodeset").map(|text| {
                     Set::of(text).ok_or_else(|| ConfigError::Value {
                         of: of("nodeset"),
@@ -247,7 +247,7 @@ impl Domain {
                 self.threads = threads.transpose()?;
             }
             "/domain/cpu/numa/cell" => {
-                let bytes = bytes(&of("memory"), get("memory").unwrap_or_default(), &unit())?;
+                let bytes = scaled(&of("memory"), get("memory").unwrap_or_default(), &unit())?;
                 one_more(path, &self.cells)?;
                 let id = get("id").map(|text| number(of("id"), text, &CELLS));
                 let id = id.transpose()?.unwrap_or(self.cells.len() as u64);
@@ -362,11 +362,11 @@ impl Domain {
             "/domain/name" => self.guest.name = Some(plain(text)),
             "/domain/vcpu" => self.guest.cpus = cpus(path, text)?,
             "/domain/memory" => {
-                let bytes = bytes(path, text, &self.unit)?;
+                let bytes = scaled(path, text, &self.unit)?;
                 self.memory = Some(memory(path, bytes, MOST_MEMORY)?);
             }
             "/domain/devices/memory/target/size" => {
-                let bytes = bytes(path, text, &self.unit)?;
+                let bytes = scaled(path, text, &self.unit)?;
                 let bytes = memory(path, bytes, MOST_MEMORY)?;
                 self.plugged = self.plugged.saturating_add(bytes);
                 if let Some(module) = self.modules.last_mut().filter(|_| self.module) {
@@ -380,7 +380,7 @@ impl Domain {
             }
             "/domain/devices/memory/source/pagesize" => {
                 if let Some(module) = self.modules.last_mut().filter(|_| self.module) {
-                    module.pages = Some(page(path, bytes(path, text, &self.unit)?)?);
+                    module.pages = Some(page(path, scaled(path, text, &self.unit)?)?);
                 }
             }
             "/domain/devices/hostdev" | "/domain/devices/interface" | "/domain/devices/disk" => {
@@ -566,7 +566,7 @@ fn based(of: String, text: &str, range: &RangeInclusive<u64>) -> Result<u64, Con
 /// A size in bytes; what has no room in 64 bits is all that have.
 ///
 /// Source: libvirt `docs/formatdomain.rst`, "Memory Allocation"; `virScaleInteger`.
-fn bytes(of: &str, text: &str, unit: &str) -> Result<u64, ConfigError> {
+pub(crate) fn scaled(of: &str, text: &str, unit: &str) -> Result<u64, ConfigError> {
     let scale: u64 = match unit.to_ascii_lowercase().as_str() {
         "b" | "byte" | "bytes" => 1,
         "kb" => 1000,

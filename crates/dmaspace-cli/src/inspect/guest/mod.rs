@@ -21,6 +21,7 @@ use crate::devices::Names;
 use crate::size::{self, SizeError};
 
 pub use libvirt::libvirt;
+pub(crate) use libvirt::scaled as libvirt_bytes;
 pub use process::of_areas;
 pub(super) use process::of_process;
 use qemu::qemu;
@@ -394,7 +395,7 @@ fn is_pool(path: &str) -> bool {
 
 /// Bytes of a page of the pool that a path names: `/dev/hugepages1G`, `/run/hugepages/kvm/2048kB`. `default_pool` is
 /// that of a name without a size, and `None` is a path of no pool.
-fn pool_by_name(path: &str, default_pool: u64) -> Option<u64> {
+pub(crate) fn pool_by_name(path: &str, default_pool: u64) -> Option<u64> {
     // Numbers of the name, in KiB where they are so large.
     const SIZES: [(&str, u64); 7] = [
         ("1048576", 1 << 30),
