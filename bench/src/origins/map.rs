@@ -16,7 +16,7 @@ use std::sync::{Arc, Barrier, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ioas::{AttachError, Dma, Flushing, GivenRuns, Ledger, Memory};
+use ioas::{AttachError, Dma, FixedRuns, Flushing, Ledger, Memory};
 use iommu::{
     BadTarget, Config, DeviceId, DomainId, FormatSupport, SoftwareUnit, TargetMemory, Unit as _,
 };
@@ -306,7 +306,7 @@ impl Space {
             op: OPS[0],
             format: name,
         };
-        let ram = GivenRuns::new([RAM], PAGE).map_err(|_| refused())?;
+        let ram = FixedRuns::new([RAM], PAGE).map_err(|_| refused())?;
         let memory = Memory::new(Arc::new(ram), &Ledger::unlimited());
         let seen = dma.map(&memory, Span::new(0, PAGE), Prot::RW);
         let seen = seen.map_err(|_| refused())?.range().start;

@@ -6,7 +6,7 @@
 //! the thousand, so that a file is mapped into this process once and whole, when its first part is mapped, and unmapped
 //! with its last. A file is identified by its device, inode and length: one that has grown is another one.
 //!
-//! Each file is a memory object ([`GivenRuns`]) at addresses that stand in for physical ones: a window of its length, in
+//! Each file is a memory object ([`FixedRuns`]) at addresses that stand in for physical ones: a window of its length, in
 //! which no other file lies. Tables hold these addresses; `vm-memory` finds the bytes behind them. Nothing is
 //! pinned, because the only devices are software: they reach pages through the process's own mapping, wherever the
 //! kernel moves them. So it takes no longer to map 16 GiB than to map a page.
@@ -35,7 +35,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hostmem::{Mapping, PeerFile, ShrinkWatch};
-use ioas::{AttachError, Builder, DomainIds, GivenRuns, Ioas, Ledger, Listener, Memory, Tracking};
+use ioas::{AttachError, Builder, DomainIds, FixedRuns, Ioas, Ledger, Listener, Memory, Tracking};
 use iommu::{Config, DeviceId, Fault, SoftwareUnit, Unit as _};
 use iopt::{FormatId, HeapTables, Interruption, Pending, Prot, Shown};
 use runs::{Iova, Pa, Span};
@@ -323,7 +323,7 @@ impl ClientMemory {
                 Some(watch.ok_or(MapRefusal::CanShrink)?)
             }
         };
-        let runs = GivenRuns::new([Span::new(window, len)], PAGE).map_err(io::Error::other);
+        let runs = FixedRuns::new([Span::new(window, len)], PAGE).map_err(io::Error::other);
         let runs = runs.map_err(failed("placed"))?;
         self.show(|backend| {
             backend

@@ -37,7 +37,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ioas::{GivenRuns, Ioas, Ledger, Memory};
+use ioas::{FixedRuns, Ioas, Ledger, Memory};
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use runs::{PageSizes, Span};
@@ -62,7 +62,7 @@ impl Case {
         let tables = Arc::new(HeapTables::with_tables(room).unwrap());
         let sizes = PageSizes::from_bits(u64::MAX);
         let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables).unwrap();
-        let object = GivenRuns::new([Span::new(1 << 40, count * PAGE)], PAGE).unwrap();
+        let object = FixedRuns::new([Span::new(1 << 40, count * PAGE)], PAGE).unwrap();
         let mut stay: Vec<u64> = (0..count).collect();
         fastrand::Rng::with_seed(1).shuffle(&mut stay);
         let guests = stay.split_off((count - count / 16) as usize);

@@ -11,8 +11,8 @@ use core::fmt;
 
 use iopt::RangeError;
 
-use crate::error::{AttachError, MapError, UnmapError};
-use crate::object::PinFailed;
+use crate::memory::object::PinFailed;
+use crate::space::error::{AttachError, MapError, UnmapError};
 
 /// Whose habits: one of the kernel's two interfaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

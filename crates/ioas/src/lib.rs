@@ -25,97 +25,61 @@ extern crate alloc;
 #[cfg(any(test, feature = "std"))]
 extern crate std;
 
-mod area;
+mod adapters;
 mod areas;
-mod backend;
-mod choose;
-#[cfg(feature = "linux")]
-mod counters;
-mod cutting;
-mod dirty;
 mod dma;
-mod endpoint;
 mod errno;
-mod error;
-mod external;
-mod given;
-#[cfg(all(feature = "linux", feature = "vm-memory"))]
-mod guest_ram;
-#[cfg(all(feature = "linux", feature = "virtio-drivers"))]
-mod host_pages;
-mod intervals;
-#[cfg(feature = "iommufd")]
-pub mod iommufd;
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 mod kernel;
-mod ledger;
-#[cfg(feature = "linux")]
-mod linux;
-mod listener;
 mod lock;
 mod memory;
-#[cfg(feature = "linux")]
-mod node_tables;
-mod object;
-mod observer;
-mod op;
 mod own;
-mod placement;
-mod range_map;
-mod released;
-mod reserved;
-mod retired;
 mod space;
-mod synthetic;
-mod taken;
-#[cfg(feature = "vfio")]
-pub mod vfio;
-#[cfg(feature = "virtio-drivers")]
-mod virtio_hal;
-#[cfg(feature = "vm-memory")]
-mod vm_memory;
-mod windows;
 
-pub use area::Area;
-pub use backend::{Capabilities, Capability, Unsupported};
-pub use dirty::{HarvestError, Harvested, Tracking, TrackingError};
-pub use dma::{Dma, DmaBuffer, DmaError, DmaUnmapError};
-pub use endpoint::{Endpoint, EndpointId};
-pub use errno::{Errno, Profile};
-pub use error::{AttachError, CloseError, DetachError, MapError, UnmapError};
-pub use external::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
-pub use given::{GivenRuns, NoPages};
-#[cfg(all(feature = "linux", feature = "vm-memory"))]
-pub use guest_ram::{GuestRam, GuestRamError, RegionFailed};
+#[cfg(feature = "virtio-drivers")]
+pub use adapters::virtio_drivers::{
+    DmaPages, DriverMemory, DriverMemoryError, HalMemory, PageSource, UNREACHABLE, VirtioHal,
+};
+#[cfg(feature = "vm-memory")]
+pub use adapters::vm_memory::GuestIommu;
+pub use areas::area::Area;
 #[cfg(all(feature = "linux", feature = "virtio-drivers"))]
-pub use host_pages::HostPages;
+pub use dma::host_pages::HostPages;
+pub use dma::{Dma, DmaBuffer, DmaError, DmaUnmapError};
+pub use errno::{Errno, Profile};
+#[cfg(feature = "iommufd")]
+pub use kernel::iommufd;
+#[cfg(feature = "vfio")]
+pub use kernel::vfio;
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 pub use kernel::{
     Entering, Kernel, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed,
 };
-pub use ledger::{Charge, Forecast, Ledger, OverLimit};
-#[cfg(feature = "linux")]
-pub use linux::{Effort, HostMemory, HostTables, MappedStorage};
-pub use listener::Listener;
 #[cfg(not(feature = "std"))]
 pub use lock::spinning::LockHooks;
-pub use memory::{Hold, Memory};
+pub use memory::fixed::{FixedRuns, UnalignedRun};
 #[cfg(feature = "linux")]
-pub use node_tables::{Misplaced, NodeBytes, NodeTables};
-pub use object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
-pub use observer::{Observer, Step};
+pub use memory::host::{Effort, HostMemory, HostTables, MappedStorage};
+pub use memory::ledger::{Charge, Forecast, Ledger, OverLimit};
+#[cfg(feature = "linux")]
+pub use memory::node_tables::{Misplaced, NodeBytes, NodeTables};
+pub use memory::object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
+pub use memory::synthetic::Synthetic;
+pub use memory::{Hold, Memory};
 pub use own::{
     BuildDomain, Builder, BuilderError, DecodeError, DomainIds, HandOverError, HandedArea,
     HandedDomain, Handover, Leaving, TakeOverError, TakenDomain,
 };
-pub use placement::{NoPlacement, Place, Placement};
-pub use released::ReleaseError;
-pub use retired::Flushing;
+pub use space::backend::{Capabilities, Capability, Unsupported};
+pub use space::dirty::{HarvestError, Harvested, Tracking, TrackingError};
+pub use space::endpoint::{Endpoint, EndpointId};
+pub use space::error::{AttachError, CloseError, DetachError, MapError, UnmapError};
+pub use space::external_pin::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
+pub use space::flush::Flushing;
+#[cfg(all(feature = "linux", feature = "vm-memory"))]
+pub use space::guest_ram::{GuestRam, GuestRamError, RegionFailed};
+pub use space::listener::Listener;
+pub use space::observer::{Observer, Step};
+pub use space::placement::{NoPlacement, Place, Placement};
+pub use space::release::ReleaseError;
 pub use space::{Ioas, Unmapped};
-pub use synthetic::Synthetic;
-#[cfg(feature = "virtio-drivers")]
-pub use virtio_hal::{
-    DmaPages, DriverMemory, DriverMemoryError, HalMemory, PageSource, UNREACHABLE, VirtioHal,
-};
-#[cfg(feature = "vm-memory")]
-pub use vm_memory::GuestIommu;

@@ -145,7 +145,7 @@ pub(crate) fn refused_by_the_kernel() -> anyhow::Result<()> {
 pub(crate) fn refused_by_name() -> anyhow::Result<()> {
     match try_address::<Iommufd>()? {
         Err(MapError::Unsupported(refused)) => {
-            ensure!(refused.what == Capability::GivenRuns, "{refused}");
+            ensure!(refused.what == Capability::FixedRuns, "{refused}");
             Ok(())
         }
         other => bail!("not refused by name: {other:?}"),

@@ -19,7 +19,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use guest::samples::{SECONDS, SIZES, THREADS};
-use ioas::{Dma, Flushing, GivenRuns, Ledger, Memory};
+use ioas::{Dma, FixedRuns, Flushing, Ledger, Memory};
 use iommu::{BadTarget, Config, DeviceId, DomainId, FormatSupport, SoftwareUnit, TargetMemory};
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use runs::{Iova, Pa, PageSizes, Span};
@@ -97,7 +97,7 @@ impl Ours {
                 dma.attach((Arc::new(unit), DEVICE))?;
             }
         }
-        let ram = GivenRuns::new([Span::new(1 << 32, LARGEST * MOST as u64)], 4096)?;
+        let ram = FixedRuns::new([Span::new(1 << 32, LARGEST * MOST as u64)], 4096)?;
         let memory = Memory::new(Arc::new(ram), &Ledger::unlimited());
         Ok(Self { dma, memory })
     }

@@ -19,7 +19,7 @@ use core::array;
 
 use runs::{Iova, Span};
 
-use crate::intervals::Intervals;
+use crate::areas::intervals::Intervals;
 use crate::lock::Mutex;
 
 /// Powers of two of the granule that are cached: 4 KiB to 4 MiB where it is 4 KiB.

@@ -14,6 +14,8 @@
 //! after the last entry has left it. A panic or a failure in between leaves memory that is held and an address that is
 //! not used again.
 
+#[cfg(all(feature = "linux", feature = "virtio-drivers"))]
+pub(crate) mod host_pages;
 mod iova;
 mod shards;
 
@@ -26,14 +28,14 @@ use iommu::{DeviceId, DomainId};
 use iopt::{AnyTable, Gather, NoRuns, Prot};
 use runs::{Iova, Offset, Pa, Span};
 
-use crate::endpoint::{Endpoint, EndpointKind};
-use crate::error::{AttachError, DetachError, MapError, UnmapError};
 use crate::lock::{Mutex, RwLock};
 use crate::memory::Memory;
 use crate::own::{Devices, Domain, Fill, Leaves, Member, detach, map_runs};
-use crate::retired::Flushing;
+use crate::space::endpoint::{Endpoint, EndpointKind};
+use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
+use crate::space::flush::Flushing;
 pub(crate) use iova::Iovas;
-use shards::{Held, Local, Part, Record, Shard, Shards};
+use shards::{Local, Part, Record, Shard, ShardHold, Shards};
 
 /// A buffer that a device reaches, until it is [unmapped](Dma::unmap).
 #[derive(Debug, PartialEq, Eq)]
@@ -129,7 +131,7 @@ pub enum DmaUnmapError {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use ioas::{Dma, Flushing, GivenRuns, Ledger, Memory};
+/// use ioas::{Dma, Flushing, FixedRuns, Ledger, Memory};
 /// use iommu::DomainId;
 /// use iopt::{AnyTable, FormatId, HeapTables, Prot};
 /// use runs::{PageSizes, Span};
@@ -140,7 +142,7 @@ pub enum DmaUnmapError {
 /// let dma = Dma::new(DomainId(1), table, &windows, Flushing::Strict, 4);
 /// // dma.attach((unit, device))?;
 ///
-/// let ram = GivenRuns::new([Span::new(0x8000_0000, 1 << 20)], 4096)?;
+/// let ram = FixedRuns::new([Span::new(0x8000_0000, 1 << 20)], 4096)?;
 /// let memory = Memory::new(Arc::new(ram), &Ledger::unlimited());
 /// let buffer = dma.map(&memory, Span::new(0x1234, 2000), Prot::RW)?;
 /// assert_eq!(dma.table().translate(buffer.range().start), Some(0x8000_1234));
@@ -308,7 +310,7 @@ impl Dma {
             .map_err(|longest| DmaError::NoRoom { wanted, longest })?
             .start;
         let (place, shard) = self.shards.own();
-        let mut held = Held {
+        let mut held = ShardHold {
             shard,
             record: None,
         };
@@ -353,7 +355,7 @@ impl Dma {
             let part = whole(*part, self.granule);
             let (at, object) = (at + *mapped, memory.object());
             let leaves = Leaves::new(prot, object.is_mmio());
-            let given = object.given();
+            let given = object.fixed_runs();
             if let Some(run) = given.and_then(|given| given.one_run(part)) {
                 map_runs(domains, at, &[run], leaves)?;
                 *mapped += part.len;

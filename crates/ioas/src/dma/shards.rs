@@ -11,12 +11,12 @@ use runs::{Offset, Span};
 
 use super::iova::place;
 use super::{DmaBuffer, whole};
-use crate::error::{DetachError, MapError};
 use crate::lock::{Mutex, RwLock};
+use crate::memory::object::Cause;
 use crate::memory::{Hold, Memory};
-use crate::object::Cause;
 use crate::own::Devices;
-use crate::retired::Flushing;
+use crate::space::error::{DetachError, MapError};
+use crate::space::flush::Flushing;
 
 /// All of them: one for about each thread. Dropped, no device reaches the buffers any more, or they stay held.
 pub(super) struct Shards(pub(super) Box<[Shard]>);
@@ -134,12 +134,12 @@ impl Drop for Shards {
 }
 
 /// What a map holds. Dropped otherwise than by [`note`](Self::note), it has panicked, and all of it stays held.
-pub(super) struct Held<'a> {
+pub(super) struct ShardHold<'a> {
     pub(super) shard: &'a Shard,
     pub(super) record: Option<Record>,
 }
 
-impl Held<'_> {
+impl ShardHold<'_> {
     /// Holds the parts of a list, all or none.
     pub(super) fn hold(
         &mut self,
@@ -155,7 +155,7 @@ impl Held<'_> {
                     granule,
                 });
             }
-            Ok(match memory.object().given() {
+            Ok(match memory.object().fixed_runs() {
                 Some(_) => Part::Given(self.shard.local.lock().keep(memory)),
                 None => Part::Hold(memory.hold(part, &mut ())?),
             })
@@ -187,7 +187,7 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for ShardHold<'_> {
     fn drop(&mut self) {
         if self.record.is_some() {
             self.keep();

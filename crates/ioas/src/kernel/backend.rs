@@ -35,25 +35,25 @@ use iopt::{Aperture, Interruption, Pending};
 use runs::{Iova, PageSizes, Span};
 
 use super::error::KernelError;
-use super::mapped::Journal;
 use super::mapper::Mapper;
+use super::mappings::Journal;
 use super::refusals::attach_refused;
 use super::space::{KernelSpace, map_stretch};
-use crate::area::HeldArea;
 use crate::areas::Areas;
-use crate::backend::{Backend, Capabilities, Capability, Unsupported};
-use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
-use crate::endpoint::{Endpoint, EndpointId, EndpointKind};
-use crate::error::{AttachError, DetachError, MapError, UnmapError};
+use crate::areas::area::HeldArea;
+use crate::areas::windows::{outside, within};
 use crate::lock::Mutex;
-use crate::observer::Observer;
-use crate::own::Written;
-use crate::placement::{Place, Placement};
-use crate::reserved::ForReleased;
-use crate::retired::Retired;
+use crate::own::DirtyLog;
 use crate::space::Ioas;
-use crate::taken::Extent;
-use crate::windows::{outside, within};
+use crate::space::backend::{Backend, Capabilities, Capability, Unsupported};
+use crate::space::dirty::{HarvestError, Harvested, Tracking, TrackingError};
+use crate::space::endpoint::{Endpoint, EndpointId, EndpointKind};
+use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
+use crate::space::extents::Extent;
+use crate::space::flush::Retired;
+use crate::space::observer::Observer;
+use crate::space::placement::{Place, Placement};
+use crate::space::reservation::ForReleased;
 
 /// The back end over the mappings of a kernel: see [`vfio::Type1`](crate::vfio::Type1) and
 /// [`iommufd::Space`](crate::iommufd::Space) for each kernel interface.
@@ -68,7 +68,7 @@ pub struct Kernel<K: Mapper> {
     /// What must stay possible in spaces to come.
     allowed: Vec<Span<Iova>>,
     /// What devices of spaces that are closed have written to, until it is harvested.
-    carried: Written,
+    carried: DirtyLog,
 }
 
 /// Opens a container, or what does its work.
@@ -138,7 +138,7 @@ impl<K: Mapper> Kernel<K> {
             placement: Placement::default(),
             merging: Interruption::Refused,
             allowed: Vec::new(),
-            carried: Written::default(),
+            carried: DirtyLog::default(),
         }
     }
 

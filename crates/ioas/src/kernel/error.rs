@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use iopt::Prot;
 use runs::{Iova, Offset, Span};
 
-use crate::object::Cause;
+use crate::memory::object::Cause;
 
 /// What the layers over the kernel's ioctls return.
 pub(crate) type Result<T> = core::result::Result<T, KernelError>;

@@ -17,7 +17,7 @@ use runs::{Iova, PageSizes, Span};
 use super::error::Result;
 use super::shares::Shares;
 use crate::errno::Profile;
-use crate::placement::{Place, Placement};
+use crate::space::placement::{Place, Placement};
 
 /// What of device addresses can be mapped now.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,15 +14,20 @@
 
 mod backend;
 mod cause;
-mod emptying;
+
 mod error;
-mod mapped;
+#[cfg(feature = "iommufd")]
+pub mod iommufd;
 mod mapper;
+mod mappings;
 mod pieces;
 mod refusals;
+mod removal;
 mod shares;
 mod space;
 pub(crate) mod sys;
+#[cfg(feature = "vfio")]
+pub mod vfio;
 
 #[cfg(test)]
 pub(crate) mod headers;

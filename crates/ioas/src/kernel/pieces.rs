@@ -13,8 +13,8 @@ use iopt::Prot;
 use runs::{Iova, Offset, Span};
 
 use super::shares::Share;
-use crate::area::HeldArea;
 use crate::areas::Areas;
+use crate::areas::area::HeldArea;
 use crate::memory::Memory;
 
 /// A stretch of device addresses over a part of one memory.

@@ -10,11 +10,11 @@ use runs::{Iova, Span};
 
 use super::cause::{MapCause, MapRequest, UnmapCause, map_cause, unmap_cause};
 use super::error::KernelError;
-use crate::backend::{Capability, Unsupported};
 use crate::errno::{Errno, Profile};
-use crate::error::{AttachError, DetachError, MapError, UnmapError};
-use crate::ledger::OverLimit;
-use crate::object::PinFailed;
+use crate::memory::ledger::OverLimit;
+use crate::memory::object::PinFailed;
+use crate::space::backend::{Capability, Unsupported};
+use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
 
 /// What was to be mapped, with the numbers that errors have.
 #[derive(Clone, Copy, Debug)]

@@ -15,9 +15,9 @@ use std::vec::Vec;
 use runs::{Offset, Span};
 
 use super::mapper::Source;
-use crate::ledger::Charge;
 use crate::lock::Mutex;
 use crate::memory::Memory;
+use crate::memory::ledger::Charge;
 
 /// The origins of all address spaces of one owner.
 #[derive(Debug, Default)]

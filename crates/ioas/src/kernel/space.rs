@@ -22,28 +22,28 @@ use runs::{Iova, Span};
 
 use super::cause::MapRequest;
 use super::error::KernelError;
-use super::mapped::{Journal, Mapped, source};
 use super::mapper::{Entering, Mapper, MapperInfo, Source};
+use super::mappings::{Journal, Mappings, source};
 use super::pieces::{Piece, Pieces, Stretch, cut, groups, stretches};
 use super::refusals::{Refused, attach_refused, detach_refused, errno, map_refused};
 use super::shares::{Pages, Share};
-use crate::area::HeldArea;
 use crate::areas::Areas;
-use crate::backend::{Capabilities, Capability, Unsupported};
-use crate::dirty::{HarvestError, Harvested, TrackingError};
-use crate::endpoint::EndpointId;
+use crate::areas::area::HeldArea;
+use crate::areas::windows::{outside, within};
 use crate::errno::{Errno, Profile};
-use crate::error::{AttachError, DetachError, MapError, UnmapError};
-use crate::ledger::{Charge, Ledger};
-use crate::observer::{Observer, Step, observed};
-use crate::own::Written;
-use crate::placement::{Place, Placement};
-use crate::reserved::ForReleased;
-use crate::windows::{outside, within};
+use crate::memory::ledger::{Charge, Ledger};
+use crate::own::DirtyLog;
+use crate::space::backend::{Capabilities, Capability, Unsupported};
+use crate::space::dirty::{HarvestError, Harvested, TrackingError};
+use crate::space::endpoint::EndpointId;
+use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
+use crate::space::observer::{Observer, Step, observed};
+use crate::space::placement::{Place, Placement};
+use crate::space::reservation::ForReleased;
 
 /// One container, or one address space of iommufd.
 pub(super) struct KernelSpace<K: Mapper> {
-    pub(super) mapped: Mapped<K>,
+    pub(super) mapped: Mappings<K>,
     pub(super) devices: Vec<Arc<K::Device>>,
     pub(super) info: MapperInfo,
     pub(super) windows: Vec<Span<Iova>>,
@@ -57,7 +57,7 @@ pub(super) struct KernelSpace<K: Mapper> {
     pub(super) bitmaps: bool,
     /// What was read as dirty, or could be written to by devices that have left, and was not harvested
     /// yet.
-    pub(super) carried: Written,
+    pub(super) carried: DirtyLog,
 }
 
 impl<K: Mapper> core::fmt::Debug for KernelSpace<K> {
@@ -96,7 +96,7 @@ impl<K: Mapper> KernelSpace<K> {
     /// Over `mapper`, to which nothing is attached and which maps nothing; see [`Kernel::new`](super::Kernel::new).
     pub(super) fn new(mapper: K, granule: Option<u64>) -> Self {
         Self {
-            mapped: Mapped {
+            mapped: Mappings {
                 mapper,
                 pieces: Pieces::default(),
             },
@@ -113,7 +113,7 @@ impl<K: Mapper> KernelSpace<K> {
             merging: Interruption::Refused,
             placement: Placement::default(),
             bitmaps: false,
-            carried: Written::default(),
+            carried: DirtyLog::default(),
         }
     }
 
@@ -181,7 +181,7 @@ impl<K: Mapper> KernelSpace<K> {
         match source(&**stretch.memory.object(), stretch.offset, K::PROFILE) {
             Some(_) => Ok(()),
             None => Err(MapError::Unsupported(Self::unsupported(
-                Capability::GivenRuns,
+                Capability::FixedRuns,
             ))),
         }
     }
@@ -469,7 +469,7 @@ impl<K: Mapper> KernelSpace<K> {
         unmap_part: false,
         shares_pins: false,
         page_dirty: false,
-        given_runs: false,
+        fixed_runs: false,
         table_placement: false,
         node_tables: false,
         most_mappings: None,

@@ -53,12 +53,12 @@ impl Drop for Around {
 
 /// The guard `G` of a lock. Fields are dropped in this order.
 #[derive(Debug)]
-pub(crate) struct Held<G> {
+pub(crate) struct Hooked<G> {
     guard: G,
     _around: Around,
 }
 
-impl<G> Held<G> {
+impl<G> Hooked<G> {
     fn by(lock: impl FnOnce() -> G) -> Self {
         let around = Around::begin();
         Self {
@@ -68,7 +68,7 @@ impl<G> Held<G> {
     }
 }
 
-impl<G: Deref> Deref for Held<G> {
+impl<G: Deref> Deref for Hooked<G> {
     type Target = G::Target;
 
     fn deref(&self) -> &G::Target {
@@ -76,15 +76,15 @@ impl<G: Deref> Deref for Held<G> {
     }
 }
 
-impl<G: DerefMut> DerefMut for Held<G> {
+impl<G: DerefMut> DerefMut for Hooked<G> {
     fn deref_mut(&mut self) -> &mut G::Target {
         &mut self.guard
     }
 }
 
-pub(crate) type MutexGuard<'a, T> = Held<spin::MutexGuard<'a, T>>;
-pub(crate) type RwLockReadGuard<'a, T> = Held<spin::RwLockReadGuard<'a, T>>;
-pub(crate) type RwLockWriteGuard<'a, T> = Held<spin::RwLockWriteGuard<'a, T>>;
+pub(crate) type MutexGuard<'a, T> = Hooked<spin::MutexGuard<'a, T>>;
+pub(crate) type RwLockReadGuard<'a, T> = Hooked<spin::RwLockReadGuard<'a, T>>;
+pub(crate) type RwLockWriteGuard<'a, T> = Hooked<spin::RwLockWriteGuard<'a, T>>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(spin::Mutex<T>);
@@ -95,7 +95,7 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        Held::by(|| self.0.lock())
+        Hooked::by(|| self.0.lock())
     }
 
     pub(crate) fn get_mut(&mut self) -> &mut T {
@@ -116,11 +116,11 @@ impl<T> RwLock<T> {
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
-        Held::by(|| self.0.read())
+        Hooked::by(|| self.0.read())
     }
 
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
-        Held::by(|| self.0.write())
+        Hooked::by(|| self.0.write())
     }
 
     pub(crate) fn get_mut(&mut self) -> &mut T {

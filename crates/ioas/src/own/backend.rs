@@ -9,17 +9,17 @@ use iopt::{Aperture, Interruption, Invalidation, Pending, RangeError, ResizeErro
 use runs::{Iova, PageSizes, Span};
 
 use super::{Domain, Member, Own, fill};
-use crate::area::HeldArea;
 use crate::areas::Areas;
-use crate::backend::{Backend, Capabilities, Unsupported};
-use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
-use crate::endpoint::{Endpoint, EndpointId, EndpointKind};
-use crate::error::{AttachError, DetachError, MapError, UnmapError};
-use crate::observer::Observer;
-use crate::placement::{Place, Placement};
-use crate::retired::Retired;
-use crate::taken::Extent;
-use crate::windows::windows;
+use crate::areas::area::HeldArea;
+use crate::areas::windows::windows;
+use crate::space::backend::{Backend, Capabilities, Unsupported};
+use crate::space::dirty::{HarvestError, Harvested, Tracking, TrackingError};
+use crate::space::endpoint::{Endpoint, EndpointId, EndpointKind};
+use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
+use crate::space::extents::Extent;
+use crate::space::flush::Retired;
+use crate::space::observer::Observer;
+use crate::space::placement::{Place, Placement};
 
 impl Own {
     /// The addresses of each domain.
@@ -79,7 +79,7 @@ impl Backend for Own {
             unmap_part: true,
             shares_pins: true,
             page_dirty: self.units_track_dirty(),
-            given_runs: true,
+            fixed_runs: true,
             table_placement: true,
             node_tables: true,
             most_mappings: None,

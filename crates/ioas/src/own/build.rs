@@ -11,7 +11,7 @@ use iopt::{AnyTable, ErasableMemory, FormatId};
 use runs::PageSizes;
 
 use crate::lock::Mutex;
-use crate::object::Cause;
+use crate::memory::object::Cause;
 
 /// Builds the table of a new domain for a unit that no other domain suits.
 pub trait BuildDomain: Send {
@@ -223,7 +223,7 @@ mod tests {
         let ids = DomainIds::new(3);
         assert!(ids.claim(DomainId(3)));
         assert!(ids.claim(DomainId(1)));
-        // Taken, kept by units for themselves, of too many bits.
+        // Extents, kept by units for themselves, of too many bits.
         for id in [1, 3, 0, 8, u32::MAX] {
             assert!(!ids.claim(DomainId(id)), "{id}");
         }

@@ -17,12 +17,12 @@ use iommu::{DeviceId, DomainId, FlushError, NodeId, Unit};
 use iopt::{AnyTable, FormatId, Gather, Interruption, Invalidation, Prot, ResizeError, WithDirty};
 use runs::{Iova, Joiner, PageSizes, Run, Span};
 
+use super::dirty_log::DirtyLog;
 use super::spare::Spare;
-use super::written::Written;
-use crate::error::DetachError;
 use crate::lock::Mutex;
-use crate::placement::home;
-use crate::taken::Extent;
+use crate::space::error::DetachError;
+use crate::space::extents::Extent;
+use crate::space::placement::home;
 
 pub(crate) struct Domain {
     pub(crate) id: DomainId,
@@ -38,7 +38,7 @@ pub(crate) struct Domain {
     pub(crate) tables_on: Option<NodeId>,
     /// The table keeps what devices have written to.
     pub(crate) tracked: bool,
-    pub(super) written: Mutex<Written>,
+    pub(super) written: Mutex<DirtyLog>,
     /// How often leaves have got a new size that a unit may not have taken notice of: until it has, they
     /// must not be changed again, since it may still note in the old ones what a device does.
     unsettled: AtomicU64,
@@ -391,7 +391,7 @@ impl Domain {
 
     /// Ends the domain, which has no devices any more: each unit has dropped it with its last
     /// one. All tables are given back. Returns what devices have written to, if that is tracked.
-    pub(crate) fn end(self) -> Written {
+    pub(crate) fn end(self) -> DirtyLog {
         let mut written = self.written.into_inner();
         let table = self.table;
         self.spare.into_inner().end(table.memory());
@@ -444,7 +444,12 @@ pub(super) fn empty_table(
 
 /// Gives back all tables of one that no unit walks, and what was taken out of it. What devices have
 /// written to goes to `written` if that is tracked.
-pub(super) fn end_table(table: AnyTable, mut gather: Gather, tracked: bool, written: &mut Written) {
+pub(super) fn end_table(
+    table: AnyTable,
+    mut gather: Gather,
+    tracked: bool,
+    written: &mut DirtyLog,
+) {
     if tracked {
         let mut joiner = Joiner::new();
         for half in table.aperture().spans() {

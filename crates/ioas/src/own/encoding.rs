@@ -13,7 +13,7 @@ use iopt::{FormatId, Interruption, Prot, Root};
 use runs::{Iova, PageSizes, Span};
 
 use super::handover::{HandedArea, HandedDomain, Handover};
-use crate::dirty::Tracking;
+use crate::space::dirty::Tracking;
 
 /// "dmsHO", and the version.
 const MAGIC: u64 = u64::from_le_bytes(*b"dmsHO\0\0\x01");

@@ -35,12 +35,12 @@ use iopt::{AnyPlanned, Prot, RangeError};
 use runs::{Iova, Joiner, Offset, Pa, Span};
 
 use super::domain::Domain;
-use crate::area::HeldArea;
-use crate::error::MapError;
+use crate::areas::area::HeldArea;
 use crate::lock::pause;
 use crate::memory::Hold;
-use crate::object::RunReader;
-use crate::observer::{Observer, Step, observed};
+use crate::memory::object::RunReader;
+use crate::space::error::MapError;
+use crate::space::observer::{Observer, Step, observed};
 
 /// What leaves are to say, and which tables they may lie in.
 #[derive(Clone, Copy)]

@@ -23,10 +23,10 @@ use iopt::{Prot, Root};
 use runs::{Iova, PageSizes, Span};
 
 use super::Domain;
-use crate::dirty::Tracking;
-use crate::error::UnmapError;
 use crate::lock::WriteGuard;
 use crate::memory::Memory;
+use crate::space::dirty::Tracking;
+use crate::space::error::UnmapError;
 use crate::space::{Core, Ioas};
 
 /// What a new owner needs to know besides tables and memory: plain values, to be carried over as the

@@ -24,6 +24,7 @@
 
 mod backend;
 mod build;
+mod dirty_log;
 mod domain;
 mod encoding;
 mod fill;
@@ -31,7 +32,6 @@ mod handover;
 mod space;
 mod spare;
 mod take_over;
-mod written;
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -50,18 +50,18 @@ pub use encoding::DecodeError;
 pub use handover::{HandOverError, HandedArea, HandedDomain, Handover, Leaving};
 pub use take_over::{TakeOverError, TakenDomain};
 
+pub(crate) use dirty_log::DirtyLog;
 pub(crate) use domain::{Devices, Domain, Member, detach};
 pub(crate) use fill::{Fill, Leaves, map as map_runs};
-pub(crate) use written::Written;
 
-use crate::area::HeldArea;
 use crate::areas::Areas;
-use crate::error::{AttachError, DetachError, MapError};
+use crate::areas::area::HeldArea;
 use crate::lock::Mutex;
-use crate::observer::Observer;
-use crate::placement::{Placement, home};
-use crate::reserved::ForReleased;
-use crate::retired::Retired;
+use crate::space::error::{AttachError, DetachError, MapError};
+use crate::space::flush::Retired;
+use crate::space::observer::Observer;
+use crate::space::placement::{Placement, home};
+use crate::space::reservation::ForReleased;
 
 /// Spans in a batch: 64 KiB.
 const BATCH: usize = 4096;
@@ -74,7 +74,7 @@ pub(crate) struct Own {
     builder: Mutex<Option<Box<dyn BuildDomain>>>,
     pub(crate) placement: Placement,
     /// By domains that have ended, and what devices that have left could.
-    written: Mutex<Written>,
+    written: Mutex<DirtyLog>,
     /// What devices cannot translate, with the device.
     reserved: Vec<(DeviceId, Span<Iova>)>,
     batches: Batches,

@@ -9,17 +9,17 @@ use iommu::{DeviceId, DomainId, Unit};
 use iopt::{AnyTable, Prot, Root};
 use runs::{Iova, Offset, Pa, Span};
 
+use super::dirty_log::DirtyLog;
 use super::domain::Member;
 use super::handover::{HandedArea, Handover};
-use super::written::Written;
 use super::{BuildDomain, Domain, Own};
-use crate::area::{Area, HeldArea};
 use crate::areas::Areas;
-use crate::choose::in_order;
-use crate::error::MapError;
+use crate::areas::area::{Area, HeldArea};
 use crate::memory::{Hold, Memory};
-use crate::observer::Observer;
 use crate::space::Ioas;
+use crate::space::choice::in_order;
+use crate::space::error::MapError;
+use crate::space::observer::Observer;
 
 /// A domain's table, and its devices with their units.
 pub type TakenDomain = (AnyTable, Vec<(Arc<dyn Unit>, DeviceId)>);
@@ -236,7 +236,7 @@ impl Ioas {
             }
         }
         own.domains = domains;
-        *own.written.get_mut() = Written::of(&handover.written);
+        *own.written.get_mut() = DirtyLog::of(&handover.written);
         own.kept = handover.kept;
         let mut space = Self::over(own);
         space.state.get_mut().areas = areas;

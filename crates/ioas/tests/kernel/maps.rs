@@ -293,7 +293,7 @@ fn limits_and_bad_memory_are_named_with_numbers() {
         let MapError::Unsupported(refused) = refused else {
             panic!("{refused}");
         };
-        assert_eq!(refused.what, Capability::GivenRuns);
+        assert_eq!(refused.what, Capability::FixedRuns);
         let none = setup
             .space
             .map(GIB, &memory, Span::new(0, MIB), Prot::empty(), &mut ());

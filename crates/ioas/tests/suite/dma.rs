@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::common::*;
 use ioas::{
-    AttachError, DetachError, Dma, DmaBuffer, DmaError, DmaUnmapError, Endpoint, Flushing,
-    GivenRuns, Ledger, MapError, Memory, Synthetic, UnmapError,
+    AttachError, DetachError, Dma, DmaBuffer, DmaError, DmaUnmapError, Endpoint, FixedRuns,
+    Flushing, Ledger, MapError, Memory, Synthetic, UnmapError,
 };
 use iommu::{DeviceId, FaultReason, Port, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Prot, TableMemory as _};
@@ -490,7 +490,7 @@ fn buffers_of_memory_that_was_pinned_once_cost_no_pin() {
 #[test]
 fn memory_that_cannot_be_had_leaves_nothing() {
     let bench = Bench::new(FORMATS[0], None, WINDOW);
-    let given = GivenRuns::new([Span::new(FRAME, 2 * PAGE)], PAGE).unwrap();
+    let given = FixedRuns::new([Span::new(FRAME, 2 * PAGE)], PAGE).unwrap();
     let given = Memory::new(Arc::new(given), &Ledger::unlimited());
     let refused = Synthetic::new([Span::new(0, 4 * PAGE)]).refusing(2 * PAGE);
     let refused = Memory::new(Arc::new(refused), &bench.ledger);

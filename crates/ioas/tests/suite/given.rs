@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::common::machines::{ALL, AT, Machine, can};
 use crate::common::*;
 use ioas::{
-    Builder, DomainIds, GivenRuns, Ioas, Ledger, MapError, Memory, MemoryObject, NoPages,
-    Synthetic, Tracking, WhenUnmapped,
+    Builder, DomainIds, FixedRuns, Ioas, Ledger, MapError, Memory, MemoryObject, Synthetic,
+    Tracking, UnalignedRun, WhenUnmapped,
 };
 use iopt::format::{ArmConfig, ArmGranule};
 use iopt::{FormatId, HeapTables, Interruption, Leaf, Prot};
@@ -27,7 +27,7 @@ const ARM: ArmConfig = ArmConfig {
 
 fn bar(bar: Span<Pa>) -> Arc<Memory> {
     Memory::new(
-        Arc::new(GivenRuns::bar(bar, PAGE).unwrap()),
+        Arc::new(FixedRuns::bar(bar, PAGE).unwrap()),
         &Ledger::new("a counter", Some(0), 0),
     )
 }
@@ -69,7 +69,7 @@ fn several_runs_are_one_memory_in_the_order_of_offsets() {
         Span::new(7 * GIB, 3 * PAGE),
         Span::new(5 * GIB + PAGE, PAGE),
     ];
-    let set_aside = unlimited(Arc::new(GivenRuns::new(runs, PAGE).unwrap()));
+    let set_aside = unlimited(Arc::new(FixedRuns::new(runs, PAGE).unwrap()));
     let part = Span::new(2 * PAGE, 2 * PAGE);
     space.map(AT, &set_aside, part, Prot::RW, &mut ()).unwrap();
     let range = Span::new(AT, part.len);
@@ -154,7 +154,7 @@ fn registers_are_device_memory_where_a_format_has_memory_types() {
         let space = space(format, levels, &tables);
         let ram = unlimited(Arc::new(Synthetic::new([Span::new(GIB, MIB)])));
         let set_aside = unlimited(Arc::new(
-            GivenRuns::new([Span::new(2 * GIB, MIB)], PAGE).unwrap(),
+            FixedRuns::new([Span::new(2 * GIB, MIB)], PAGE).unwrap(),
         ));
         let whole = Span::new(0, MIB);
         for (n, memory) in [&ram, &set_aside, &bar(Span::new(3 * GIB, MIB))]
@@ -204,13 +204,13 @@ fn runs_that_are_no_pages_are_refused() {
         (vec![Span::new(GIB, PAGE)], 3),
     ] {
         let run = *runs.last().unwrap();
-        let refused = GivenRuns::new(runs.clone(), page).map(|given| given.len());
-        assert_eq!(refused, Err(NoPages { run, page }), "{runs:?}");
+        let refused = FixedRuns::new(runs.clone(), page).map(|given| given.len());
+        assert_eq!(refused, Err(UnalignedRun { run, page }), "{runs:?}");
     }
     // Pages that are smaller than the table's are its own to refuse.
     let tables = Arc::new(HeapTables::with_tables(8).unwrap());
     let space = space(FormatId::VtdSs, 4, &tables);
-    let odd = GivenRuns::new([Span::new(GIB + 512, PAGE)], 512).unwrap();
+    let odd = FixedRuns::new([Span::new(GIB + 512, PAGE)], 512).unwrap();
     let odd = unlimited(Arc::new(odd));
     let refused = space.map(AT, &odd, Span::new(0, PAGE), Prot::RW, &mut ());
     assert!(matches!(refused, Err(MapError::Table(_))), "{refused:?}");

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
-use ioas::{AttachError, DetachError, DomainIds, GivenRuns, Ioas, Ledger, Memory, Synthetic};
+use ioas::{AttachError, DetachError, DomainIds, FixedRuns, Ioas, Ledger, Memory, Synthetic};
 use iommu::{DeviceId, RunMap, SoftwareUnit, Unit};
 use iopt::{FormatId, HeapTables};
 use runs::{GuestAddr, Iova, Span};
@@ -176,7 +176,7 @@ impl Guest {
             Synthetic::new([Span::new(0x6000_0000, HIGH.len)]),
         ]
         .map(Arc::new);
-        let bar = GivenRuns::bar(Span::new(0x7000_0000, REGISTERS.len), PAGE).unwrap();
+        let bar = FixedRuns::bar(Span::new(0x7000_0000, REGISTERS.len), PAGE).unwrap();
         let half = LOW.len / 2;
         let data = RunMap::new([
             (a.start, words(Span::new(0, half))),

@@ -1,0 +1,340 @@
+//! An address space of iommufd as a back end: [`Space`].
+//!
+//! Devices that can tell what they write to get page tables made for that, as many as there are kinds
+//! of units; the others share those that the kernel makes, or with [`PerNode`](crate::Placement::PerNode) one that is made
+//! for their node: see [tables](super::tables) for the rule. Memory files are mapped as files, anything
+//! else by its address. What one of the address spaces of an [`Owner`] maps already is copied:
+//! pinned and charged once, for as long as the first mapping is there.
+
+use core::any::Any;
+use core::marker::PhantomData;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::vec::Vec;
+
+use iopt::Prot;
+use runs::{Iova, Span};
+
+use super::tables::Tables;
+use super::{Clear, DevId, IoasId, Iommufd, RlimitMode};
+use crate::errno::Profile;
+use crate::kernel::{Entering, Kernel, KernelError, Mapper, MapperInfo, Result, Shares, Source};
+use crate::space::endpoint::EndpointId;
+use crate::space::placement::Place;
+use crate::vfio::{Device, PageTable};
+
+/// The back end over an address space of iommufd.
+pub type Space<D = BoundDevice> = Kernel<SpaceMapper<D>>;
+
+/// An open iommufd whose address spaces share pins.
+#[derive(Debug)]
+pub struct Owner {
+    iommufd: Iommufd,
+    shares: Arc<Shares>,
+}
+
+impl Owner {
+    /// The owner of all that is in `iommufd`.
+    pub fn new(iommufd: Iommufd) -> Arc<Self> {
+        let shares = Arc::default();
+        Arc::new(Self { iommufd, shares })
+    }
+
+    /// Says whose memory is counted; see [`Iommufd::set_rlimit_mode`].
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn set_rlimit_mode(&self, mode: RlimitMode) -> Result<()> {
+        self.iommufd.set_rlimit_mode(mode)
+    }
+
+    /// Opens a device's node and binds it; see [`Device::open_cdev`].
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Open`], [`KernelError::Refused`].
+    pub fn open_device(&self, path: &Path) -> Result<BoundDevice> {
+        let (device, id) = Device::open_cdev(path, &self.iommufd)?;
+        Ok(BoundDevice { device, id })
+    }
+
+    /// Binds a device whose node is open already; see [`Device::bind_cdev`].
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn bind_device(&self, node: OwnedFd) -> Result<BoundDevice> {
+        let (device, id) = Device::bind_cdev(node, &self.iommufd)?;
+        Ok(BoundDevice { device, id })
+    }
+
+    /// Whose memory is counted.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`], also when the file is none of iommufd's.
+    pub fn rlimit_mode(&self) -> Result<RlimitMode> {
+        self.iommufd.rlimit_mode()
+    }
+}
+
+/// For calls that this crate does not make. What this crate has mapped must not be unmapped or copied
+/// by them: that breaks what the crate promises.
+impl AsFd for Owner {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.iommufd.as_fd()
+    }
+}
+
+/// A device that is bound to an iommufd.
+#[derive(Debug)]
+pub struct BoundDevice {
+    /// The device.
+    pub device: Device,
+    /// Its number there.
+    pub id: DevId,
+}
+
+/// A device that is bound to an iommufd, and how it is attached: by the calls of the subsystem that
+/// it is of. Here it is VFIO ([`BoundDevice`]); the kernel has others.
+pub trait Attachable {
+    /// Its number.
+    fn id(&self) -> DevId;
+
+    /// Attaches it, or changes what it is attached to.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`]; `EINVAL` for a page table of another kind of unit.
+    fn attach(&self, to: PageTable) -> core::result::Result<(), KernelError>;
+
+    /// Detaches it: from now on it reaches no memory.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    fn detach(&self) -> core::result::Result<(), KernelError>;
+}
+
+impl Attachable for BoundDevice {
+    fn id(&self) -> DevId {
+        self.id
+    }
+
+    fn attach(&self, to: PageTable) -> Result<()> {
+        self.device.attach(to).map(|_| ())
+    }
+
+    fn detach(&self) -> Result<()> {
+        self.device.detach()
+    }
+}
+
+/// An address space of iommufd, and the devices in it.
+#[derive(Debug)]
+pub struct SpaceMapper<D = BoundDevice> {
+    owner: Arc<Owner>,
+    id: IoasId,
+    tables: Tables,
+    /// It is not ours alone: another process goes on with it.
+    given_up: bool,
+    kind: PhantomData<fn(&D)>,
+}
+
+impl SpaceMapper {
+    /// A new address space, for devices of VFIO.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn new(owner: &Arc<Owner>) -> Result<Self> {
+        Self::for_devices(owner)
+    }
+
+    /// One that another process has made and hands over, for devices of VFIO.
+    pub fn existing(owner: &Arc<Owner>, id: IoasId) -> Self {
+        Self::over(owner, id)
+    }
+}
+
+impl<D> SpaceMapper<D> {
+    /// A new address space, for devices of another subsystem.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn for_devices(owner: &Arc<Owner>) -> Result<Self> {
+        Ok(Self::over(owner, owner.iommufd.alloc_ioas()?))
+    }
+
+    fn over(owner: &Arc<Owner>, id: IoasId) -> Self {
+        Self {
+            owner: Arc::clone(owner),
+            id,
+            tables: Tables::default(),
+            given_up: false,
+            kind: PhantomData,
+        }
+    }
+
+    /// Its number.
+    pub const fn id(&self) -> IoasId {
+        self.id
+    }
+
+    /// Says whether neighbouring pages are mapped by large leaves; see
+    /// [`Iommufd::set_huge_pages`].
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn set_huge_pages(&self, on: bool) -> Result<()> {
+        self.owner.iommufd.set_huge_pages(self.id, on)
+    }
+}
+
+impl<D> Drop for SpaceMapper<D> {
+    fn drop(&mut self) {
+        // It stays while a device is in it, and goes with the file.
+        if !self.given_up {
+            let _ = self.owner.iommufd.destroy_ioas(self.id);
+        }
+    }
+}
+
+impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
+    type Device = D;
+
+    const PROFILE: Profile = Profile::Iommufd;
+
+    const NODE_TABLES: bool = true;
+
+    fn enter(&mut self, device: &D, with: Entering) -> Result<()> {
+        let iommufd = &self.owner.iommufd;
+        let info = iommufd.hw_info(device.id());
+        // A unit that tells nothing tracks nothing.
+        let tracks = info.is_ok_and(|info| info.dirty_tracking);
+        let kernel = (iommufd, self.id);
+        self.tables.enter(&kernel, device, self.id, tracks, with)
+    }
+
+    fn leave(&mut self, device: &D) -> Result<()> {
+        device.detach()
+    }
+
+    /// The page table that was made for it, with what that keeps of what it wrote to.
+    fn left(&mut self, device: &D) {
+        self.tables
+            .left(&(&self.owner.iommufd, self.id), device.id());
+    }
+
+    fn info(&self) -> Result<MapperInfo> {
+        let ranges = self.owner.iommufd.iova_ranges(self.id)?;
+        Ok(MapperInfo {
+            granule: ranges.alignment,
+            ranges: Some(ranges.ranges),
+            available: None,
+            page_sizes: None,
+        })
+    }
+
+    fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<()> {
+        let ranges: Vec<_> = ranges
+            .iter()
+            .map(|range| range.start..=range.last())
+            .collect();
+        self.owner.iommufd.allow_iovas(self.id, &ranges)
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn map(&mut self, iova: Span<Iova>, source: Source<'_>, prot: Prot) -> Result<()> {
+        let (iommufd, at) = (&self.owner.iommufd, Some(iova.start));
+        match source {
+            Source::Address(address) => {
+                let memory = Span::new(address, iova.len);
+                // SAFETY: the caller answers for the memory.
+                unsafe { iommufd.map(self.id, at, memory, prot) }
+            }
+            Source::File(file, offset) => {
+                let part = Span::new(offset, iova.len);
+                iommufd.map_file(self.id, at, file, part, prot)
+            }
+            Source::Copy { space, iova: from } => {
+                let from_range = Span::new(from, iova.len);
+                iommufd.copy(IoasId(space), from_range, self.id, at, prot)
+            }
+        }
+        .map(|_| ())
+    }
+
+    fn unmap(&mut self, iova: Span<Iova>) -> Result<u64> {
+        self.owner.iommufd.unmap(self.id, iova)
+    }
+
+    fn set_tracking(&mut self, on: bool) -> Result<()> {
+        let mut tables = self.tables.tracked();
+        tables.try_for_each(|table| self.owner.iommufd.set_dirty_tracking(table, on))
+    }
+
+    /// While some device leaves no trace, every bit is set.
+    fn dirty(&mut self, iova: Span<Iova>, page: u64, bitmap: &mut [u64]) -> Result<()> {
+        if self.is_blind() {
+            bitmap.fill(u64::MAX);
+        }
+        let mut tables = self.tables.tracked();
+        tables.try_for_each(|table| {
+            let iommufd = &self.owner.iommufd;
+            iommufd.dirty_bitmap(table, iova, page, bitmap, Clear::Yes)
+        })
+    }
+
+    fn is_blind(&self) -> bool {
+        self.tables.is_blind()
+    }
+
+    /// There is nothing to declare: files have no addresses, and other memory cannot be handed over.
+    fn give_up_addresses(&mut self) -> Result<()> {
+        self.given_up = true;
+        Ok(())
+    }
+
+    /// Page tables stay those of the process before; they are not asked for what is dirty.
+    #[allow(unsafe_code)]
+    unsafe fn take_over(
+        &mut self,
+        devices: &[Arc<D>],
+        _mappings: &[(Span<Iova>, Source<'_>)],
+    ) -> Result<()> {
+        self.owner.iommufd.change_process()?;
+        for device in devices {
+            self.tables.taken_over(device.id());
+        }
+        Ok(())
+    }
+
+    fn places(&self, devices: &[Arc<D>]) -> Option<Vec<Place>> {
+        let places = self.tables.places().into_iter().map(|place| {
+            let uses = |device: &&Arc<D>| place.devices.contains(&device.id());
+            Place {
+                number: place.table.map(|table| table.0),
+                node: place.node,
+                // A table that was made on purpose lies on the node of its devices.
+                tables: place.table.and(place.node),
+                tracks: place.tracks,
+                endpoints: devices.iter().filter(uses).map(EndpointId::from).collect(),
+                ..Place::default()
+            }
+        });
+        Some(places.collect())
+    }
+
+    fn number(&self) -> u32 {
+        self.id.0
+    }
+
+    fn shares(&self) -> Option<&Arc<Shares>> {
+        Some(&self.owner.shares)
+    }
+}

@@ -1,0 +1,359 @@
+//! Why an operation on an address space was refused. Every error names its cause with numbers.
+
+use core::error::Error;
+use core::fmt;
+
+use iommu::{DeviceId, FlushError};
+use iopt::{Prot, RangeError, ResizeError};
+use runs::{Iova, Offset, Span};
+
+use crate::errno::Errno;
+use crate::memory::ledger::OverLimit;
+use crate::memory::object::{Cause, PinFailed};
+use crate::space::backend::Unsupported;
+
+/// Why nothing was mapped: areas, pins, charges and tables are as they were.
+///
+/// With one exception: when part of the memory was mapped already and a unit does not answer
+/// that it is unmapped again, devices may still reach that memory. It is then retired
+/// ([`Ioas::retired`](crate::Ioas::retired) has grown): pinned and charged, but in no area, until
+/// [`Ioas::flush`](crate::Ioas::flush) succeeds.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// The range of device addresses is not well formed.
+    #[error(transparent)]
+    Range(RangeError),
+    /// The part lies outside its memory object, or is not a multiple of the smallest page.
+    #[error(
+        "{part} is no part of whole pages of {granule:#x} bytes in an object of {object:#x} bytes"
+    )]
+    Part {
+        /// Offset and length in the object, bytes.
+        part: Span<Offset>,
+        /// Length of the object.
+        object: u64,
+        /// The smallest page.
+        granule: u64,
+    },
+    /// Another area lies there.
+    #[error("{wanted} overlaps the area {area}")]
+    Overlap {
+        /// The range that was asked for.
+        wanted: Span<Iova>,
+        /// The first area that is in the way.
+        area: Span<Iova>,
+    },
+    /// The range ends beyond 2^64.
+    #[error("the range from {start:#x} ends beyond 2^64")]
+    BeyondEnd {
+        /// Where it begins.
+        start: u64,
+    },
+    /// Devices cannot translate some of it.
+    #[error("{wanted} overlaps {reserved}, which a device cannot translate")]
+    Reserved {
+        /// The range that was asked for.
+        wanted: Span<Iova>,
+        /// What an attached device reserves.
+        reserved: Span<Iova>,
+    },
+    /// Nowhere in the allowed ranges there is room that keeps large pages possible: from a multiple
+    /// of the largest page that the length has room for, on, to the end of the part.
+    #[error("the allowed ranges have no aligned room for {}", runs::Bytes(*.len))]
+    NoRoom {
+        /// Bytes that were to be mapped.
+        len: u64,
+    },
+    /// A range that was to be allowed is empty, ends beyond 2^64, overlaps another one, or cannot be
+    /// translated by a device.
+    #[error(
+        "{range} cannot be allowed: it is empty, ends beyond 2^64, overlaps another range, or a device cannot translate it"
+    )]
+    Allowed {
+        /// The range.
+        range: Span<Iova>,
+    },
+    /// What is to be put back is a part only of what was taken out.
+    #[error("{out} is out as a whole, and {range} is a part of it")]
+    NotOut {
+        /// The range that was asked for.
+        range: Span<Iova>,
+        /// The area that is out and reaches over one of its ends.
+        out: Span<Iova>,
+    },
+    /// The back end cannot do that.
+    #[error(transparent)]
+    Unsupported(Unsupported),
+    /// Nothing is permitted, or something that this back end cannot permit: a kernel maps for reading,
+    /// for writing or for both.
+    #[error("nothing is mapped with the permissions \"{prot}\"")]
+    Prot {
+        /// What was asked for.
+        prot: Prot,
+    },
+    /// The kernel refuses, for a reason of its own.
+    #[error("the kernel does not map it")]
+    Kernel(#[source] Cause),
+    /// The back end has as many mappings as it can have.
+    #[error("{wanted} mappings are needed, and there can be {most}")]
+    TooMany {
+        /// How many it would have.
+        wanted: u64,
+        /// The most that it can have.
+        most: u64,
+    },
+    /// The limit on locked memory.
+    #[error(transparent)]
+    OverLimit(OverLimit),
+    /// The memory cannot be pinned.
+    #[error(transparent)]
+    Pin(PinFailed),
+    /// The runs of the pinned memory cannot be found.
+    #[error("cannot find the physical runs of pinned memory")]
+    Runs(#[source] Cause),
+    /// The pinned memory yields another number of bytes than it has.
+    #[error("{pinned} bytes are pinned, but their runs have {found} bytes")]
+    RunsDiffer {
+        /// Bytes that were pinned.
+        pinned: u64,
+        /// Bytes that its runs have, as far as they were read.
+        found: u64,
+    },
+    /// The reader of the runs claims to have filled in more than there was room for.
+    #[error("{count} runs were given in a batch of {room}")]
+    BatchTooLong {
+        /// Runs that it claims.
+        count: usize,
+        /// Runs that there was room for.
+        room: usize,
+    },
+    /// The tables refuse.
+    #[error(transparent)]
+    Table(iopt::TableMapError),
+    /// The observer wanted to stop.
+    #[error("interrupted while mapping")]
+    Interrupted,
+    /// An operation on some of it has panicked, and its range stays taken until the address space is closed.
+    #[error("an operation on {range} has panicked")]
+    Panicked {
+        /// The range of that operation.
+        range: Span<Iova>,
+    },
+    /// A unit did not answer in time: to a flush of what was mapped, or of what had been unmapped before
+    /// and was still to be flushed.
+    #[error(transparent)]
+    Flush(FlushError),
+}
+
+impl From<PinFailed> for MapError {
+    fn from(cause: PinFailed) -> Self {
+        match cause {
+            PinFailed::Interrupted => Self::Interrupted,
+            cause => Self::Pin(cause),
+        }
+    }
+}
+
+/// Why an unmap is not complete.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnmapError {
+    /// The range cuts an area. Nothing was unmapped.
+    #[error("{range} cuts the area {area}")]
+    CutsArea {
+        /// The range that was asked for.
+        range: Span<Iova>,
+        /// The area that lies only partly in it.
+        area: Span<Iova>,
+    },
+    /// Some of the range is in no area. Nothing was taken out.
+    #[error("{at:#x} in {range} is in no area")]
+    Hole {
+        /// The range that was asked for.
+        range: Span<Iova>,
+        /// The first address that is in no area.
+        at: u64,
+    },
+    /// An external pin holds some of it, and its user has not dropped it, asked several times. Nothing was
+    /// unmapped.
+    #[error("{held} in {range} is held by a user who does not let go")]
+    Held {
+        /// The range that was asked for.
+        range: Span<Iova>,
+        /// The first stretch of it that is held.
+        held: Span<Iova>,
+    },
+    /// A leaf that reaches over an end of the range cannot be replaced by smaller ones, or the flush
+    /// after an earlier such change has still to succeed. Nothing was unmapped; translations are what
+    /// they were, some leaves may be smaller.
+    #[error(transparent)]
+    Cut(ResizeError<FlushError>),
+    /// An end of the range lies inside a mapping of the back end, which cannot be cut, or not
+    /// without a moment in which the rest is missing. Nothing was unmapped.
+    #[error("{cause}, and {mapping} is one mapping")]
+    CutsMapping {
+        /// The mapping, which may hold several areas.
+        mapping: Span<Iova>,
+        /// What the back end cannot do.
+        cause: Unsupported,
+    },
+    /// An operation on some of it has panicked, and its range stays taken until the address space is closed.
+    /// Nothing was unmapped.
+    #[error("an operation on {range} has panicked")]
+    Panicked {
+        /// The range of that operation.
+        range: Span<Iova>,
+    },
+    /// The range ends beyond 2^64. Nothing was unmapped.
+    #[error("the range from {start:#x} ends beyond 2^64")]
+    BeyondEnd {
+        /// Where it begins.
+        start: u64,
+    },
+    /// The tables refuse. Nothing was unmapped.
+    #[error(transparent)]
+    Table(iopt::TableUnmapError),
+    /// The kernel refuses, for a reason of its own. Nothing was unmapped.
+    #[error("the kernel does not unmap it")]
+    Kernel(#[source] Cause),
+    /// The areas are unmapped, but a unit did not answer in time. Their memory stays pinned
+    /// and charged, and their tables unused, until [`Ioas::flush`](crate::Ioas::flush) succeeds.
+    #[error(transparent)]
+    Flush(FlushError),
+    /// The areas are unmapped and flushed, and all memory was to be unpinned, but some could not.
+    /// This is the first failure. How much of that memory is still pinned is not known, so its
+    /// charge stays for good.
+    #[error("cannot unpin memory")]
+    Unpin(#[source] Cause),
+}
+
+/// Why a device was not attached. Nothing has changed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// No domain suits its unit, and nothing can build one.
+    NoDomain {
+        /// The device.
+        device: DeviceId,
+    },
+    /// The device cannot translate an address at which there is an area.
+    Reserved {
+        /// The first such area.
+        area: Span<Iova>,
+        /// What the device reserves.
+        reserved: Span<Iova>,
+    },
+    /// A table for a new domain was not built.
+    Build(Cause),
+    /// An area cannot be mapped in the new domain.
+    Replay {
+        /// The area.
+        area: Span<Iova>,
+        /// Why not.
+        cause: MapError,
+    },
+    /// The unit refuses.
+    Unit(iommu::AttachError),
+    /// No area covers, over one memory, what another process has mapped.
+    NoArea {
+        /// The mapping.
+        mapping: Span<Iova>,
+    },
+    /// The back end takes no endpoint of this kind.
+    Endpoint {
+        /// Its name.
+        backend: &'static str,
+    },
+    /// It is attached to this address space already.
+    AlreadyAttached,
+    /// The kernel finds that an area lies where the device cannot translate, or is no multiple of
+    /// its smallest page.
+    Conflict(Cause),
+    /// The kernel uses it otherwise: in another container or address space, or while the addresses
+    /// of this process are invalid.
+    Busy(Cause),
+    /// The kernel refuses, for a reason of its own.
+    Kernel(Cause),
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDomain { device } => write!(f, "no domain suits the unit of {device}"),
+            Self::Reserved { area, reserved } => write!(
+                f,
+                "the area {area} overlaps {reserved}, which the device cannot translate"
+            ),
+            Self::Build(_) => f.write_str("cannot build a page table for the device"),
+            Self::Replay { area, cause } => {
+                write!(
+                    f,
+                    "the area {area} cannot be mapped for the device: {cause}"
+                )
+            }
+            Self::Unit(cause) => cause.fmt(f),
+            Self::NoArea { mapping } => write!(f, "no area covers the mapping {mapping}"),
+            Self::Endpoint { backend } => {
+                write!(f, "{backend} cannot attach an endpoint of this kind")
+            }
+            Self::AlreadyAttached => f.write_str("it is attached to this address space already"),
+            Self::Conflict(_) => f.write_str("an area is in the way of what it can translate"),
+            Self::Busy(_) => f.write_str("it is in use elsewhere"),
+            Self::Kernel(_) => f.write_str("the kernel does not attach it"),
+        }
+    }
+}
+
+impl Error for AttachError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Build(cause)
+            | Self::Conflict(cause)
+            | Self::Busy(cause)
+            | Self::Kernel(cause) => Some(&**cause),
+            Self::Replay { cause, .. } => cause.source(),
+            _ => None,
+        }
+    }
+}
+
+/// Why a device was not detached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DetachError {
+    /// It is not attached to this address space.
+    #[error("{device} is not attached to this address space")]
+    NotAttached {
+        /// The device.
+        device: DeviceId,
+    },
+    /// Its unit refuses, or did not come to an end in time. The device counts as attached.
+    #[error(transparent)]
+    Unit(iommu::AttachError),
+    /// It is not attached to this address space, which knows its devices by the kernel's files.
+    #[error("it is not attached to this address space")]
+    Unknown,
+    /// The kernel refuses. The device counts as attached.
+    #[error("{operation} was refused: {errno}")]
+    Kernel {
+        /// The ioctl.
+        operation: &'static str,
+        /// What it said.
+        errno: Errno,
+    },
+}
+
+/// Why an address space did not come to an end in order.
+///
+/// What could not be given back is lost on purpose: memory stays pinned and charged, tables stay out
+/// of use, since a device may still reach them.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// Something could not be unmapped.
+    #[error(transparent)]
+    Unmap(UnmapError),
+    /// A device could not be detached.
+    #[error(transparent)]
+    Detach(DetachError),
+}

@@ -1,0 +1,279 @@
+//! Guest memory of vm-memory as memory objects: see [`GuestRam`].
+//!
+//! Each memory object holds its region, which stays mapped for so long, and the kernel pins it where
+//! it is. The region is a foreign `hostmem::Mapping`, so there is one way to pin, to look and to charge
+//! for all memory of this process.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::ops::ControlFlow;
+
+use hostmem::{GuestRegionError, Mapping, PopulateError};
+use iopt::{Interruption, Prot};
+use runs::{GuestAddr, Span};
+use vm_memory::bitmap::Bitmap;
+use vm_memory::{
+    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+};
+
+use crate::memory::Memory;
+use crate::memory::host::HostMemory;
+use crate::memory::ledger::Ledger;
+use crate::space::Ioas;
+use crate::space::error::MapError;
+use crate::space::extents::Extent;
+use crate::space::observer::Observer;
+use crate::space::operation::{Panicked, State};
+
+/// The memory of a guest, region by region.
+///
+/// Each region is a [`Memory`] over a [`HostMemory`]: of its memory file, if it is shared, so that
+/// iommufd takes it by offset; of the address in this process for other kernels; pinned by us for
+/// tables of ours. It holds the region: dropping the `GuestMemoryMmap` unmaps nothing that is in use.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use ioas::{GuestRam, Ioas, Ledger};
+/// use iommu::DomainId;
+/// use iopt::{AnyTable, FormatId, HeapTables, Prot};
+/// use runs::PageSizes;
+/// use vm_memory::{GuestAddress, GuestMemoryMmap};
+///
+/// let regions = [(GuestAddress(0), 1 << 20), (GuestAddress(1 << 32), 1 << 20)];
+/// let guest = GuestMemoryMmap::<()>::from_ranges(&regions)?;
+/// let ledger = Ledger::new("locked memory", Some(2 << 20), 0);
+/// let ram = GuestRam::new(&guest, &ledger)?;
+///
+/// let tables = Arc::new(HeapTables::with_tables(64)?);
+/// let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
+/// let space = Ioas::new(DomainId(1), table);
+/// match space.map_guest_ram(&ram, Prot::RW, &mut ()) {
+///     Ok(()) => assert_eq!(ledger.in_use(), 2 << 20),
+///     Err(error) => println!("{error}"), // For instance: the limit, with its numbers.
+/// }
+/// space.close()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct GuestRam {
+    regions: Vec<Region>,
+}
+
+#[derive(Clone, Debug)]
+struct Region {
+    base: GuestAddress,
+    mapping: Arc<Mapping>,
+    memory: Arc<Memory>,
+}
+
+impl Region {
+    /// Its guest addresses.
+    fn span(&self) -> Span<GuestAddr> {
+        Span::new(self.base.0, self.memory.len())
+    }
+}
+
+/// Why a region of guest memory is no memory object, or not there.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum GuestRamError {
+    /// It is no mapping that can be pinned.
+    Mapping {
+        /// Its guest addresses.
+        region: Span<GuestAddr>,
+        /// Why not.
+        cause: GuestRegionError,
+    },
+    /// Its pages cannot be brought in.
+    Populate {
+        /// Its guest addresses.
+        region: Span<GuestAddr>,
+        /// Why not. Offsets are those in the region.
+        cause: PopulateError,
+    },
+    /// The caller of [`GuestRam::populate`] wanted to stop.
+    Interrupted {
+        /// Bytes whose pages are there, of all regions.
+        done: u64,
+    },
+}
+
+impl fmt::Display for GuestRamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mapping { region, cause } => write!(f, "guest memory {region}: {cause}"),
+            Self::Populate { region, cause } => write!(f, "guest memory {region}: {cause}"),
+            Self::Interrupted { done } => write!(f, "interrupted after {}", runs::Bytes(*done)),
+        }
+    }
+}
+
+impl core::error::Error for GuestRamError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            Self::Interrupted { .. } => None,
+            Self::Populate { cause, .. } => cause.source(),
+            Self::Mapping { cause, .. } => cause.source(),
+        }
+    }
+}
+
+/// Why guest memory was not mapped: which region could not be, and why. No region is, with the
+/// exception that [`MapError`] names.
+#[derive(Debug)]
+pub struct RegionFailed {
+    /// Its guest addresses.
+    pub region: Span<GuestAddr>,
+    /// Why.
+    pub cause: MapError,
+}
+
+impl fmt::Display for RegionFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { region, cause } = self;
+        write!(f, "guest memory {region} cannot be mapped: {cause}")
+    }
+}
+
+impl core::error::Error for RegionFailed {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        self.cause.source()
+    }
+}
+
+impl GuestRam {
+    /// The regions of `guest`, charged to `ledger`. Nothing is pinned yet.
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestRamError`].
+    pub fn new<B: Bitmap + Send + Sync + 'static>(
+        guest: &GuestMemoryMmap<B>,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Self, GuestRamError> {
+        let region = |region: &GuestRegionMmap<B>| {
+            let mapping = Mapping::of_guest_region(region);
+            let mapping = Arc::new(mapping.map_err(|cause| GuestRamError::Mapping {
+                region: Span::new(region.start_addr().0, region.len()),
+                cause,
+            })?);
+            let object = HostMemory::new(Arc::clone(&mapping));
+            Ok(Region {
+                base: region.start_addr(),
+                mapping,
+                memory: Memory::new(Arc::new(object), ledger),
+            })
+        };
+        let regions: Result<_, _> = guest.iter().map(region).collect();
+        Ok(Self { regions: regions? })
+    }
+
+    /// Guest address and memory of each region, in order.
+    pub fn regions(&self) -> impl Iterator<Item = (GuestAddress, &Arc<Memory>)> {
+        self.regions
+            .iter()
+            .map(|region| (region.base, &region.memory))
+    }
+
+    /// Brings in the pages of all regions, which is faster than to have the pin do it: see
+    /// [`Mapping::populate`]. `progress` receives how many bytes of all regions are done, and may stop
+    /// the work.
+    ///
+    /// # Errors
+    ///
+    /// [`GuestRamError::Populate`], [`GuestRamError::Interrupted`].
+    pub fn populate(
+        &self,
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<(), GuestRamError> {
+        let total: u64 = self.regions.iter().map(|region| region.span().len).sum();
+        let mut before = 0;
+        for region in &self.regions {
+            let mut stop = false;
+            let populated = region.mapping.populate(&mut |done| {
+                let flow = progress(before + done);
+                stop = flow.is_break();
+                flow
+            });
+            match populated {
+                Err(PopulateError::Interrupted { done }) => {
+                    let done = before + done;
+                    return Err(GuestRamError::Interrupted { done });
+                }
+                Err(cause) => {
+                    let region = region.span();
+                    return Err(GuestRamError::Populate { region, cause });
+                }
+                Ok(()) => before += region.span().len,
+            }
+            // At the end of a region, and there are others.
+            if stop && before < total {
+                return Err(GuestRamError::Interrupted { done: before });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Ioas {
+    /// Maps all regions of `ram` at their guest addresses, as a virtual machine's devices see its
+    /// memory without an IOMMU of the guest: all of them, or none. Each is an area; `observer` sees
+    /// one map after the other.
+    ///
+    /// # Errors
+    ///
+    /// The first region that cannot be mapped, see [`RegionFailed`]. What can be known beforehand is
+    /// looked at for all regions before any of them is touched.
+    pub fn map_guest_ram(
+        &self,
+        ram: &GuestRam,
+        prot: Prot,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RegionFailed> {
+        let core = self.gate.read();
+        let op = self.op(&core);
+        let mut areas = Vec::with_capacity(ram.regions.len());
+        for region in &ram.regions {
+            let (region, memory) = (region.span(), &region.memory);
+            let whole = Span::new(0, region.len);
+            let checked = op.check(region.start, memory, whole, prot);
+            areas.push(checked.map_err(|cause| RegionFailed { region, cause })?);
+        }
+        let named: Vec<Extent> = areas.iter().map(|area| Extent::of(area.range)).collect();
+        let vacant = |state: &mut State| {
+            areas.iter().try_for_each(|area| {
+                let region = area.range.cast();
+                let vacant = state.check_vacant(area.range);
+                vacant.map_err(|cause| RegionFailed { region, cause })
+            })
+        };
+        let (claim, ()) = op.take(|_| &named, vacant)?;
+        claim.run(|claim| {
+            for (done, area) in areas.into_iter().enumerate() {
+                let region = area.range.cast();
+                if let Err(cause) = op.map_taken(claim, area, observer) {
+                    for before in named.iter().take(done) {
+                        // What the caller must learn is why the map failed. If a unit does not take
+                        // notice, the memory is retired.
+                        let (note, gone) = (&mut |_| (), &mut self.retired.gone());
+                        let refused = Interruption::Refused;
+                        let _ = op.unmap_taken(claim, *before, refused, note, gone, &mut ());
+                    }
+                    return Err(RegionFailed { region, cause });
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+impl From<Panicked> for RegionFailed {
+    fn from(Panicked(range): Panicked) -> Self {
+        Self {
+            region: range.cast(),
+            cause: MapError::Panicked { range },
+        }
+    }
+}
