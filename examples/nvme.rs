@@ -106,11 +106,11 @@ fn in_space<T>(
     // The kernel pins by itself, and charges what is mapped to the process.
     let ledger = Ledger::of_counter(Counter::MmLockedVm, &Limits::read()?)?;
     let memory = Memory::new(Arc::new(HostMemory::new(mapping.clone())), &ledger);
-    space.map(IOVA, &memory, Span::new(0, BYTES), Prot::RW, &mut ())?;
+    space.map(IOVA, &memory, Span::new(0, BYTES), Prot::RW)?;
     let done = job(device, &mapping);
     // Also after an error: without bus mastering there is no DMA, so memory can be unmapped.
     device.set_bus_master(false)?;
-    space.unmap(Span::new(IOVA, BYTES), &mut ())?;
+    space.unmap(Span::new(IOVA, BYTES))?;
     done
 }
 

@@ -24,12 +24,12 @@ fn run<D: Send + Sync + 'static>(
     let ledger = Ledger::new("locked memory", Pinner::of_process()?.room()?, 0);
     let ram = GuestRam::new(&guest, &ledger)?;
     let space = Ioas::over_kernel(Kernel::new(mapper, None));
-    space.map_guest_ram(&ram, Prot::RW, &mut ())?; // Within the limit, all or nothing.
+    space.map_guest_ram(&ram, Prot::RW)?; // Within the limit, all or nothing.
     let device = Arc::new(open()?);
     space.attach(device.clone())?; // Mapped now.
     let locked = Limits::in_use(Counter::MmLockedVm)?.known;
     println!("charged {}, locked {locked}", ledger.in_use());
-    space.unmap(Span::new(4 << 30, 1 << 20), &mut ())?;
+    space.unmap(Span::new(4 << 30, 1 << 20))?;
     space.detach(&device)?; // Before the device is closed.
     Ok(space.close()?)
 }

@@ -77,7 +77,7 @@ impl Monitor {
         let module = GuestMemoryMmap::from_arc_regions(vec![region.clone()])?;
         let ram = GuestRam::new(&module, &self.ledger)?;
         // Pins, charges, and maps in the tables of all domains: all of it, or nothing.
-        self.space.map_guest_ram(&ram, Prot::RW, &mut ())?;
+        self.space.map_guest_ram(&ram, Prot::RW)?;
         self.memory = self.memory.insert_region(region)?;
         self.modules.push(ram);
         Ok(())
@@ -86,7 +86,7 @@ impl Monitor {
     /// The guest has released the memory at `at`, and has reported it.
     fn unplug(&mut self, at: GuestAddress) -> anyhow::Result<()> {
         // Removes it from the tables, waits for units and listeners to invalidate, then unpins.
-        self.space.unmap(Span::new(at.0, MODULE), &mut ())?;
+        self.space.unmap(Span::new(at.0, MODULE))?;
         self.modules
             .retain(|ram| ram.regions().all(|(base, _)| base != at));
         (self.memory, _) = self.memory.remove_region(at, MODULE)?;

@@ -154,7 +154,9 @@ impl Fixture {
         let (mapped, all, pin, find) = {
             let mut clock = Clock::default();
             let begun = Instant::now();
-            let mapped = space.map(IOVA, &self.pinned, whole, Prot::RW, &mut clock);
+            let mapped = space
+                .observed(&mut clock)
+                .map(IOVA, &self.pinned, whole, Prot::RW);
             let all = begun.elapsed().as_nanos() as f64;
             let [pin, find] = [Step::Pin, Step::FindRuns].map(|step| clock.spent(step) as f64);
             (mapped, all, pin, find)
@@ -163,7 +165,7 @@ impl Fixture {
         let charges = self.ledger.steps() - charged;
         let runs = runs(&space, self.len);
         let mut clock = Clock::default();
-        let unmapped = space.unmap_all(&mut clock);
+        let unmapped = space.observed(&mut clock).unmap_all();
         let (empty, flush) = (clock.spent(Step::EmptyTables), clock.spent(Step::Flush));
         let unpin = clock.spent(Step::Unpin) as f64;
         unmapped.map_err(|error| Failed::because(&error))?;

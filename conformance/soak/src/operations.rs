@@ -168,7 +168,7 @@ impl<'a> Mutator<'a> {
             return;
         }
         self.arm();
-        let result = self.world.unmap(range, |space| space.unmap(range, &mut ()));
+        let result = self.world.unmap(range, |space| space.unmap(range));
         let said = result.map(drop).map_err(|cause| {
             let cuts = matches!(cause, UnmapError::CutsArea { .. });
             (sentence(&cause), cuts && !self.world.was_alone(&before))
@@ -186,7 +186,7 @@ impl<'a> Mutator<'a> {
         self.arm();
         let result = self
             .world
-            .unmap(range, |space| space.unmap_cutting(range, INTACT, &mut ()));
+            .unmap(range, |space| space.unmap_cutting(range, INTACT));
         self.note("unmap cutting", &range.to_string(), said(result));
     }
 
@@ -408,7 +408,7 @@ impl<'a> Mutator<'a> {
     pub(crate) fn clear(&mut self) {
         (0..DEVICES as usize).for_each(|number| self.detach_one(number));
         let window = everywhere();
-        let result = self.world.unmap(window, |space| space.unmap_all(&mut ()));
+        let result = self.world.unmap(window, |space| space.unmap_all());
         self.note("unmap all", &window.to_string(), said(result));
     }
 }

@@ -269,7 +269,7 @@ impl ClientMemory {
         };
         if let Some(file) = key.and_then(|key| maps.files.get_mut(&key)) {
             let part = Span::new(offset, size);
-            let mapped = self.space.map(iova, &file.memory, part, prot, &mut ());
+            let mapped = self.space.map(iova, &file.memory, part, prot);
             match mapped {
                 Ok(()) => file.maps += 1,
                 Err(cause) => {
@@ -389,7 +389,7 @@ impl ClientMemory {
             Some(first) => {
                 let last = last.unwrap_or(first);
                 let hull = Span::new(first.start, last.last() - first.start + 1);
-                self.space.unmap(hull, &mut ())
+                self.space.unmap(hull)
             }
         };
         // After a flush that has failed they are in no area, but an access may still be under way.

@@ -78,12 +78,12 @@ impl Case {
 fn map(space: &mut Space, memory: &Arc<Memory>, n: u64) {
     let part = Span::new(n * PAGE, PAGE);
     let iova = AT + 2 * n * PAGE;
-    space.map(iova, memory, part, Prot::RW, &mut ()).unwrap();
+    space.map(iova, memory, part, Prot::RW).unwrap();
 }
 
 fn unmap(space: &mut Space, n: u64) {
     let range = Span::new(AT + 2 * n * PAGE, PAGE);
-    assert_eq!(space.unmap(range, &mut ()).unwrap().areas, 1);
+    assert_eq!(space.unmap(range).unwrap().areas, 1);
 }
 
 /// The operations by themselves, for valgrind.

@@ -97,11 +97,12 @@ fn round(space: &mut Space, memory: &Arc<Memory>) -> Times {
     let mut filling = Filling(Instant::now(), Duration::ZERO);
     let begin = Instant::now();
     space
-        .map(AT, memory, whole, Prot::RW, &mut filling)
+        .observed(&mut filling)
+        .map(AT, memory, whole, Prot::RW)
         .unwrap();
     let map = begin.elapsed();
     let begin = Instant::now();
-    space.unmap_all(&mut ()).unwrap();
+    space.unmap_all().unwrap();
     [map, filling.1, begin.elapsed()]
 }
 

@@ -79,7 +79,7 @@ pub use space::flush::Flushing;
 #[cfg(all(feature = "linux", feature = "vm-memory"))]
 pub use space::guest_ram::{GuestRam, GuestRamError, RegionFailed};
 pub use space::listener::Listener;
-pub use space::observer::{Observer, Step};
+pub use space::observer::{Observed, Observer, Step};
 pub use space::placement::{NoPlacement, Place, Placement};
 pub use space::release::ReleaseError;
 pub use space::{Ioas, Unmapped};

@@ -105,12 +105,12 @@ fn measure(runs: u64) -> [(u64, u64); 2] {
     );
     let memory = Memory::new(Arc::new(Fragments { runs }), &Ledger::unlimited());
     let len = memory.len();
-    let map = || space.map(1 << 40, &memory, Span::new(0, len), Prot::RW, &mut ());
+    let map = || space.map(1 << 40, &memory, Span::new(0, len), Prot::RW);
     let (result, bytes, calls) = counted(map);
     result.unwrap();
     let map = (bytes, calls);
     assert_eq!(space.leaf_at((1 << 40) + len - 1).unwrap().run.len, 4096);
-    let (result, bytes, calls) = counted(|| space.unmap_all(&mut ()));
+    let (result, bytes, calls) = counted(|| space.unmap_all());
     assert_eq!(result.unwrap().bytes, len);
     space.close().unwrap();
     assert_eq!(tables.in_use(), 0);

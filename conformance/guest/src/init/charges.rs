@@ -49,26 +49,22 @@ pub(crate) fn cut<I: Interface>() -> anyhow::Result<()> {
     space.map_host(IOVA, &mapping, Prot::RW)?;
     edu.read(IOVA, BUFFER)?;
     let part = Span::new(IOVA + MIB, MIB);
-    let refused = space
-        .ioas
-        .unmap_cutting(part, Interruption::Refused, &mut ());
+    let refused = space.ioas.unmap_cutting(part, Interruption::Refused);
     ensure!(
         matches!(refused, Err(UnmapError::CutsMapping { .. })),
         "{refused:?}"
     );
     count.is(4 * MIB)?;
-    space
-        .ioas
-        .unmap_cutting(part, Interruption::Allowed, &mut ())?;
+    space.ioas.unmap_cutting(part, Interruption::Allowed)?;
     count.is(3 * MIB)?;
     let out = Span::new(IOVA + 3 * MIB, MIB / 2);
-    space.ioas.take_out(out, Interruption::Allowed, &mut ())?;
+    space.ioas.take_out(out, Interruption::Allowed)?;
     count.is(5 * MIB / 2)?;
     // Beside, in what has gone and in what is out; then it is back.
     for iova in [part.start - BUFFER, part.start, part.last() + 1, out.start] {
         edu.write(iova, BUFFER)?;
     }
-    space.ioas.put_back(out, Interruption::Refused, &mut ())?;
+    space.ioas.put_back(out, Interruption::Refused)?;
     count.is(3 * MIB)?;
     ensure!(
         space.ledger.in_use() == 3 * MIB,
@@ -86,7 +82,7 @@ pub(crate) fn cut<I: Interface>() -> anyhow::Result<()> {
             nth
         }
     })?;
-    space.ioas.unmap_all(&mut ())?;
+    space.ioas.unmap_all()?;
     count.is(0)
 }
 
@@ -108,7 +104,7 @@ pub(crate) fn in_the_middle<I: Interface + 'static>() -> anyhow::Result<()> {
         ensure!(space.ledger.in_use() == 0, "{:#x}", space.ledger.in_use());
         count.is(0)?;
         let part = Span::new(0, 4 * MIB);
-        space.ioas.map(IOVA, &memory, part, Prot::RW, &mut ())?;
+        space.ioas.map(IOVA, &memory, part, Prot::RW)?;
         count.is(4 * MIB)?;
         let edu = Edu::new(space.device()?)?;
         edu.read(IOVA, BUFFER)?;

@@ -93,7 +93,7 @@ pub(crate) fn on_both_nodes<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::R
     let mapping = dma::memory(Backing::Anon4K, SIZE)?;
     let memory = host_memory(&mapping, &ledger)?;
     let space = space::<COMPATIBILITY>()?;
-    space.map(IOVA, &memory, Span::new(0, SIZE), Prot::RW, &mut ())?;
+    space.map(IOVA, &memory, Span::new(0, SIZE), Prot::RW)?;
     let is_charged = |bytes: u64| {
         let found = ledger.in_use();
         ensure!(
@@ -139,10 +139,10 @@ pub(crate) fn on_both_nodes<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::R
     let whole = Span::new(0, MIB);
     let forecast = space.forecast(&later, whole);
     ensure!(forecast == Forecast::Fits { needed: 2 * MIB }, "{forecast}");
-    space.map(BEHIND, &later, whole, Prot::RW, &mut ())?;
+    space.map(BEHIND, &later, whole, Prot::RW)?;
     is_charged(2 * (SIZE + MIB))?;
     let gone = Span::new(IOVA, MIB);
-    space.unmap_cutting(gone, Interruption::Allowed, &mut ())?;
+    space.unmap_cutting(gone, Interruption::Allowed)?;
     is_charged(2 * SIZE)?;
     for (nth, user) in (0..).zip(&users) {
         user.edu.write(IOVA + nth * BUFFER, BUFFER)?;
@@ -188,7 +188,7 @@ pub(crate) fn undone_in_both<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::
         let mapping = dma::memory(Backing::Anon4K, 2 * MIB)?;
         let memory = host_memory(&mapping, &ledger)?;
         let whole = Span::new(0, 2 * MIB);
-        let refused = space.map(IOVA, &memory, whole, Prot::RW, &mut ());
+        let refused = space.map(IOVA, &memory, whole, Prot::RW);
         ensure!(
             matches!(refused, Err(MapError::OverLimit(_))),
             "{refused:?}"
@@ -203,7 +203,7 @@ pub(crate) fn undone_in_both<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::
         dma::check(mapping.cells(), |nth| nth).context("what was undone")?;
         // What fits twice fits.
         let half = Span::new(0, MIB);
-        space.map(IOVA, &memory, half, Prot::RW, &mut ())?;
+        space.map(IOVA, &memory, half, Prot::RW)?;
         count.is(2 * MIB)?;
         users
             .into_iter()

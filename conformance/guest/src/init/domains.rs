@@ -47,7 +47,7 @@ pub(crate) fn in_one_space<I: Interface>(_: &Machine) -> anyhow::Result<()> {
         let space = Ioas::over_kernel(Kernel::new(I::mapper(&file)?, None));
         let mapping = dma::memory(Backing::Anon4K, SIZE)?;
         let memory = host_memory(&mapping, &Ledger::unlimited())?;
-        space.map(IOVA, &memory, Span::new(0, SIZE), Prot::RW, &mut ())?;
+        space.map(IOVA, &memory, Span::new(0, SIZE), Prot::RW)?;
         let mut devices = numa::devices()?;
         // The first that comes says where the tables lie, and when the last one has left the next says it anew.
         for round in 0..2 {

@@ -99,14 +99,14 @@ pub(crate) fn everywhere<I: Interface>() -> anyhow::Result<()> {
     let mapping = memory(Backing::Anon4K, 4 * MIB)?;
     let memory = host_memory(&mapping, &space.ledger)?;
     let half = Span::new(0, 2 * MIB);
-    space.ioas.map(IOVA, &memory, half, Prot::RW, &mut ())?;
+    space.ioas.map(IOVA, &memory, half, Prot::RW)?;
     let mut tried = Tried { space, count };
 
     let there = Span::new(IOVA + (1 << 30), 2 * MIB);
     let other = half.start + half.len;
     let map = |space: &mut Space<I>, memory: &Arc<Memory>| {
         let part = Span::new(other, there.len);
-        space.ioas.map(there.start, memory, part, Prot::RW, &mut ())
+        space.ioas.map(there.start, memory, part, Prot::RW)
     };
     let of_map = tried.try_out(
         |space| map(space, &memory),
@@ -116,14 +116,10 @@ pub(crate) fn everywhere<I: Interface>() -> anyhow::Result<()> {
     // What is cut is two pieces at its ends.
     let part = Span::new(IOVA + MIB / 2, MIB);
     let of_cut = tried.try_out(
+        |space| space.ioas.unmap_cutting(part, Interruption::Allowed),
         |space| {
-            space
-                .ioas
-                .unmap_cutting(part, Interruption::Allowed, &mut ())
-        },
-        |space| {
-            space.ioas.unmap_all(&mut ())?;
-            Ok(space.ioas.map(IOVA, &memory, half, Prot::RW, &mut ())?)
+            space.ioas.unmap_all()?;
+            Ok(space.ioas.map(IOVA, &memory, half, Prot::RW)?)
         },
     )?;
 
@@ -157,6 +153,6 @@ pub(crate) fn everywhere<I: Interface>() -> anyhow::Result<()> {
             nth
         }
     })?;
-    space.ioas.unmap_all(&mut ())?;
+    space.ioas.unmap_all()?;
     tried.count.is(0)
 }

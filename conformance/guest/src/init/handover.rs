@@ -143,7 +143,7 @@ fn first_process<I: HandedOver>() -> anyhow::Result<()> {
     let space = Space::<I>::with_ledger(pci::Device(EDU), ledger)?;
     let memory = host_memory(&mapping, &space.ledger)?;
     for (iova, part) in AREAS {
-        space.ioas.map(iova, &memory, part, Prot::RW, &mut ())?;
+        space.ioas.map(iova, &memory, part, Prot::RW)?;
     }
     let edu = Edu::new(space.device()?)?;
     edu.read(AREAS[1].0, BUFFER)?;
@@ -251,7 +251,7 @@ fn take_over<I: HandedOver>(socket: &UnixStream) -> anyhow::Result<()> {
     let (mapper, attached) = I::receive([first, second], numbers)?;
     let ioas = Ioas::over_kernel(Kernel::new(mapper, None));
     for (iova, part) in AREAS {
-        ioas.map(iova, &memory, part, Prot::RW, &mut ())?;
+        ioas.map(iova, &memory, part, Prot::RW)?;
     }
     ensure!(locked()? == 0, "{:#x} bytes locked", locked()?);
     if I::TRY_AGAIN {
@@ -277,7 +277,7 @@ fn take_over<I: HandedOver>(socket: &UnixStream) -> anyhow::Result<()> {
     edu.write(IOVA + 3 * BUFFER, BUFFER)?;
     drop(edu);
     drop(device);
-    let unmapped = ioas.unmap_all(&mut ())?;
+    let unmapped = ioas.unmap_all()?;
     ensure!(unmapped.bytes == SIZE, "{unmapped:?}");
     ensure!(ledger.in_use() == 0, "{:#x} charged", ledger.in_use());
     ensure!(locked()? == 0, "{:#x} bytes locked", locked()?);

@@ -183,13 +183,7 @@ fn first(words: &str) -> anyhow::Result<Infallible> {
     let memories = objects(&mappings, &ledger);
     space.attach((unit.clone(), DEVICE))?;
     for (iova, memory, offset, len) in AREAS {
-        space.map(
-            iova,
-            &memories[memory],
-            Span::new(offset, len),
-            Prot::RW,
-            &mut (),
-        )?;
+        space.map(iova, &memories[memory], Span::new(offset, len), Prot::RW)?;
     }
     device_reads(&unit, word)?;
 
@@ -298,7 +292,7 @@ fn second() -> anyhow::Result<()> {
     // Each for the other: their pages are elsewhere than the tables lead.
     let swapped = [memories[1].clone(), memories[0].clone()];
     let (taken, _) = taken(&handover, again(&file)?, RunMap::new([])?)?;
-    let refused = Ioas::adopt(&handover, &swapped, taken, None, &mut ());
+    let refused = Ioas::adopt(&handover, &swapped, taken, None);
     let refused = refused.err().context("other memory was adopted")?;
     ensure!(
         matches!(refused, TakeOverError::Differs { .. }),
@@ -311,7 +305,7 @@ fn second() -> anyhow::Result<()> {
     );
 
     let (taken, unit) = self::taken(&handover, again(&file)?, learn(&mappings)?)?;
-    let space = Ioas::adopt(&handover, &memories, taken, None, &mut ())?;
+    let space = Ioas::adopt(&handover, &memories, taken, None)?;
     ensure!(digest(&file) == before, "tables were changed");
     let charged = ledger.in_use();
     ensure!(charged == 2 * SIZE, "{charged:#x} bytes are charged");
@@ -334,12 +328,12 @@ fn second() -> anyhow::Result<()> {
         }
     }
     let (iova, .., len) = AREAS[0];
-    space.unmap(Span::new(iova, len), &mut ())?;
+    space.unmap(Span::new(iova, len))?;
     ensure!(
         port.read(iova, &mut [0]).is_err(),
         "the device reaches what is unmapped"
     );
-    space.map(iova, &memories[0], Span::new(0, len), Prot::RW, &mut ())?;
+    space.map(iova, &memories[0], Span::new(0, len), Prot::RW)?;
     device_reads(&unit, |memory, nth| !word(memory, nth))?;
     space.detach(DEVICE)?;
     space.close()?;

@@ -58,7 +58,7 @@ fn mapped<I: Interface>() -> anyhow::Result<(Space<I>, Arc<Mapping>)> {
         let part = Span::new(area * PAGE, PAGE);
         space
             .ioas
-            .map(IOVA + part.start, &memory, part, Prot::RW, &mut ())
+            .map(IOVA + part.start, &memory, part, Prot::RW)
             .with_context(|| format!("area {area}"))?;
     }
     ensure!(space.ioas.len() as u64 == AREAS, "{:?}", space.ioas);
@@ -66,7 +66,7 @@ fn mapped<I: Interface>() -> anyhow::Result<(Space<I>, Arc<Mapping>)> {
 }
 
 fn unmap_all<I: Interface>(space: &mut Space<I>) -> anyhow::Result<()> {
-    let unmapped = space.ioas.unmap_all(&mut ())?;
+    let unmapped = space.ioas.unmap_all()?;
     ensure!(
         (unmapped.areas, unmapped.bytes) == (AREAS, AREAS * PAGE),
         "{unmapped:?}"
@@ -99,7 +99,7 @@ pub(crate) fn merged() -> anyhow::Result<()> {
     );
     try_dma(&space, &mapping, 1)?;
     // One that is merged does not go alone.
-    let one = space.ioas.unmap(Span::new(IOVA + PAGE, PAGE), &mut ());
+    let one = space.ioas.unmap(Span::new(IOVA + PAGE, PAGE));
     match one {
         Err(UnmapError::CutsMapping { mapping, .. }) => {
             let first = Span::new(IOVA, most * PAGE);

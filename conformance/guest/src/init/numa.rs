@@ -174,7 +174,7 @@ pub(crate) fn iommufd(_: &Machine) -> anyhow::Result<()> {
     let before = pinned()?;
     let whole = Span::new(0, SIZE);
     let object = host_memory(&memory, &ledger)?;
-    space.map(IOVA, &object, whole, Prot::RW, &mut ())?;
+    space.map(IOVA, &object, whole, Prot::RW)?;
     let devices = devices()?;
     let bound = devices.iter().map(|(node, device)| {
         device.bind_to_vfio()?;
@@ -241,7 +241,7 @@ pub(crate) fn lent(_: &Machine) -> anyhow::Result<()> {
     space.set_placement(Placement::PerNode)?;
     let memory = dma::memory(Backing::Anon4K, SIZE)?;
     let object = host_memory(&memory, &Ledger::unlimited())?;
-    space.map(IOVA, &object, Span::new(0, SIZE), Prot::RW, &mut ())?;
+    space.map(IOVA, &object, Span::new(0, SIZE), Prot::RW)?;
     let devices = devices()?;
     let on = |wanted: u32| devices.iter().find(|(node, _)| *node == wanted);
     let (Some((_, guest)), Some((_, maker))) = (on(0), on(1)) else {

@@ -50,7 +50,7 @@ pub(crate) fn and_restore<I: Interface>() -> anyhow::Result<()> {
     let mut keep = |range, cause| kept.push((range, cause));
     space
         .ioas
-        .release(&[part], Interruption::Refused, &mut keep, &mut ());
+        .release(&[part], Interruption::Refused, &mut keep);
     let named = matches!(
         &kept[..],
         [(range, ReleaseError::Unmap(UnmapError::CutsMapping { .. }))] if *range == part
@@ -131,9 +131,7 @@ fn value(cell: &std::sync::atomic::AtomicU64) -> u64 {
 fn release<I: Interface>(space: &mut Space<I>) -> anyhow::Result<()> {
     let (run, mut kept) = (Span::new(IOVA + GONE.start, GONE.len), None);
     let mut keep = |_, cause| kept = Some(cause);
-    space
-        .ioas
-        .release(&[run], Interruption::Refused, &mut keep, &mut ());
+    space.ioas.release(&[run], Interruption::Refused, &mut keep);
     kept.map_or(Ok(()), |cause| Err(cause).context("kept"))
 }
 
@@ -141,8 +139,6 @@ fn release<I: Interface>(space: &mut Space<I>) -> anyhow::Result<()> {
 fn restore<I: Interface>(space: &mut Space<I>) -> anyhow::Result<()> {
     let (run, mut failed) = (Span::new(IOVA + GONE.start, GONE.len), None);
     let mut fail = |_, cause| failed = Some(cause);
-    space
-        .ioas
-        .restore(&[run], Interruption::Refused, &mut fail, &mut ());
+    space.ioas.restore(&[run], Interruption::Refused, &mut fail);
     failed.map_or(Ok(()), |cause| Err(cause).context("not restored"))
 }

@@ -343,8 +343,7 @@ pub(crate) fn pins_when_opened() -> anyhow::Result<()> {
         let mut ioas = Ioas::over_kernel(Kernel::new(mapper, None));
         ioas.attach(group.clone())?;
         let memory = Memory::new(memory()?.clone(), &ledger);
-        let map =
-            |ioas: &Ioas, iova, len| ioas.map(iova, &memory, Span::new(0, len), Prot::RW, &mut ());
+        let map = |ioas: &Ioas, iova, len| ioas.map(iova, &memory, Span::new(0, len), Prot::RW);
         map(&mut ioas, 1 << 30, LIMIT)?;
         map(&mut ioas, 2 << 30, PAGE)?;
         ensure!(counter(counted)? == before, "pinned without a device");
@@ -354,7 +353,7 @@ pub(crate) fn pins_when_opened() -> anyhow::Result<()> {
             Err(KernelError::Refused { errno, .. }) if errno == Errno::ENOMEM.0 => {}
             other => bail!("over the limit: {other:?}"),
         }
-        ioas.unmap(Span::new(2 << 30, PAGE), &mut ())?;
+        ioas.unmap(Span::new(2 << 30, PAGE))?;
         let device = group.device(EDU)?;
         ensure!(counter(counted)? == before + LIMIT, "not pinned");
         ioas.refresh()?;

@@ -257,7 +257,7 @@ impl<I: Interface> Space<I> {
         prot: Prot,
     ) -> Result<(), MapError> {
         let whole = Span::new(0, memory.object().len());
-        self.ioas.map(iova, memory, whole, prot, &mut ())
+        self.ioas.map(iova, memory, whole, prot)
     }
 
     /// Maps all of a mapping at `iova`, as a memory of its own.
@@ -273,7 +273,7 @@ impl<I: Interface> Space<I> {
 
     /// Unmaps; returns the bytes.
     pub(crate) fn unmap(&mut self, iova: Span<Iova>) -> Result<u64, UnmapError> {
-        Ok(self.ioas.unmap(iova, &mut ())?.bytes)
+        Ok(self.ioas.unmap(iova)?.bytes)
     }
 }
 

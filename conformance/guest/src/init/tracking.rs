@@ -95,7 +95,7 @@ impl Mocked {
         let mapping = memory(Backing::Anon4K, SIZE)?;
         let memory = host_memory(&mapping, &Ledger::unlimited())?;
         let mapped = Span::new(APERTURE.0 + SIZE, SIZE);
-        ioas.map(mapped.start, &memory, Span::new(0, SIZE), Prot::RW, &mut ())?;
+        ioas.map(mapped.start, &memory, Span::new(0, SIZE), Prot::RW)?;
         Ok(Self {
             owner,
             ioas,
@@ -158,7 +158,7 @@ pub(crate) fn dirty() -> anyhow::Result<()> {
         Span::new(mocked.mapped.start + 9 * PAGE, PAGE),
     );
     let mut pending = Pending::new(vec![0; 4], all, PAGE)?;
-    mocked.ioas.unmap_noting(all, &mut pending, &mut ())?;
+    mocked.ioas.unmap_noting(all, &mut pending)?;
     let shown: Vec<Span<Iova>> = mocked.ioas.show(&mut pending)?.runs().collect();
     ensure!(shown == [page], "{shown:?}");
     mocked.ioas.untrack_dirty();
@@ -190,7 +190,7 @@ pub(crate) fn users_let_go() -> anyhow::Result<()> {
     let pages = Span::new(mocked.mapped.start + 3 * PAGE, 2 * PAGE);
     let [first, second] = [access.pin(pages)?, access.pin(pages)?];
     access.unpin(first)?;
-    mocked.ioas.unmap(mocked.mapped, &mut ())?;
+    mocked.ioas.unmap(mocked.mapped)?;
     match access.unpin(second) {
         Err(KernelError::Refused { errno, .. }) if errno == Errno::ENOENT.0 => Ok(()),
         other => bail!("it held on: {other:?}"),
@@ -205,7 +205,7 @@ pub(crate) fn queues_hold_on() -> anyhow::Result<()> {
     let page = Span::new(mocked.mapped.start + 3 * PAGE, PAGE);
     let space = mocked.number;
     let queue = Queue::new(&owner, &mocked.mock, space, page)?;
-    let refused = mocked.ioas.unmap(mocked.mapped, &mut ());
+    let refused = mocked.ioas.unmap(mocked.mapped);
     ensure!(
         matches!(refused, Err(UnmapError::Held { range, .. }) if range == mocked.mapped),
         "{refused:?}"
@@ -218,7 +218,7 @@ pub(crate) fn queues_hold_on() -> anyhow::Result<()> {
     mocked.write(&[3])?;
     mocked.look(&[Span::new(3, 1)])?;
     queue.remove()?;
-    let unmapped = mocked.ioas.unmap(mocked.mapped, &mut ())?;
+    let unmapped = mocked.ioas.unmap(mocked.mapped)?;
     ensure!(unmapped.bytes == SIZE, "{unmapped:?}");
     Ok(())
 }

@@ -94,7 +94,7 @@ pub(crate) fn many<I: Interface>() -> anyhow::Result<()> {
     for nth in 0..AREAS {
         // From the last page to the first.
         let page = Span::new((AREAS - 1 - nth) * PAGE, PAGE);
-        space.ioas.map(at(nth), &all, page, Prot::RW, &mut ())?;
+        space.ioas.map(at(nth), &all, page, Prot::RW)?;
     }
     let now = host::held()?;
     let right = Held {

@@ -88,11 +88,11 @@ impl Space {
         let memory = Memory::new(Arc::new(memory), &Ledger::unlimited());
         let whole = Span::new(0, len);
         let begun = Instant::now();
-        let done = self.0.map(IOVA, &memory, whole, Prot::RW, &mut ());
+        let done = self.0.map(IOVA, &memory, whole, Prot::RW);
         let mapped = begun.elapsed();
         done.with_context(|| format!("{way:?}, {name}"))?;
         let begun = Instant::now();
-        let done = self.0.unmap(Span::new(IOVA, len), &mut ());
+        let done = self.0.unmap(Span::new(IOVA, len));
         let unmapped = begun.elapsed();
         done.with_context(|| format!("{way:?}, {name}"))?;
         let [touch, map, unmap] = [touched, mapped, unmapped].map(|time| time.as_nanos() as f64);

@@ -92,7 +92,7 @@ pub(crate) fn mapped(gib: u64) -> anyhow::Result<String> {
     let iova = 1 << 40;
     let begun = Instant::now();
     let whole = Span::new(0, bytes);
-    space.map(iova, &memory, whole, Prot::RW, &mut ())?;
+    space.map(iova, &memory, whole, Prot::RW)?;
     let map = begun.elapsed();
     let (in_use, expected) = (tables.in_use(), expected(bytes));
     ensure!(in_use == expected, "{in_use} tables, and not {expected}");
@@ -102,7 +102,7 @@ pub(crate) fn mapped(gib: u64) -> anyhow::Result<String> {
         ensure!(right, "at {offset:#x}: {leaf:?}");
     }
     let begun = Instant::now();
-    space.unmap_all(&mut ())?;
+    space.unmap_all()?;
     let unmap = begun.elapsed();
     ensure!(
         tables.in_use() == 1 && ledger.in_use() == 0,

@@ -46,13 +46,7 @@ pub(crate) fn areas(count: u64) -> anyhow::Result<String> {
     let before = anonymous()?;
     let begun = Instant::now();
     for n in any_order() {
-        space.map(
-            iova(n),
-            &memory,
-            Span::new(n * PAGE, PAGE),
-            Prot::RW,
-            &mut (),
-        )?;
+        space.map(iova(n), &memory, Span::new(n * PAGE, PAGE), Prot::RW)?;
     }
     let map = begun.elapsed();
     let grown = anonymous()?.saturating_sub(before + tables.in_use() * PAGE);
@@ -71,7 +65,7 @@ pub(crate) fn areas(count: u64) -> anyhow::Result<String> {
     let find = begun.elapsed();
     let begun = Instant::now();
     for n in any_order() {
-        let unmapped = space.unmap(Span::new(iova(n), PAGE), &mut ())?;
+        let unmapped = space.unmap(Span::new(iova(n), PAGE))?;
         ensure!(unmapped.unpinned == PAGE, "area {n}: {unmapped:?}");
     }
     let unmap = begun.elapsed();
@@ -121,7 +115,7 @@ pub(crate) fn devices(count: u64) -> anyhow::Result<String> {
     }
     let again = space.attach((Arc::new(unit.clone()), device(0)));
     ensure!(again.is_err(), "a device is attached twice");
-    space.map(iova, &memory, Span::new(0, run.len), Prot::RW, &mut ())?;
+    space.map(iova, &memory, Span::new(0, run.len), Prot::RW)?;
     let mut word = [0];
     let attached = |n: u64, port: &mut iommu::Port<_, _>, word: &mut [u64; 1]| {
         let offset = n * 64;

@@ -210,7 +210,7 @@ impl World {
         // What is there already stays as it is, and the map is refused.
         self.begin_at(&mut self.model(), pages.clone(), Option::is_none);
         let memory = &part_of.memory;
-        let done = self.space.map(iova, memory, part, prot, &mut ());
+        let done = self.space.map(iova, memory, part, prot);
         let mapped = |page: usize, there: &mut Option<Page>| {
             if done.is_err() {
                 return;
@@ -258,7 +258,7 @@ impl World {
     pub(crate) fn take_out(&self, range: Span<Iova>) -> Result<u64, UnmapError> {
         let pages = self.scene.pages_of(range);
         self.begin(pages.clone());
-        let done = self.space.take_out(range, INTACT, &mut ());
+        let done = self.space.take_out(range, INTACT);
         let out = unmapped(&done);
         self.end(pages, Some(&each(|page| page.out |= out)));
         done
@@ -272,7 +272,7 @@ impl World {
     pub(crate) fn put_back(&self, range: Span<Iova>) -> Result<(), MapError> {
         let pages = self.scene.pages_of(range);
         self.begin(pages.clone());
-        let done = self.space.put_back(range, INTACT, &mut ());
+        let done = self.space.put_back(range, INTACT);
         let back = each(|page| page.out = false);
         self.end(pages, done.is_ok().then_some(&back));
         done

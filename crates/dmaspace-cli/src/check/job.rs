@@ -139,7 +139,9 @@ impl<'a> Job<'a> {
         let (in_use, steps, step) = (ledger.in_use(), ledger.steps(), self.step);
         let mut clock = Clock::new(Some(self));
         let whole = Span::new(0, memory.len());
-        let mapped = space.map(iova, memory, whole, Prot::RW, &mut clock);
+        let mapped = space
+            .observed(&mut clock)
+            .map(iova, memory, whole, Prot::RW);
         let times = clock.times;
         mapped.map_err(|cause| CheckError::of_map(cause, step))?;
         let mapped = self.counted()?;

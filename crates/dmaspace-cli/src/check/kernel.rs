@@ -300,13 +300,13 @@ impl Kernel {
         let memory = Memory::new(Arc::new(host), &Ledger::unlimited());
         let whole = Span::new(0, over);
         let behind = self.range.start + self.range.len.next_multiple_of(GRANULE);
-        let (mapped, took_ns) = timed(|| space.map(behind, &memory, whole, Prot::RW, &mut ()));
+        let (mapped, took_ns) = timed(|| space.map(behind, &memory, whole, Prot::RW));
         let refused = mapped.err().map(|error| Refused {
             capability: None,
             error: sentence(&error),
         });
         if refused.is_none() {
-            let unmapped = space.unmap(Span::new(behind, over), &mut ());
+            let unmapped = space.unmap(Span::new(behind, over));
             unmapped.failed("cannot unmap the memory")?;
         }
         let right = refused.is_some() && job.counted()? == job.report.memory.mapped;
@@ -346,11 +346,11 @@ impl Kernel {
         let space = &self.attached.space;
         let middle = self.range.start + ((self.range.len / 2) & !(PAGE - 1));
         let hole = Span::new(middle, PAGE);
-        let (out, took_ns) = timed(|| space.take_out(hole, Interruption::Refused, &mut ()));
+        let (out, took_ns) = timed(|| space.take_out(hole, Interruption::Refused));
         let tried = match out {
             // Memory of a page is a mapping of its own.
             Ok(_) => {
-                let back = space.put_back(hole, Interruption::Refused, &mut ());
+                let back = space.put_back(hole, Interruption::Refused);
                 back.map_err(|cause| CheckError::of_map(cause, Step::Hole))?;
                 Ok(())
             }
@@ -404,7 +404,7 @@ impl Kernel {
     }
 
     fn unmap(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
-        let (unmapped, took_ns) = timed(|| self.attached.space.unmap_all(&mut ()));
+        let (unmapped, took_ns) = timed(|| self.attached.space.unmap_all());
         unmapped.failed("cannot unmap the memory")?;
         let mappings = self.mapped_now();
         job.report.left.mappings = mappings;

@@ -376,7 +376,7 @@ impl OwnTables {
         let hole = Span::new(largest.start + ((largest.len / 2) & !(PAGE - 1)), PAGE);
         self.hole = hole;
         self.dma.expect(|scene| scene.moving = Some(hole));
-        let (out, took_ns) = timed(|| self.space.take_out(hole, Interruption::Refused, &mut ()));
+        let (out, took_ns) = timed(|| self.space.take_out(hole, Interruption::Refused));
         let unpinned = out.failed("cannot unmap a page")?;
         let faults = self.dma.meet_hole(hole, job)?;
         let (leaves, number) = self.leaves_now();
@@ -409,7 +409,7 @@ impl OwnTables {
     fn close_hole(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
         let hole = self.hole;
         let took_ns = self.mapped_again(hole, |own| {
-            let back = own.space.put_back(hole, Interruption::Refused, &mut ());
+            let back = own.space.put_back(hole, Interruption::Refused);
             back.map_err(|cause| CheckError::of_map(cause, Step::CloseHole))
         })?;
         self.dma.see_by_each(hole, job)?;
@@ -539,7 +539,7 @@ impl OwnTables {
     fn unmap(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
         let range = self.range();
         self.dma.expect(|scene| scene.moving = Some(range));
-        let (unmapped, took_ns) = timed(|| self.space.unmap_all(&mut ()));
+        let (unmapped, took_ns) = timed(|| self.space.unmap_all());
         unmapped.failed("cannot unmap the memory")?;
         self.dma.meet_hole(range, job)?;
         self.dma.stop();

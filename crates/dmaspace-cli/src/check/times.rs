@@ -153,13 +153,17 @@ fn rounds(
     let (mut pins, mut maps, mut unmaps) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let mut clock = Clock::new(None);
-        let (mapped, ns) = timed(|| space.map(iova, memory, whole, Prot::RW, &mut clock));
+        let (mapped, ns) = timed(|| {
+            space
+                .observed(&mut clock)
+                .map(iova, memory, whole, Prot::RW)
+        });
         if let Err(error) = mapped {
             report.refused = Some(without_addresses(&crate::sentence(&error)));
             return Ok(());
         }
         let pin = clock.times.of(&[ioas::Step::Charge, ioas::Step::Pin]);
-        let (unmapped, unmap) = timed(|| space.unmap(Span::new(iova, whole.len), &mut ()));
+        let (unmapped, unmap) = timed(|| space.unmap(Span::new(iova, whole.len)));
         unmapped.failed("cannot unmap the memory")?;
         pins.push(pin as f64);
         maps.push(ns.saturating_sub(pin) as f64);

@@ -122,7 +122,7 @@ fn pin_and_map(backing: Backing, page: u64) -> Option<Rate> {
         let space = Ioas::new(DomainId(1), table);
         let started = processor_ns(ClockId::ThreadCPUTime);
         let all = Span::new(0, bytes);
-        space.map(1 << 32, &memory, all, Prot::RW, &mut ()).ok()?;
+        space.map(1 << 32, &memory, all, Prot::RW).ok()?;
         samples.push((processor_ns(ClockId::ThreadCPUTime) - started) / (bytes / page) as f64);
         space.close().ok()?;
     }

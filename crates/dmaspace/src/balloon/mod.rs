@@ -167,13 +167,13 @@ impl BalloonDma {
 /// Releases `ranges` of device addresses; `kept` receives those that are not, and why.
 fn release(space: &Ioas, ranges: &[Span<Iova>], kept: &mut dyn FnMut(Span<Iova>, Reason)) {
     let mut tell = |range, cause| kept(range, reasons::of_release(&cause));
-    space.release(ranges, Interruption::Refused, &mut tell, &mut ());
+    space.release(ranges, Interruption::Refused, &mut tell);
 }
 
 /// Restores `ranges`; `failed` receives those that stay released, and why.
 fn restore(space: &Ioas, ranges: &[Span<Iova>], failed: &mut dyn FnMut(Span<Iova>, Reason)) {
     let mut tell = |range, cause| failed(range, reasons::of_restore(&cause));
-    space.restore(ranges, Interruption::Refused, &mut tell, &mut ());
+    space.restore(ranges, Interruption::Refused, &mut tell);
 }
 
 /// In order, each byte once: what begins first counts, and of those the first that was told.

@@ -165,9 +165,7 @@ fn what_another_owner_pins_is_kept_in_all_address_spaces() {
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, machine.tables.clone()).unwrap();
     let third = Ioas::new(DomainId(1), table);
     let part = Span::new(100 * PAGE, 2 * PAGE);
-    third
-        .map(0, &machine.memory, part, Prot::RW, &mut ())
-        .unwrap();
+    third.map(0, &machine.memory, part, Prot::RW).unwrap();
     let told = machine.release(&[pages(90, 20)]);
     assert_eq!(told, [(pages(100, 2), Reason::PinnedElsewhere)]);
     assert!(one.read(GUEST + 100 * PAGE, &mut word).is_ok());
@@ -206,12 +204,10 @@ fn what_is_no_memory_of_devices_is_left_alone() {
     // A part of the guest's memory that only one device sees, at two addresses.
     let part = pages(8, 8);
     let first = &machine.spaces[0];
-    first.unmap(pages(0, PAGES).cast(), &mut ()).unwrap();
+    first.unmap(pages(0, PAGES).cast()).unwrap();
     let half = Span::new(0, PAGES * PAGE / 2);
     for at in [GUEST, GUEST << 1] {
-        first
-            .map(at, &machine.memory, half, Prot::RW, &mut ())
-            .unwrap();
+        first.map(at, &machine.memory, half, Prot::RW).unwrap();
     }
     assert_eq!(machine.release(&[part]), []);
     assert_eq!(
@@ -225,8 +221,6 @@ fn what_is_no_memory_of_devices_is_left_alone() {
     }
     assert_eq!(machine.restore(&[part]), []);
     let first = &machine.spaces[0];
-    first
-        .unmap(Span::new(GUEST << 1, half.len), &mut ())
-        .unwrap();
+    first.unmap(Span::new(GUEST << 1, half.len)).unwrap();
     machine.end();
 }

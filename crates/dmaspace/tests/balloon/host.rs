@@ -247,7 +247,7 @@ impl Machine {
             let space = Ioas::new(DomainId(1), table);
             space.attach((unit.clone(), DEVICE)).unwrap();
             let whole = Span::new(0, PAGES * PAGE);
-            space.map(at, &memory, whole, Prot::RW, &mut ()).unwrap();
+            space.map(at, &memory, whole, Prot::RW).unwrap();
             (Arc::new(space), unit)
         };
         let made = [(FormatId::VtdSs, GUEST), (FormatId::AmdV1, SECOND)].map(make);

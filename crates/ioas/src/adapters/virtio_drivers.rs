@@ -293,7 +293,7 @@ fn map(
     let bytes = bytes.ok_or(DriverMemoryError::Length { pages })? as u64;
     let allocated = source.allocate(bytes);
     let pages = allocated.map_err(|cause| DriverMemoryError::Pages { bytes, cause })?;
-    match space.map_anywhere(&pages.memory, pages.part, prot, &mut ()) {
+    match space.map_anywhere(&pages.memory, pages.part, prot) {
         Ok(iova) => Ok((iova, pages)),
         Err(cause) => {
             // What was undone is retired if a unit may still have it.
@@ -314,7 +314,7 @@ fn unmap(
     pages: DmaPages,
 ) -> Result<(), DriverMemoryError> {
     let range = Span::<Iova>::new(iova, pages.part.len);
-    match space.unmap(range, &mut ()) {
+    match space.unmap(range) {
         Ok(_) => {
             source.free(pages);
             Ok(())

@@ -45,12 +45,12 @@ use crate::space::listener::Listener;
 /// let iommu = Arc::new(GuestIommu::new(Duration::from_millis(100)));
 /// iommu.add_memory(&ram, GuestAddress(0x8000_0000));
 /// space.add_listener(iommu.clone());
-/// space.map(0x1000, &ram, Span::new(0x2000, 0x4000), Prot::RW, &mut ())?;
+/// space.map(0x1000, &ram, Span::new(0x2000, 0x4000), Prot::RW)?;
 ///
 /// let mut found = iommu.translate(GuestAddress(0x1800), 0x1000, Permissions::Write)?;
 /// assert_eq!(found.next().map(|range| range.base), Some(GuestAddress(0x8000_2800)));
 /// drop(found);
-/// space.unmap_all(&mut ())?;
+/// space.unmap_all()?;
 /// assert!(iommu.translate(GuestAddress(0x1800), 8, Permissions::Read).is_err());
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```

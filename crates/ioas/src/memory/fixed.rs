@@ -14,7 +14,6 @@ use crate::memory::ledger::Ledger;
 use crate::memory::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 use crate::memory::{Hold, Memory};
 use crate::space::error::MapError;
-use crate::space::observer::Observer;
 
 /// Memory of given physical runs: a BAR of another device (peer to peer), or memory that the system
 /// has set aside. It always stays where it is, so nothing is pinned and nothing charged.
@@ -151,11 +150,7 @@ impl Memory {
     /// # Errors
     ///
     /// [`MapError::Part`], and those of charging, pinning and looking up.
-    pub fn pinned(
-        self: &Arc<Self>,
-        part: Span<Offset>,
-        observer: &mut dyn Observer,
-    ) -> Result<Arc<Self>, MapError> {
+    pub fn pinned(self: &Arc<Self>, part: Span<Offset>) -> Result<Arc<Self>, MapError> {
         if part.is_empty() || !Span::new(0, self.len()).covers(&part) {
             return Err(MapError::Part {
                 part,
@@ -163,7 +158,7 @@ impl Memory {
                 granule: 1,
             });
         }
-        let hold = self.hold(part, observer)?;
+        let hold = self.hold(part, &mut ())?;
         let mut runs = Vec::new();
         let mut joiner = Joiner::new();
         let found = hold.with_runs(part, |reader| {

@@ -19,7 +19,6 @@ use crate::memory::{Hold, Memory};
 use crate::space::Ioas;
 use crate::space::choice::in_order;
 use crate::space::error::MapError;
-use crate::space::observer::Observer;
 
 /// A domain's table, and its devices with their units.
 pub type TakenDomain = (AnyTable, Vec<(Arc<dyn Unit>, DeviceId)>);
@@ -169,7 +168,6 @@ impl Ioas {
         memories: &[Arc<Memory>],
         tables: Vec<TakenDomain>,
         builder: Option<Box<dyn BuildDomain>>,
-        observer: &mut dyn Observer,
     ) -> Result<Self, TakeOverError> {
         // Until everything is known to be right, domains are not in an address space, which would
         // detach their devices when it is dropped.
@@ -191,7 +189,7 @@ impl Ioas {
                 if !area.is_there() {
                     return Ok(());
                 }
-                let hold = area.memory.hold(area.part(), observer);
+                let hold = area.memory.hold(area.part(), &mut ());
                 let hold = hold.map_err(|cause| TakeOverError::Hold { area: range, cause })?;
                 domains
                     .iter()

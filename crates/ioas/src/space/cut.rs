@@ -18,7 +18,7 @@ use runs::{Iova, Span};
 
 use crate::space::error::{MapError, UnmapError};
 use crate::space::extents::Extent;
-use crate::space::observer::{Observer, Step, observed};
+use crate::space::observer::{Observed, Observer, Step, observed};
 use crate::space::operation::{Claim, Op, State};
 use crate::space::{Ioas, Unmapped, check_unmap};
 
@@ -33,21 +33,8 @@ impl Ioas {
         &self,
         range: Span<Iova>,
         interruption: Interruption,
-        observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        if !check_unmap(range)? {
-            return Ok(Unmapped::default());
-        }
-        let (core, extent) = (self.gate.read(), Extent::of(range));
-        let op = self.op(&core);
-        let (claim, ()) = op.take(|state| [state.hull(extent)], |_| Ok::<_, UnmapError>(()))?;
-        claim.run(|claim| {
-            self.externals.drop_pins(range)?;
-            let cuts = op.cut_around(range, interruption)?;
-            let (note, gone) = (&mut |_| (), &mut self.retired.gone());
-            let unmapped = op.unmap_taken(claim, extent, interruption, note, gone, observer);
-            unmapped.inspect_err(|_| op.join_cuts(cuts))
-        })
+        self.observed(&mut ()).unmap_cutting(range, interruption)
     }
 
     /// Takes `range` out of the areas that cover it: unmapped and unpinned, exactly that, until it is
@@ -66,29 +53,84 @@ impl Ioas {
         &self,
         range: Span<Iova>,
         interruption: Interruption,
-        observer: &mut dyn Observer,
     ) -> Result<u64, UnmapError> {
+        self.observed(&mut ()).take_out(range, interruption)
+    }
+
+    /// Puts back what was [taken out](Self::take_out) in `range`: pinned and mapped again as before,
+    /// and leaves merged, as far as that is possible without a moment in which the rest is missing
+    /// unless `interruption` allows one.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](Self::map); of what is also released its charge alone is wanted again, which it keeps.
+    /// [`MapError::NotOut`] when an area that is out reaches over an end of
+    /// the range: nothing has changed then. After another error, areas that came before are back, and
+    /// the others still out.
+    pub fn put_back(&self, range: Span<Iova>, interruption: Interruption) -> Result<(), MapError> {
+        self.observed(&mut ()).put_back(range, interruption)
+    }
+}
+
+impl Observed<'_> {
+    /// [`Ioas::unmap_cutting`], observed.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn unmap_cutting(
+        &mut self,
+        range: Span<Iova>,
+        interruption: Interruption,
+    ) -> Result<Unmapped, UnmapError> {
+        let (ioas, observer) = (self.ioas, &mut *self.observer);
+        if !check_unmap(range)? {
+            return Ok(Unmapped::default());
+        }
+        let (core, extent) = (ioas.gate.read(), Extent::of(range));
+        let op = ioas.op(&core);
+        let (claim, ()) = op.take(|state| [state.hull(extent)], |_| Ok::<_, UnmapError>(()))?;
+        claim.run(|claim| {
+            ioas.externals.drop_pins(range)?;
+            let cuts = op.cut_around(range, interruption)?;
+            let (note, gone) = (&mut |_| (), &mut ioas.retired.gone());
+            let unmapped = op.unmap_taken(claim, extent, interruption, note, gone, observer);
+            unmapped.inspect_err(|_| op.join_cuts(cuts))
+        })
+    }
+
+    /// [`Ioas::take_out`], observed.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn take_out(
+        &mut self,
+        range: Span<Iova>,
+        interruption: Interruption,
+    ) -> Result<u64, UnmapError> {
+        let (ioas, observer) = (self.ioas, &mut *self.observer);
         if !check_unmap(range)? {
             return Ok(0);
         }
-        let (core, extent) = (self.gate.read(), Extent::of(range));
-        let op = self.op(&core);
+        let (core, extent) = (ioas.gate.read(), Extent::of(range));
+        let op = ioas.op(&core);
         let check = |state: &mut State| match state.first_hole(range) {
             Some(at) => Err(UnmapError::Hole { range, at }),
             None => Ok(()),
         };
         let (claim, ()) = op.take(|state| [state.hull(extent)], check)?;
         claim.run(|claim| {
-            self.externals.drop_pins(range)?;
+            ioas.externals.drop_pins(range)?;
             let cuts = op.cut_around(range, interruption)?;
-            let mut gone = self.retired.gone();
+            let mut gone = ioas.retired.gone();
             observed(observer, Step::EmptyTables, |_| {
                 let emptied = op.empty(claim, extent, interruption, &mut |_| ());
                 emptied.inspect_err(|_| op.join_cuts(cuts))?;
                 let mut bytes = 0;
                 // Given back outside of the lock.
                 let mut reserved = Vec::new();
-                let areas = &mut self.state.lock().areas.0;
+                let areas = &mut ioas.state.lock().areas.0;
                 let Ok(()) = areas.try_for_each_mut(extent.first, extent.last, |span, area| {
                     if !mem::replace(&mut area.out, true) {
                         bytes += span.len;
@@ -103,30 +145,25 @@ impl Ioas {
         })
     }
 
-    /// Puts back what was [taken out](Self::take_out) in `range`: pinned and mapped again as before,
-    /// and leaves merged, as far as that is possible without a moment in which the rest is missing
-    /// unless `interruption` allows one.
+    /// [`Ioas::put_back`], observed.
     ///
     /// # Errors
     ///
-    /// As [`map`](Self::map); of what is also released its charge alone is wanted again, which it keeps.
-    /// [`MapError::NotOut`] when an area that is out reaches over an end of
-    /// the range: nothing has changed then. After another error, areas that came before are back, and
-    /// the others still out.
+    /// As there.
     pub fn put_back(
-        &self,
+        &mut self,
         range: Span<Iova>,
         interruption: Interruption,
-        observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
+        let (ioas, observer) = (self.ioas, &mut *self.observer);
         if range.is_empty() {
             return Ok(());
         }
         if Span::<Iova>::checked(range.start, range.len).is_none() {
             return Err(MapError::BeyondEnd { start: range.start });
         }
-        let (core, extent) = (self.gate.read(), Extent::of(range));
-        let op = self.op(&core);
+        let (core, extent) = (ioas.gate.read(), Extent::of(range));
+        let op = ioas.op(&core);
         let check = |state: &mut State| {
             for end in [range.start, range.last()] {
                 let there = state.areas.0.at(end).filter(|(_, area)| area.out);
@@ -140,7 +177,7 @@ impl Ioas {
         };
         let (claim, starts) = op.take(|state| [state.hull(extent)], check)?;
         claim.run(|claim| {
-            self.retired
+            ioas.retired
                 .make_way(&*core.backend, range)
                 .map_err(MapError::Flush)?;
             starts

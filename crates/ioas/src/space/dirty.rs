@@ -31,7 +31,7 @@ use crate::memory::object::Cause;
 use crate::space::backend::Unsupported;
 use crate::space::error::UnmapError;
 use crate::space::extents::Extent;
-use crate::space::observer::Observer;
+use crate::space::observer::Observed;
 use crate::space::operation::{Op, Panicked};
 use crate::space::{Core, Ioas, Unmapped};
 
@@ -203,9 +203,8 @@ impl Ioas {
         &self,
         range: Span<Iova>,
         pending: &mut Pending<W>,
-        observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        self.unmap_reporting(range, &mut |run| pending.mark(run), observer)
+        self.unmap_reporting(range, &mut |run| pending.mark(run))
     }
 
     /// [`unmap`](Self::unmap), which calls `note` with what devices had written to there, in no order and perhaps
@@ -218,12 +217,8 @@ impl Ioas {
         &self,
         range: Span<Iova>,
         note: &mut dyn FnMut(Span<Iova>),
-        observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        let core = self.gate.read();
-        let mut gone = self.retired.gone();
-        self.op(&core)
-            .unmap(range, core.backend.is_blind(), note, &mut gone, observer)
+        self.observed(&mut ()).unmap_reporting(range, note)
     }
 
     /// Which parts of which memory are at the device addresses `range`: the addresses, the memory,
@@ -238,6 +233,25 @@ impl Ioas {
             Some((here, Arc::clone(&area.memory), Span::new(offset, here.len)))
         });
         parts.collect()
+    }
+}
+
+impl Observed<'_> {
+    /// [`Ioas::unmap_reporting`], observed.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn unmap_reporting(
+        &mut self,
+        range: Span<Iova>,
+        note: &mut dyn FnMut(Span<Iova>),
+    ) -> Result<Unmapped, UnmapError> {
+        let (ioas, observer) = (self.ioas, &mut *self.observer);
+        let core = ioas.gate.read();
+        let mut gone = ioas.retired.gone();
+        ioas.op(&core)
+            .unmap(range, core.backend.is_blind(), note, &mut gone, observer)
     }
 }
 

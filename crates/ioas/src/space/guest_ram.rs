@@ -23,7 +23,7 @@ use crate::memory::ledger::Ledger;
 use crate::space::Ioas;
 use crate::space::error::MapError;
 use crate::space::extents::Extent;
-use crate::space::observer::Observer;
+use crate::space::observer::Observed;
 use crate::space::operation::{Panicked, State};
 
 /// The memory of a guest, region by region.
@@ -49,7 +49,7 @@ use crate::space::operation::{Panicked, State};
 /// let tables = Arc::new(HeapTables::with_tables(64)?);
 /// let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
 /// let space = Ioas::new(DomainId(1), table);
-/// match space.map_guest_ram(&ram, Prot::RW, &mut ()) {
+/// match space.map_guest_ram(&ram, Prot::RW) {
 ///     Ok(()) => assert_eq!(ledger.in_use(), 2 << 20),
 ///     Err(error) => println!("{error}"), // For instance: the limit, with its numbers.
 /// }
@@ -226,14 +226,21 @@ impl Ioas {
     ///
     /// The first region that cannot be mapped, see [`RegionFailed`]. What can be known beforehand is
     /// looked at for all regions before any of them is touched.
-    pub fn map_guest_ram(
-        &self,
-        ram: &GuestRam,
-        prot: Prot,
-        observer: &mut dyn Observer,
-    ) -> Result<(), RegionFailed> {
-        let core = self.gate.read();
-        let op = self.op(&core);
+    pub fn map_guest_ram(&self, ram: &GuestRam, prot: Prot) -> Result<(), RegionFailed> {
+        self.observed(&mut ()).map_guest_ram(ram, prot)
+    }
+}
+
+impl Observed<'_> {
+    /// [`Ioas::map_guest_ram`], observed.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn map_guest_ram(&mut self, ram: &GuestRam, prot: Prot) -> Result<(), RegionFailed> {
+        let (ioas, observer) = (self.ioas, &mut *self.observer);
+        let core = ioas.gate.read();
+        let op = ioas.op(&core);
         let mut areas = Vec::with_capacity(ram.regions.len());
         for region in &ram.regions {
             let (region, memory) = (region.span(), &region.memory);
@@ -257,7 +264,7 @@ impl Ioas {
                     for before in named.iter().take(done) {
                         // What the caller must learn is why the map failed. If a unit does not take
                         // notice, the memory is retired.
-                        let (note, gone) = (&mut |_| (), &mut self.retired.gone());
+                        let (note, gone) = (&mut |_| (), &mut ioas.retired.gone());
                         let refused = Interruption::Refused;
                         let _ = op.unmap_taken(claim, *before, refused, note, gone, &mut ());
                     }

@@ -81,7 +81,7 @@ use crate::space::extents::Extent;
 use crate::space::external_pin::Externals;
 use crate::space::flush::{Flushing, Retired, UnmappedHolds};
 use crate::space::listener::Listener;
-use crate::space::observer::{Observer, Step, observed};
+use crate::space::observer::{Observed, Observer, Step, observed};
 use crate::space::operation::{Claim, Op, State};
 use crate::space::placement::{Place, Placement};
 
@@ -315,10 +315,8 @@ impl Ioas {
         memory: &Arc<Memory>,
         part: Span<Offset>,
         prot: Prot,
-        observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let core = self.gate.read();
-        self.op(&core).map(iova, memory, part, prot, observer)
+        self.observed(&mut ()).map(iova, memory, part, prot)
     }
 
     /// Whether the limit permits to map `part` (offset and length in bytes) of `memory` here, before
@@ -338,21 +336,13 @@ impl Ioas {
     ///
     /// See [`UnmapError`], which says for each case what has happened to the areas: either all of
     /// them are unmapped or none.
-    pub fn unmap(
-        &self,
-        range: Span<Iova>,
-        observer: &mut dyn Observer,
-    ) -> Result<Unmapped, UnmapError> {
-        let core = self.gate.read();
-        let mut gone = self.retired.gone();
-        self.op(&core)
-            .unmap(range, false, &mut |_| (), &mut gone, observer)
+    pub fn unmap(&self, range: Span<Iova>) -> Result<Unmapped, UnmapError> {
+        self.observed(&mut ()).unmap(range)
     }
 
     /// Unmaps everything, as [`unmap`](Self::unmap) does.
-    pub fn unmap_all(&self, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
-        let core = self.gate.read();
-        self.op(&core).unmap_all(observer)
+    pub fn unmap_all(&self) -> Result<Unmapped, UnmapError> {
+        self.observed(&mut ()).unmap_all()
     }
 
     /// Has every unit invalidate what was unmapped. Releases the memory that was retired, and the tables that wait to
@@ -398,7 +388,7 @@ impl Ioas {
         self.retired.set_flushing(Flushing::Strict);
         let state = self.state.get_mut();
         state.taken.clear();
-        let unmapped = self.unmap_all(&mut ()).map_err(CloseError::Unmap);
+        let unmapped = self.unmap_all().map_err(CloseError::Unmap);
         // Only when both have failed memory is left; dropping tries to detach once more.
         detached.map_err(CloseError::Detach)?;
         // No device is attached, so that the flush was empty, and each unit has invalidated the domain
@@ -431,6 +421,49 @@ impl Ioas {
 
     pub(crate) const fn op<'a>(&'a self, core: &'a Core) -> Op<'a> {
         Op { ioas: self, core }
+    }
+}
+
+impl Observed<'_> {
+    /// [`Ioas::map`], observed.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn map(
+        &mut self,
+        iova: u64,
+        memory: &Arc<Memory>,
+        part: Span<Offset>,
+        prot: Prot,
+    ) -> Result<(), MapError> {
+        let (ioas, observer) = (self.ioas, &mut *self.observer);
+        let core = ioas.gate.read();
+        ioas.op(&core).map(iova, memory, part, prot, observer)
+    }
+
+    /// [`Ioas::unmap`], observed.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn unmap(&mut self, range: Span<Iova>) -> Result<Unmapped, UnmapError> {
+        let (ioas, observer) = (self.ioas, &mut *self.observer);
+        let core = ioas.gate.read();
+        let mut gone = ioas.retired.gone();
+        ioas.op(&core)
+            .unmap(range, false, &mut |_| (), &mut gone, observer)
+    }
+
+    /// [`Ioas::unmap_all`], observed.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn unmap_all(&mut self) -> Result<Unmapped, UnmapError> {
+        let (ioas, observer) = (self.ioas, &mut *self.observer);
+        let core = ioas.gate.read();
+        ioas.op(&core).unmap_all(observer)
     }
 }
 

@@ -39,7 +39,7 @@ use crate::own::DirtyLog;
 use crate::space::error::{MapError, UnmapError};
 use crate::space::extents::Extent;
 use crate::space::flush::UnmappedHolds;
-use crate::space::observer::{Observer, Step, observed};
+use crate::space::observer::{Observed, Observer, Step, observed};
 use crate::space::operation::{Claim, Op};
 use crate::space::{Ioas, check_unmap};
 
@@ -117,12 +117,8 @@ impl Ioas {
         ranges: &[Span<Iova>],
         interruption: Interruption,
         kept: &mut dyn FnMut(Span<Iova>, ReleaseError),
-        observer: &mut dyn Observer,
     ) -> u64 {
-        let core = self.gate.read();
-        let op = self.op(&core);
-        op.take_each(ranges)
-            .run(|claim| op.release(claim, ranges, interruption, kept, observer))
+        self.observed(&mut ()).release(ranges, interruption, kept)
     }
 
     /// Takes `ranges` back, as far as they are [released](Self::release): pinned and mapped as before,
@@ -136,10 +132,36 @@ impl Ioas {
         ranges: &[Span<Iova>],
         interruption: Interruption,
         failed: &mut dyn FnMut(Span<Iova>, MapError),
-        observer: &mut dyn Observer,
     ) {
-        let core = self.gate.read();
-        let op = self.op(&core);
+        self.observed(&mut ()).restore(ranges, interruption, failed)
+    }
+}
+
+impl Observed<'_> {
+    /// [`Ioas::release`], observed.
+    pub fn release(
+        &mut self,
+        ranges: &[Span<Iova>],
+        interruption: Interruption,
+        kept: &mut dyn FnMut(Span<Iova>, ReleaseError),
+    ) -> u64 {
+        let (ioas, observer) = (self.ioas, &mut *self.observer);
+        let core = ioas.gate.read();
+        let op = ioas.op(&core);
+        op.take_each(ranges)
+            .run(|claim| op.release(claim, ranges, interruption, kept, observer))
+    }
+
+    /// [`Ioas::restore`], observed.
+    pub fn restore(
+        &mut self,
+        ranges: &[Span<Iova>],
+        interruption: Interruption,
+        failed: &mut dyn FnMut(Span<Iova>, MapError),
+    ) {
+        let (ioas, observer) = (self.ioas, &mut *self.observer);
+        let core = ioas.gate.read();
+        let op = ioas.op(&core);
         op.take_each(ranges).run(|claim| {
             let mut back = Vec::new();
             for &range in ranges.iter().filter(|range| !range.is_empty()) {
@@ -147,7 +169,7 @@ impl Ioas {
                     Err(cause) => failed(range, cause),
                     Ok(stretches) => {
                         for span in stretches {
-                            let flushed = self.retired.make_way(&*core.backend, span);
+                            let flushed = ioas.retired.make_way(&*core.backend, span);
                             let mapped = flushed
                                 .map_err(MapError::Flush)
                                 .and_then(|()| op.map_released(claim, span, observer));

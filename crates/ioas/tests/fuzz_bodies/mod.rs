@@ -77,9 +77,7 @@ fn handover(data: &[u8]) {
     // The batches of an address space, and of each record a few copies.
     let most = (1 << 20) + 1024 * data.len() as u64;
     let memories = [memory.clone()];
-    let taken = within(most, || {
-        Ioas::adopt(&handed, &memories, given, None, &mut ())
-    });
+    let taken = within(most, || Ioas::adopt(&handed, &memories, given, None));
     match taken {
         Err(error) => {
             assert!(!error.to_string().is_empty());
@@ -93,7 +91,7 @@ fn handover(data: &[u8]) {
                     .iter()
                     .all(|window| Span::<Iova>::checked(window.start, window.len).is_some())
             );
-            let anywhere = space.map_anywhere(&memory, Span::new(0, PAGE), Prot::READ, &mut ());
+            let anywhere = space.map_anywhere(&memory, Span::new(0, PAGE), Prot::READ);
             if let Ok(iova) = anywhere {
                 let allowed = &handed.allowed;
                 assert!(allowed.is_empty() || allowed.iter().any(|range| range.contains(iova)));
@@ -101,7 +99,7 @@ fn handover(data: &[u8]) {
             let words = [0u64; 8];
             let pending = Pending::new(words, Span::new(1 << 30, 512 * PAGE), PAGE);
             let _ = space.harvest(&mut pending.expect("there is a word for 64 pages"));
-            let _ = space.unmap_all(&mut ());
+            let _ = space.unmap_all();
             let _ = space.close();
             assert_eq!((memory.held(), ledger.in_use()), (0, 0));
         }

@@ -75,10 +75,10 @@ fn a_monitor_does_the_same_over_every_back_end() {
         space.attach(endpoint).unwrap();
         assert_eq!(space.endpoints(), [id]);
         let whole = Span::new(0, BYTES);
-        space.map(AT, &memory, whole, Prot::RW, &mut ()).unwrap();
+        space.map(AT, &memory, whole, Prot::RW).unwrap();
         assert_eq!(ledger.in_use(), BYTES);
         assert_eq!(space.areas()[0].range(), Span::new(AT, BYTES));
-        space.unmap(Span::new(AT, BYTES), &mut ()).unwrap();
+        space.unmap(Span::new(AT, BYTES)).unwrap();
         assert_eq!((space.len(), ledger.in_use()), (0, 0));
         space.detach(id).unwrap();
         assert!(space.detach(id).is_err());
@@ -133,10 +133,10 @@ fn many_threads_use_one_address_space() {
                         let first = thread * pages + round % pages;
                         // Not side by side: a kernel may map neighbours as one, which is not cut.
                         let (at, part) = (AT + 2 * first * PAGE, Span::new(first * PAGE, PAGE));
-                        space.map(at, memory, part, Prot::RW, &mut ()).unwrap();
+                        space.map(at, memory, part, Prot::RW).unwrap();
                         let area = space.area_at(at).unwrap();
                         assert_eq!((area.range().start, area.part()), (at, part));
-                        let unmapped = space.unmap(Span::new(at, PAGE), &mut ()).unwrap();
+                        let unmapped = space.unmap(Span::new(at, PAGE)).unwrap();
                         assert_eq!((unmapped.areas, unmapped.bytes), (1, PAGE));
                     }
                 });

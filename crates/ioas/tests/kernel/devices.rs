@@ -31,7 +31,7 @@ fn windows_follow_the_devices() {
             (area, reserved),
             (Span::new(0xfed0_0000, 2 * MIB), Span::new(0xfee0_0000, MIB))
         );
-        setup.space.unmap_all(&mut ()).unwrap();
+        setup.space.unmap_all().unwrap();
         setup.space.attach(setup.device.clone()).unwrap();
         assert!(matches!(
             setup.space.attach(setup.device.clone()),
@@ -62,7 +62,7 @@ fn windows_follow_the_devices() {
             matches!(refused, Err(AttachError::Conflict(_))),
             "{refused:?}"
         );
-        setup.space.unmap_all(&mut ()).unwrap();
+        setup.space.unmap_all().unwrap();
         setup.space.attach(narrow.clone()).unwrap();
         assert_eq!(
             setup.space.windows().last().map(|window| window.last()),
@@ -111,7 +111,7 @@ fn dirty_pages_come_once_each_and_blind_devices_dirty_everything() {
         setup.map(GIB, &memory, Span::new(0, 2 * MIB)).unwrap();
         setup
             .space
-            .map(2 * GIB, &memory, Span::new(0, MIB), Prot::READ, &mut ())
+            .map(2 * GIB, &memory, Span::new(0, MIB), Prot::READ)
             .unwrap();
         let leaf = Tracking {
             leaf: Some(PAGE),
@@ -140,7 +140,7 @@ fn dirty_pages_come_once_each_and_blind_devices_dirty_everything() {
         let mut pending = Pending::new(vec![0; 64], Span::new(GIB, 2 * MIB), PAGE).unwrap();
         setup
             .space
-            .unmap_noting(Span::new(GIB, 2 * MIB), &mut pending, &mut ())
+            .unmap_noting(Span::new(GIB, 2 * MIB), &mut pending)
             .unwrap();
         let shown = setup.space.show(&mut pending).unwrap();
         assert_eq!(
@@ -155,7 +155,7 @@ fn dirty_pages_come_once_each_and_blind_devices_dirty_everything() {
         setup.map(GIB, &memory, Span::new(0, MIB)).unwrap();
         setup
             .space
-            .map(2 * GIB, &memory, Span::new(0, MIB), Prot::READ, &mut ())
+            .map(2 * GIB, &memory, Span::new(0, MIB), Prot::READ)
             .unwrap();
         setup.space.track_dirty(Tracking::default()).unwrap();
         assert!(!setup.space.capabilities().page_dirty);
@@ -209,7 +209,7 @@ fn another_process_takes_over_while_devices_go_on() {
         0,
         "the old owner unmapped"
     );
-    new.space.unmap(ALL, &mut ()).unwrap();
+    new.space.unmap(ALL).unwrap();
     new.check();
 
     // iommufd moves files only.
@@ -251,7 +251,7 @@ fn a_container_per_node_and_its_double_charge() {
     let mapper = Plain::<false>::new(&first.world, &Arc::default());
     let mut second = Ioas::over_kernel(Kernel::new(mapper, None));
     second.attach(Arc::new(Device::default())).unwrap();
-    let map = |space: &Ioas, whole| space.map(GIB, &memory, whole, Prot::RW, &mut ());
+    let map = |space: &Ioas, whole| space.map(GIB, &memory, whole, Prot::RW);
     map(&mut first.space, whole).unwrap();
     // The forecast counts it once more, as the kernel does.
     let forecast = memory.forecast(whole);
@@ -268,8 +268,8 @@ fn a_container_per_node_and_its_double_charge() {
         (ledger.in_use(), first.world.lock().unwrap().locked()),
         (3 * MIB, 3 * MIB)
     );
-    second.unmap_all(&mut ()).unwrap();
-    first.space.unmap_all(&mut ()).unwrap();
+    second.unmap_all().unwrap();
+    first.space.unmap_all().unwrap();
     assert_eq!(ledger.in_use(), 0);
 }
 

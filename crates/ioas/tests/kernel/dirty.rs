@@ -47,10 +47,7 @@ fn tracked<const IOMMUFD: bool>(tracks: bool) -> (Setup<IOMMUFD>, Arc<Memory>) {
 fn map<const IOMMUFD: bool>(setup: &mut Setup<IOMMUFD>, memory: &Arc<Memory>) {
     setup.map(GIB, memory, Span::new(0, MIB)).unwrap();
     let (behind, part) = (GIB + MIB, Span::new(MIB, MIB));
-    setup
-        .space
-        .map(behind, memory, part, Prot::READ, &mut ())
-        .unwrap();
+    setup.space.map(behind, memory, part, Prot::READ).unwrap();
 }
 
 fn write<const IOMMUFD: bool>(setup: &Setup<IOMMUFD>, n: u64) {
@@ -77,11 +74,8 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
             setup.space.detach(&setup.device).unwrap();
             let mut pending = Pending::new(vec![0; 16], WRITABLE, PAGE).unwrap();
             match noting {
-                true => setup
-                    .space
-                    .unmap_noting(WRITABLE, &mut pending, &mut ())
-                    .unwrap(),
-                false => setup.space.unmap(WRITABLE, &mut ()).unwrap(),
+                true => setup.space.unmap_noting(WRITABLE, &mut pending).unwrap(),
+                false => setup.space.unmap(WRITABLE).unwrap(),
             };
             let shown = setup.space.show(&mut pending).unwrap();
             let right = if noting { vec![WRITABLE] } else { vec![] };
@@ -156,7 +150,7 @@ fn what_was_dirty_stays_so_when_the_kernel_does_not_unmap_it() {
         let (setup, _memory) = tracked::<IOMMUFD>(true);
         write(&setup, 3);
         setup.world.lock().unwrap().held.push(page(9));
-        setup.space.unmap(WRITABLE, &mut ()).unwrap_err();
+        setup.space.unmap(WRITABLE).unwrap_err();
         assert_eq!(harvest(&setup.space), (vec![page(3)], PAGE, false));
     }
     all::<false>();
@@ -171,7 +165,7 @@ fn what_was_dirty_stays_so_when_a_mapping_is_cut_or_merged() {
         dirty.into_iter().for_each(|n| write(&setup, n));
         // One of them goes.
         let middle = Span::new(page(90).start, 20 * PAGE);
-        let gone = setup.space.unmap_cutting(middle, ALLOWED, &mut ());
+        let gone = setup.space.unmap_cutting(middle, ALLOWED);
         assert_eq!(gone.unwrap().bytes, 20 * PAGE);
         let rest = vec![page(3), page(120), page(200)];
         assert_eq!(harvest(&setup.space), (rest, 3 * PAGE, false));
@@ -204,10 +198,7 @@ fn a_container_that_closes_leaves_what_its_groups_could_write_to_behind() {
     let bench = Bench::new(None, GIB);
     let memory = bench.memory(GIB);
     let part = Span::new(0, MIB);
-    bench
-        .space
-        .map(GIB, &memory, part, Prot::RW, &mut ())
-        .unwrap();
+    bench.space.map(GIB, &memory, part, Prot::RW).unwrap();
     bench.space.track_dirty(Tracking::default()).unwrap();
     let groups = [device(true), device(false)];
     for (n, group) in groups.iter().enumerate() {
@@ -223,10 +214,7 @@ fn a_container_that_closes_leaves_what_its_groups_could_write_to_behind() {
     assert_eq!(harvest(&bench.space), (vec![], 0, false));
     // Also when it was opened for a group that was refused.
     let (behind, part) = (GIB + MIB, Span::new(2 * MIB, MIB));
-    bench
-        .space
-        .map(behind, &memory, part, Prot::READ, &mut ())
-        .unwrap();
+    bench.space.map(behind, &memory, part, Prot::READ).unwrap();
     bench.world.lock().unwrap().fail = [1].into();
     let refused = bench
         .space

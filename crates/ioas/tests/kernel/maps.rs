@@ -58,9 +58,7 @@ fn a_part_is_unmapped_only_with_permission<const IOMMUFD: bool>() {
     setup.check();
     let part = Span::new(2 * GIB - MIB, 2 * MIB);
     let asked = setup.world.lock().unwrap().asked;
-    let refused = setup
-        .space
-        .unmap_cutting(part, Interruption::Refused, &mut ());
+    let refused = setup.space.unmap_cutting(part, Interruption::Refused);
     let Err(UnmapError::CutsMapping { mapping, cause }) = refused else {
         panic!("{refused:?}");
     };
@@ -77,7 +75,7 @@ fn a_part_is_unmapped_only_with_permission<const IOMMUFD: bool>() {
 
     let unmapped = setup
         .space
-        .unmap_cutting(part, Interruption::Allowed, &mut ())
+        .unmap_cutting(part, Interruption::Allowed)
         .unwrap();
     assert_eq!(unmapped.bytes, part.len);
     assert_eq!(
@@ -91,20 +89,14 @@ fn a_part_is_unmapped_only_with_permission<const IOMMUFD: bool>() {
 
     // The middle of one piece.
     let part = Span::new(GIB + MIB, MIB);
-    setup
-        .space
-        .take_out(part, Interruption::Allowed, &mut ())
-        .unwrap();
+    setup.space.take_out(part, Interruption::Allowed).unwrap();
     assert_eq!(setup.pieces().len(), 3);
     setup.check();
-    setup
-        .space
-        .put_back(part, Interruption::Refused, &mut ())
-        .unwrap();
+    setup.space.put_back(part, Interruption::Refused).unwrap();
     assert_eq!((setup.pieces().len(), setup.space.len()), (4, 2));
     setup.check();
     // A whole area of several pieces needs no permission.
-    setup.space.unmap(Span::new(GIB, GIB), &mut ()).unwrap();
+    setup.space.unmap(Span::new(GIB, GIB)).unwrap();
     setup.check();
 }
 
@@ -130,7 +122,7 @@ fn an_area_in_a_common_piece_is_not_unmapped_alone() {
     setup.space.attach(setup.device.clone()).unwrap();
     assert_eq!(setup.pieces(), [Span::new(GIB, 4 * MIB)]);
     let area = Span::new(GIB + MIB, MIB);
-    let refused = setup.space.unmap(area, &mut ());
+    let refused = setup.space.unmap(area);
     assert_eq!(
         refused.unwrap_err().to_string(),
         format!(
@@ -142,7 +134,7 @@ fn an_area_in_a_common_piece_is_not_unmapped_alone() {
     setup.check();
     setup
         .space
-        .unmap_cutting(area, Interruption::Allowed, &mut ())
+        .unmap_cutting(area, Interruption::Allowed)
         .unwrap();
     assert_eq!(setup.space.len(), 3);
     setup.check();
@@ -218,9 +210,7 @@ fn what_the_kernel_refuses_leaves_everything_as_it_was() {
             let before = setup.pieces();
             setup.world.lock().unwrap().fail.insert(fails);
             let part = Span::new(GIB + MIB / 2, 2 * MIB);
-            let refused = setup
-                .space
-                .unmap_cutting(part, Interruption::Allowed, &mut ());
+            let refused = setup.space.unmap_cutting(part, Interruption::Allowed);
             assert!(
                 matches!(refused, Err(UnmapError::Kernel(_))),
                 "{fails}: {refused:?}"
@@ -228,7 +218,7 @@ fn what_the_kernel_refuses_leaves_everything_as_it_was() {
             assert_eq!((setup.pieces(), setup.space.len()), (before, 1), "{fails}");
             setup.check();
             setup.world.lock().unwrap().fail.clear();
-            setup.space.unmap_all(&mut ()).unwrap();
+            setup.space.unmap_all().unwrap();
             setup.check();
         }
         // Attaching with three pieces to map.
@@ -296,7 +286,7 @@ fn limits_and_bad_memory_are_named_with_numbers() {
         assert_eq!(refused.what, Capability::FixedRuns);
         let none = setup
             .space
-            .map(GIB, &memory, Span::new(0, MIB), Prot::empty(), &mut ());
+            .map(GIB, &memory, Span::new(0, MIB), Prot::empty());
         assert!(matches!(none, Err(MapError::Prot { .. })));
         assert_eq!((setup.space.len(), setup.ledger.in_use()), (0, MIB));
     }
@@ -326,9 +316,7 @@ fn iommufd_charges_memory_once_wherever_it_is() {
         &ledger,
     );
     let map = |space: usize, iova, part: Span<Offset>, prot| {
-        spaces[space]
-            .map(iova, &memory, part, prot, &mut ())
-            .unwrap();
+        spaces[space].map(iova, &memory, part, prot).unwrap();
         let world = world.lock().unwrap();
         assert_eq!(ledger.in_use(), world.locked());
         ledger.in_use()
@@ -353,7 +341,7 @@ fn iommufd_charges_memory_once_wherever_it_is() {
         10 * MIB
     );
     // What was copied stays when the first goes, and its charge with it.
-    spaces[0].unmap_all(&mut ()).unwrap();
+    spaces[0].unmap_all().unwrap();
     let found = world.lock().unwrap().translate(1, 2 * GIB + 3 * MIB);
     assert_eq!(found, Some(5 * MIB));
     assert!(ledger.in_use() >= world.lock().unwrap().locked());
@@ -377,14 +365,14 @@ fn what_was_copied_is_copied_again_when_an_unmap_stops_half_way() {
     setup.world.lock().unwrap().held.push(held);
     // The kernel unmaps in order: both are gone when it comes to what is held.
     setup.world.lock().unwrap().calls.clear();
-    setup.space.unmap_all(&mut ()).unwrap_err();
+    setup.space.unmap_all().unwrap_err();
     let calls = setup.world.lock().unwrap().calls.clone();
     let gone = calls.iter().filter(|(map, _)| !map).count();
     assert_eq!((gone, calls.len()), (2, 4), "{calls:x?}");
     setup.check();
     assert_eq!(setup.ledger.in_use(), 2 * MIB);
     setup.world.lock().unwrap().held.clear();
-    setup.space.unmap_all(&mut ()).unwrap();
+    setup.space.unmap_all().unwrap();
     setup.check();
 }
 
@@ -403,23 +391,23 @@ fn pages_that_others_have_copied_are_charged_once_more_when_they_are_mapped_anew
         for space in [&first, &second] {
             space.attach(Arc::<Device>::default()).unwrap();
             let part = Span::new(0, 4 * MIB);
-            let mapped = space.map(GIB, &memory, part, Prot::RW, &mut ());
+            let mapped = space.map(GIB, &memory, part, Prot::RW);
             mapped.unwrap();
         }
         let part = Span::new(4 * MIB, MIB);
-        let mapped = first.map(4 * GIB, &memory, part, Prot::RW, &mut ());
+        let mapped = first.map(4 * GIB, &memory, part, Prot::RW);
         mapped.unwrap();
         let charged = || (ledger.in_use(), world.lock().unwrap().locked());
         assert_eq!(charged(), (5 * MIB, 5 * MIB));
         if cut {
             world.lock().unwrap().fail.insert(1);
             let part = Span::new(GIB + MIB, MIB);
-            let refused = first.unmap_cutting(part, Interruption::Allowed, &mut ());
+            let refused = first.unmap_cutting(part, Interruption::Allowed);
             refused.unwrap_err();
         } else {
             let held = Span::new(4 * GIB, PAGE);
             world.lock().unwrap().held.push(held);
-            first.unmap_all(&mut ()).unwrap_err();
+            first.unmap_all().unwrap_err();
             world.lock().unwrap().held.clear();
         }
         // The copy keeps the pages that it has.
@@ -448,7 +436,7 @@ fn two_containers_charge_twice() {
         space.attach(Arc::<Device>::default()).unwrap();
         assert!(!space.capabilities().shares_pins);
         space
-            .map(GIB, &memory, Span::new(0, MIB), Prot::RW, &mut ())
+            .map(GIB, &memory, Span::new(0, MIB), Prot::RW)
             .unwrap();
         assert_eq!(
             (ledger.in_use(), world.lock().unwrap().locked()),
@@ -458,9 +446,9 @@ fn two_containers_charge_twice() {
     }
     // The same twice in one container, too.
     spaces[0]
-        .map(2 * GIB, &memory, Span::new(0, MIB), Prot::RW, &mut ())
+        .map(2 * GIB, &memory, Span::new(0, MIB), Prot::RW)
         .unwrap();
-    let over = spaces[0].map(3 * GIB, &memory, Span::new(0, MIB), Prot::RW, &mut ());
+    let over = spaces[0].map(3 * GIB, &memory, Span::new(0, MIB), Prot::RW);
     assert!(matches!(over, Err(MapError::OverLimit(_))));
 }
 

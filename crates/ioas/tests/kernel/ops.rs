@@ -89,14 +89,12 @@ impl Monitor {
     fn map(&self, page: u64, from: u64, pages: u64) -> Result<(), MapError> {
         let part = Span::new(from * PAGE, pages * PAGE);
         let at = (1 << 32) + page * PAGE;
-        self.space.map(at, &self.memory, part, Prot::RW, &mut ())
+        self.space.map(at, &self.memory, part, Prot::RW)
     }
 
     fn unmap(&self, page: u64, pages: u64) -> Result<u64, ioas::UnmapError> {
         let range = Span::new((1 << 32) + page * PAGE, pages * PAGE);
-        self.space
-            .unmap(range, &mut ())
-            .map(|unmapped| unmapped.bytes)
+        self.space.unmap(range).map(|unmapped| unmapped.bytes)
     }
 
     /// The model maps what the address space believes, with the memory of its areas, and charges as much.
@@ -178,14 +176,12 @@ fn what_the_crate_has_no_call_for_is_refused_by_name() {
     let part = Span::new(0, PAGE);
     let read = monitor
         .space
-        .map(1 << 32, &monitor.memory, part, Prot::READ, &mut ());
+        .map(1 << 32, &monitor.memory, part, Prot::READ);
     assert!(matches!(read, Err(MapError::Prot { prot: Prot::READ })));
     monitor.check();
     // The pages that cannot be mapped are known when the kernel says so.
     let at = 0xfee0_0000;
-    let msi = monitor
-        .space
-        .map(at, &monitor.memory, part, Prot::RW, &mut ());
+    let msi = monitor.space.map(at, &monitor.memory, part, Prot::RW);
     let Err(MapError::Kernel(cause)) = msi else {
         panic!("{msi:?}");
     };
@@ -220,7 +216,7 @@ fn an_error_without_a_number_keeps_its_cause() {
     let mapper = VfioOpsMapper::<Opened>::new(Arc::new(Refusing));
     let space = Ioas::over_kernel(Kernel::new(mapper, None));
     space.attach(device).unwrap();
-    let refused = space.map(1 << 32, &memory, Span::new(0, PAGE), Prot::RW, &mut ());
+    let refused = space.map(1 << 32, &memory, Span::new(0, PAGE), Prot::RW);
     let Err(MapError::Kernel(cause)) = refused else {
         panic!("{refused:?}");
     };

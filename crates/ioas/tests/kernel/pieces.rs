@@ -127,7 +127,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
                 let range = span(at, len);
                 let prot = if write { Prot::RW } else { Prot::READ };
                 let part = Span::new(from * PAGE, range.len);
-                if space.map(range.start, &memory, part, prot, &mut ()).is_ok() {
+                if space.map(range.start, &memory, part, prot).is_ok() {
                     for (n, page) in pages[at..].iter_mut().take(len).enumerate() {
                         assert!(page.is_none());
                         *page = Some((from + n as u64, write, false, false));
@@ -140,7 +140,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
                 } else {
                     Interruption::Refused
                 };
-                match space.unmap_cutting(span(at, len), how, &mut ()) {
+                match space.unmap_cutting(span(at, len), how) {
                     Ok(_) => pages[at..]
                         .iter_mut()
                         .take(len)
@@ -148,7 +148,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
                     Err(cause) => refused(&cause, gap),
                 }
             }
-            Op::Unmap(at, len) => match space.unmap(span(at, len), &mut ()) {
+            Op::Unmap(at, len) => match space.unmap(span(at, len)) {
                 Ok(_) => pages[at..]
                     .iter_mut()
                     .take(len)
@@ -162,7 +162,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
                 } else {
                     Interruption::Refused
                 };
-                match space.take_out(span(at, len), how, &mut ()) {
+                match space.take_out(span(at, len), how) {
                     Ok(_) => pages[at..]
                         .iter_mut()
                         .take(len)
@@ -173,7 +173,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
                 }
             }
             Op::PutBack(at, len) => {
-                let _ = space.put_back(span(at, len), Interruption::Refused, &mut ());
+                let _ = space.put_back(span(at, len), Interruption::Refused);
                 // After an error some are back: the areas say which.
                 for (n, page) in pages.iter_mut().enumerate() {
                     if let (Some(page), Some(area)) = (page, space.area_at(span(n, 1).start)) {
@@ -189,7 +189,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
                 };
                 let mut causes = Vec::new();
                 let mut kept = |_, cause| causes.push(cause);
-                space.release(&[span(at, len)], how, &mut kept, &mut ());
+                space.release(&[span(at, len)], how, &mut kept);
                 match causes.pop() {
                     None => pages[at..]
                         .iter_mut()
@@ -205,7 +205,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
                 let how = Interruption::Refused;
                 let mut failed = Vec::new();
                 let mut tell = |range: Span<Iova>, _| failed.push(range);
-                space.restore(&[span(at, len)], how, &mut tell, &mut ());
+                space.restore(&[span(at, len)], how, &mut tell);
                 for (n, page) in pages.iter_mut().enumerate().skip(at).take(len) {
                     let stays = failed.iter().any(|range| range.covers(&span(n, 1)));
                     page.iter_mut().for_each(|page| page.3 &= stays);

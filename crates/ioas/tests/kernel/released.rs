@@ -27,12 +27,12 @@ fn released() -> Vec<Span<Iova>> {
 
 fn release(space: &Ioas, ranges: &[Span<Iova>]) {
     let mut refused = |range, cause: ReleaseError| panic!("{range}: {cause}");
-    space.release(ranges, ALLOWED, &mut refused, &mut ());
+    space.release(ranges, ALLOWED, &mut refused);
 }
 
 fn restore(space: &Ioas, ranges: &[Span<Iova>]) {
     let mut failed = |range, cause: MapError| panic!("{range}: {cause}");
-    space.restore(ranges, ALLOWED, &mut failed, &mut ());
+    space.restore(ranges, ALLOWED, &mut failed);
 }
 
 /// Areas of which a page each was released before the first device came, under a limit of what
@@ -145,9 +145,7 @@ fn what_is_kept_goes_to_the_process_that_takes_over() {
         for area in new.space.areas() {
             let (range, part) = (area.range(), area.part());
             let prot = Prot::RW;
-            space
-                .map(range.start, area.memory(), part, prot, &mut ())
-                .unwrap();
+            space.map(range.start, area.memory(), part, prot).unwrap();
         }
         release(&space, &released());
         (new.space, new.world) = (space, old.world.clone());
@@ -187,21 +185,21 @@ fn what_is_taken_out_keeps_no_charge_and_comes_back_if_the_limit_allows() {
         setup.space.attach(setup.device.clone()).unwrap();
         let page = released()[1];
         for _ in 0..2 {
-            setup.space.take_out(page, ALLOWED, &mut ()).unwrap();
+            setup.space.take_out(page, ALLOWED).unwrap();
             assert_eq!(setup.ledger.in_use(), AREAS * LEN - PAGE);
             // Also of one that comes later.
             setup.space.detach(&setup.device).unwrap();
             setup.space.attach(setup.device.clone()).unwrap();
             assert_eq!(setup.ledger.in_use(), AREAS * LEN - PAGE);
             let others = setup.ledger.charge(PAGE).unwrap();
-            let refused = setup.space.put_back(page, ALLOWED, &mut ());
+            let refused = setup.space.put_back(page, ALLOWED);
             assert!(
                 matches!(refused, Err(MapError::OverLimit(_))),
                 "{refused:?}"
             );
             assert!(setup.space.area_at(page.start).unwrap().is_out());
             drop(others);
-            setup.space.put_back(page, ALLOWED, &mut ()).unwrap();
+            setup.space.put_back(page, ALLOWED).unwrap();
             assert_eq!(setup.ledger.in_use(), AREAS * LEN);
             assert!(setup.ledger.charge(1).is_err());
         }

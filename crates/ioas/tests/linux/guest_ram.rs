@@ -95,7 +95,7 @@ fn devices_see_the_memory_of_the_guest_at_its_addresses() {
     let ram = GuestRam::new(&guest, &ledger).unwrap();
     let (space, tables) = space();
     let before = counted(&pinner);
-    space.map_guest_ram(&ram, Prot::RW, &mut ()).unwrap();
+    space.map_guest_ram(&ram, Prot::RW).unwrap();
     let ranges: Vec<Span<Iova>> = space.areas().into_iter().map(|area| area.range()).collect();
     let expected = [Span::new(0, 4 * MIB), Span::new(HIGH, 4 * MIB)];
     assert_eq!(ranges, expected);
@@ -127,7 +127,7 @@ fn devices_see_the_memory_of_the_guest_at_its_addresses() {
     port.read(HIGH + PAGE, &mut word).unwrap();
     assert_eq!(word[0], HIGH + PAGE + 1);
     unit.detach(DEVICE).unwrap();
-    assert_eq!(space.unmap_all(&mut ()).unwrap().unpinned, 8 * MIB);
+    assert_eq!(space.unmap_all().unwrap().unpinned, 8 * MIB);
     assert_eq!((counted(&pinner), ledger.in_use()), (before, 0));
     space.close().unwrap();
     assert_eq!(tables.in_use(), 0);
@@ -206,7 +206,7 @@ fn all_regions_are_mapped_or_none() {
     // The limit holds the first region only.
     let ledger = Ledger::new("a counter", Some(6 * MIB), 0);
     let ram = GuestRam::new(&guest, &ledger).unwrap();
-    let failed = space.map_guest_ram(&ram, Prot::RW, &mut ()).unwrap_err();
+    let failed = space.map_guest_ram(&ram, Prot::RW).unwrap_err();
     let RegionFailed { region, cause } = failed;
     assert_eq!(region.start, HIGH);
     assert!(matches!(cause, MapError::OverLimit(_)), "{cause}");
@@ -217,11 +217,9 @@ fn all_regions_are_mapped_or_none() {
     let ram = GuestRam::new(&guest, &ledger).unwrap();
     let (_, low) = ram.regions().next().unwrap();
     let page = Span::new(0, PAGE);
-    space
-        .map(HIGH + PAGE, low, page, Prot::RW, &mut ())
-        .unwrap();
+    space.map(HIGH + PAGE, low, page, Prot::RW).unwrap();
     let steps = ledger.steps();
-    let failed = space.map_guest_ram(&ram, Prot::RW, &mut ()).unwrap_err();
+    let failed = space.map_guest_ram(&ram, Prot::RW).unwrap_err();
     assert!(matches!(failed.cause, MapError::Overlap { .. }), "{failed}");
     assert_eq!((space.len(), ledger.steps()), (1, steps));
     space.close().unwrap();

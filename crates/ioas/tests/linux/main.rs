@@ -103,7 +103,7 @@ fn round(pinner: Pinner, backing: Backing) {
 
     let before = counted(&pinner);
     let whole = Span::new(0, BYTES);
-    space.map(AT, &object, whole, Prot::RW, &mut ()).unwrap();
+    space.map(AT, &object, whole, Prot::RW).unwrap();
     assert_eq!(ledger.in_use(), BYTES);
     assert!(memory.effort().calls() > 0);
     let up = counted(&pinner);
@@ -140,7 +140,7 @@ fn round(pinner: Pinner, backing: Backing) {
     assert!(words.iter().enumerate().all(|(n, word)| *word == n as u64));
     iommu::Unit::detach(&unit, device).unwrap();
 
-    assert_eq!(space.unmap_all(&mut ()).unwrap().unpinned, BYTES);
+    assert_eq!(space.unmap_all().unwrap().unpinned, BYTES);
     assert_eq!(counted(&pinner), before);
     assert_eq!(ledger.in_use(), 0);
     space.close().unwrap();
@@ -183,18 +183,18 @@ fn a_refused_map_leaves_the_kernel_s_counter_as_it_was() {
     let before = counted(&pinner);
     let part = Span::new(0, BYTES);
     // Write-only and executable is more than the format has: refused when all is pinned.
-    let refused = space.map(AT, &object, part, Prot::EXECUTE, &mut ());
+    let refused = space.map(AT, &object, part, Prot::EXECUTE);
     assert!(matches!(refused, Err(MapError::Table(_))));
     assert_eq!((counted(&pinner), ledger.in_use()), (before, 0));
-    space.map(AT, &object, part, Prot::RW, &mut ()).unwrap();
+    space.map(AT, &object, part, Prot::RW).unwrap();
     let held = counted(&pinner);
     // The same pages by another object are pages more.
     let other = Memory::new(memory, &ledger);
     let page = Span::new(0, 4096);
-    let refused = space.map(2 * AT, &other, page, Prot::RW, &mut ());
+    let refused = space.map(2 * AT, &other, page, Prot::RW);
     assert!(matches!(refused, Err(MapError::OverLimit(_))));
     // By the same one they are pinned and charged already.
-    space.map(2 * AT, &object, page, Prot::RW, &mut ()).unwrap();
+    space.map(2 * AT, &object, page, Prot::RW).unwrap();
     assert_eq!((counted(&pinner), ledger.in_use()), (held, BYTES));
     // Dropped with the area in it.
     drop(space);

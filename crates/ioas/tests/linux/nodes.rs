@@ -220,7 +220,7 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
     let frames = Span::new(1 << 32, 1 << 20);
     let memory = Memory::new(Arc::new(Synthetic::new([frames])), &ledger);
     let whole = Span::new(0, frames.len);
-    space.map(AT, &memory, whole, Prot::RW, &mut ()).unwrap();
+    space.map(AT, &memory, whole, Prot::RW).unwrap();
 
     // The device of node 5 has tables from anywhere, and a root of its own all the same.
     let mut ports = Vec::new();
@@ -303,9 +303,7 @@ fn guest_memory_is_populated_on_the_node_that_its_map_names() {
         let object = HostMemory::with_pinner(mapping.clone(), pinner.clone(), frames);
         let memory = Memory::new(Arc::new(object), &ledger);
         let whole = Span::new(0, LEN);
-        space
-            .map(AT + guest, &memory, whole, Prot::RW, &mut ())
-            .unwrap();
+        space.map(AT + guest, &memory, whole, Prot::RW).unwrap();
     }
     for n in 0..2 {
         let none = RunMap::<Vec<std::sync::atomic::AtomicU64>>::new([]).unwrap();

@@ -54,12 +54,12 @@ fn memory_of_the_machine_is_unpinned_while_it_is_released() {
     let (space, tables) = space();
     let before = counted(&pinner);
     let whole = Span::new(0, BYTES);
-    space.map(AT, &memory, whole, Prot::RW, &mut ()).unwrap();
+    space.map(AT, &memory, whole, Prot::RW).unwrap();
 
     let runs = [Span::new(AT + MIB, MIB), Span::new(AT + 3 * MIB, 5 * 4096)];
     let bytes: u64 = runs.iter().map(|run| run.len).sum();
     let kept = &mut |range, cause| unreachable!("{range}: {cause}");
-    let unpinned = space.release(&runs, Interruption::Refused, kept, &mut ());
+    let unpinned = space.release(&runs, Interruption::Refused, kept);
     assert_eq!(unpinned, bytes);
     assert_eq!(counted(&pinner), before + BYTES - bytes);
     assert_eq!(ledger.in_use(), BYTES);
@@ -72,7 +72,7 @@ fn memory_of_the_machine_is_unpinned_while_it_is_released() {
     );
     fill(2);
     let failed = &mut |range, cause| unreachable!("{range}: {cause}");
-    space.restore(&runs, Interruption::Refused, failed, &mut ());
+    space.restore(&runs, Interruption::Refused, failed);
     assert_eq!(counted(&pinner), before + BYTES);
     if real {
         assert!(same_pages(&space));

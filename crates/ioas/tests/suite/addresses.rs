@@ -31,7 +31,7 @@ impl Bench {
 
     fn choose(&mut self, part: Span<Offset>) -> Result<u64, MapError> {
         let (memory, prot) = (&self.memory, Prot::RW);
-        self.space.map_anywhere(memory, part, prot, &mut ())
+        self.space.map_anywhere(memory, part, prot)
     }
 
     fn largest(&self, iova: u64, len: u64) -> u64 {
@@ -58,7 +58,7 @@ fn the_first_page_is_never_chosen_and_addresses_do_not_overlap() {
         }
         // What was given back is chosen again.
         let first = taken[0];
-        bench.space.unmap(first, &mut ()).unwrap();
+        bench.space.unmap(first).unwrap();
         assert_eq!(bench.choose(Span::new(0, PAGE)).unwrap(), first.start);
         bench.space.close().unwrap();
         assert_eq!(bench.tables.in_use(), 0);
@@ -115,14 +115,8 @@ fn only_what_is_allowed_is_chosen_and_what_lies_outside_can_still_be_mapped() {
     let full = bench.choose(page).unwrap_err();
     assert!(matches!(full, MapError::NoRoom { len: PAGE }), "{full}");
     let memory = bench.memory.clone();
-    bench
-        .space
-        .map(0, &memory, page, Prot::RW, &mut ())
-        .unwrap();
-    bench
-        .space
-        .map(9 * GIB, &memory, page, Prot::RW, &mut ())
-        .unwrap();
+    bench.space.map(0, &memory, page, Prot::RW).unwrap();
+    bench.space.map(9 * GIB, &memory, page, Prot::RW).unwrap();
 
     // What is not well formed changes nothing.
     for bad in [
@@ -188,10 +182,10 @@ fn addresses_lie_in_what_devices_can_translate() {
     unit.reserved = vec![reserved, Span::new(5 * GIB, GIB)];
     space.attach((Arc::new(unit), DEVICE)).unwrap();
     let big = Span::new(0, GIB);
-    let chosen = [(); 3].map(|()| space.map_anywhere(&memory, big, Prot::RW, &mut ()).unwrap());
+    let chosen = [(); 3].map(|()| space.map_anywhere(&memory, big, Prot::RW).unwrap());
     assert_eq!(chosen, [4 * GIB, 6 * GIB, 7 * GIB]);
     space.allow(&[Span::new(3 * GIB, 3 * GIB)]).unwrap();
-    let full = space.map_anywhere(&memory, big, Prot::RW, &mut ());
+    let full = space.map_anywhere(&memory, big, Prot::RW);
     assert!(matches!(full, Err(MapError::NoRoom { .. })));
     space.close().unwrap();
 }
@@ -220,7 +214,7 @@ proptest! {
         for (first, len, back) in ops {
             if back && !taken.is_empty() {
                 let range = taken.swap_remove(first as usize % taken.len());
-                bench.space.unmap(range, &mut ()).unwrap();
+                bench.space.unmap(range).unwrap();
                 continue;
             }
             let part = Span::new(first * PAGE, len * PAGE);
@@ -286,8 +280,8 @@ fn what_the_devices_of_an_address_space_that_is_taken_over_reserve_is_left_out()
     let memory = unlimited(Arc::new(Synthetic::new([frame])));
     let taken: Vec<TakenDomain> = vec![(table, vec![(unit, DEVICE)])];
     let memories = [memory.clone()];
-    let space = Space::adopt(&handover, &memories, taken, None, &mut ()).unwrap();
-    let refused = space.map(3 * GIB + MIB, &memory, part, Prot::RW, &mut ());
+    let space = Space::adopt(&handover, &memories, taken, None).unwrap();
+    let refused = space.map(3 * GIB + MIB, &memory, part, Prot::RW);
     assert!(
         matches!(refused, Err(MapError::Reserved { reserved: found, .. }) if found == reserved),
         "{refused:?}"
@@ -295,9 +289,7 @@ fn what_the_devices_of_an_address_space_that_is_taken_over_reserve_is_left_out()
     let ends: Vec<u64> = space.windows().iter().map(|window| window.last()).collect();
     assert!(ends.contains(&(reserved.start - 1)), "{ends:x?}");
     space.detach(DEVICE).unwrap();
-    space
-        .map(3 * GIB + MIB, &memory, part, Prot::RW, &mut ())
-        .unwrap();
+    space.map(3 * GIB + MIB, &memory, part, Prot::RW).unwrap();
     space.close().unwrap();
     assert_eq!(tables.in_use(), 0);
 }

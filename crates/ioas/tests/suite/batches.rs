@@ -28,7 +28,7 @@ fn through_a_space(
     let space = space(format.0, format.1, &tables);
     let memory = unlimited(memory);
     let part = Span::new(0, memory.len());
-    space.map(iova, &memory, part, Prot::RW, &mut ()).unwrap();
+    space.map(iova, &memory, part, Prot::RW).unwrap();
     leaves(&space)
 }
 

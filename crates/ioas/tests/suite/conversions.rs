@@ -61,7 +61,7 @@ fn convert(format: (FormatId, u8), frames: &[Span<Pa>], conversions: u64) {
     let ledger = Ledger::new("a counter", Some(CONVERTED), 0);
     let memory = Memory::new(object.clone(), &ledger);
     let whole = Span::new(0, CONVERTED);
-    space.map(AT, &memory, whole, Prot::RW, &mut ()).unwrap();
+    space.map(AT, &memory, whole, Prot::RW).unwrap();
     let before = State::of(&space, &ledger, &tables, &[&object.memory]);
 
     // Odd while a page is out, or on its way.
@@ -127,14 +127,14 @@ fn convert(format: (FormatId, u8), frames: &[Span<Pa>], conversions: u64) {
                 }
                 busy.store(part.start + numbers.u64(..2) * part.len, Ordering::Relaxed);
                 turn(part);
-                let unpinned = space.take_out(at(part), NEVER, &mut ()).unwrap();
+                let unpinned = space.take_out(at(part), NEVER).unwrap();
                 assert_eq!(unpinned, part.len);
                 out.push(part);
                 converted += 1;
             } else {
                 let part = out.swap_remove(numbers.u64(..out.len() as u64) as usize);
                 busy.store(part.start + numbers.u64(..2) * part.len, Ordering::Relaxed);
-                space.put_back(at(part), NEVER, &mut ()).unwrap();
+                space.put_back(at(part), NEVER).unwrap();
                 turn(part);
             }
             if converted % 64 == 0 {

@@ -49,7 +49,7 @@ impl Bench {
 
     fn map(&mut self, part: Span<Offset>, prot: Prot) {
         self.space
-            .map(AT + part.start, &self.memory, part, prot, &mut ())
+            .map(AT + part.start, &self.memory, part, prot)
             .unwrap();
     }
 
@@ -145,7 +145,7 @@ fn exactly_what_is_named_is_cut_out_of_leaves_of_any_size() {
             let mut bench = Bench::new(format, &frames());
             let whole = bench.whole();
             bench.check(&[]);
-            let unmapped = bench.space.unmap_cutting(at(part), NEVER, &mut ()).unwrap();
+            let unmapped = bench.space.unmap_cutting(at(part), NEVER).unwrap();
             assert_eq!(
                 (unmapped.areas, unmapped.bytes, unmapped.unpinned),
                 (1, part.len, part.len)
@@ -157,10 +157,7 @@ fn exactly_what_is_named_is_cut_out_of_leaves_of_any_size() {
             // Nothing is left of it: it can be mapped again, and everything unmapped in one.
             bench.map(part, Prot::RW);
             bench.check(&[]);
-            assert_eq!(
-                bench.space.unmap(at(whole), &mut ()).unwrap().bytes,
-                whole.len
-            );
+            assert_eq!(bench.space.unmap(at(whole)).unwrap().bytes, whole.len);
             assert_eq!(bench.tables.in_use(), 1);
             bench.end();
         }
@@ -177,7 +174,7 @@ fn a_page_of_4_kib_out_of_1_gib_leaves_the_fewest_leaves() {
         let mut bench = Bench::new(format, &[Span::new(FRAME, GIB)]);
         bench.whole();
         let page = Span::new(0, PAGE);
-        bench.space.unmap_cutting(at(page), NEVER, &mut ()).unwrap();
+        bench.space.unmap_cutting(at(page), NEVER).unwrap();
         assert_eq!(leaves(&bench.space).len(), count);
         bench.end();
     }
@@ -192,7 +189,7 @@ fn a_cut_that_is_refused_changes_no_translation_and_no_area() {
         let part = Span::new(MIB + PAGE, 900 * MIB);
         // Not at a page.
         for odd in [Span::new(AT + 1, PAGE), Span::new(AT, PAGE + 8)] {
-            let refused = bench.space.unmap_cutting(odd, NEVER, &mut ());
+            let refused = bench.space.unmap_cutting(odd, NEVER);
             assert!(
                 matches!(refused, Err(UnmapError::CutsArea { .. })),
                 "{refused:?}"
@@ -204,7 +201,7 @@ fn a_cut_that_is_refused_changes_no_translation_and_no_area() {
         for left in 0.. {
             let taken = 64 - bench.tables.in_use() - left;
             let reserve = bench.tables.reserve(taken).unwrap();
-            let result = bench.space.take_out(at(part), NEVER, &mut ());
+            let result = bench.space.take_out(at(part), NEVER);
             bench.tables.give_back(reserve);
             match result {
                 Ok(bytes) => {
@@ -219,14 +216,14 @@ fn a_cut_that_is_refused_changes_no_translation_and_no_area() {
             refused += 1;
         }
         assert!(refused >= 2, "{refused}");
-        bench.space.put_back(at(part), NEVER, &mut ()).unwrap();
+        bench.space.put_back(at(part), NEVER).unwrap();
         assert_eq!(bench.state(), before);
 
         // A deaf unit: at the first cut, at the second (the first is done then), at the flush of
         // what was unmapped.
         for _ in 0..2 {
             bench.unit.invalidates.set([0]);
-            let failed = bench.space.take_out(at(part), NEVER, &mut ());
+            let failed = bench.space.take_out(at(part), NEVER);
             let Err(UnmapError::Cut(ResizeError::Flush(_))) = failed else {
                 panic!("{failed:?}");
             };
@@ -236,12 +233,12 @@ fn a_cut_that_is_refused_changes_no_translation_and_no_area() {
             bench.space.flush().unwrap();
         }
         bench.unit.invalidates.set([0]);
-        let failed = bench.space.take_out(at(part), NEVER, &mut ());
+        let failed = bench.space.take_out(at(part), NEVER);
         assert!(matches!(failed, Err(UnmapError::Flush(_))), "{failed:?}");
         assert_eq!(bench.space.retired(), 1);
         assert_eq!(bench.object.memory.pinned(), before.pinned);
         // It is out, and comes back when the unit hears.
-        bench.space.put_back(at(part), NEVER, &mut ()).unwrap();
+        bench.space.put_back(at(part), NEVER).unwrap();
         assert_eq!(bench.state(), before);
         bench.end();
     }
@@ -256,7 +253,7 @@ fn what_is_out_stays_noted_until_it_is_put_back_or_unmapped() {
         let one = Span::new(3 * MIB, MIB);
         let two = Span::new(8 * MIB, PAGE);
         let both = Span::inclusive(one.start, two.last()).unwrap();
-        let out = |bench: &mut Bench, part| bench.space.take_out(at(part), NEVER, &mut ()).unwrap();
+        let out = |bench: &mut Bench, part| bench.space.take_out(at(part), NEVER).unwrap();
         assert_eq!(out(&mut bench, one), one.len);
         assert_eq!(out(&mut bench, two), two.len);
         bench.check(&[one, two]);
@@ -273,7 +270,7 @@ fn what_is_out_stays_noted_until_it_is_put_back_or_unmapped() {
         let page = Span::new(0, PAGE);
         let taken = bench
             .space
-            .map(AT + one.start, &bench.memory, page, Prot::RW, &mut ());
+            .map(AT + one.start, &bench.memory, page, Prot::RW);
         assert!(matches!(taken, Err(MapError::Overlap { .. })));
         // Once more, and over them.
         assert_eq!(out(&mut bench, one), 0);
@@ -285,36 +282,36 @@ fn what_is_out_stays_noted_until_it_is_put_back_or_unmapped() {
             Span::new(one.start, PAGE),
             Span::new(one.start + PAGE, both.len),
         ] {
-            let refused = bench.space.put_back(at(part), NEVER, &mut ());
+            let refused = bench.space.put_back(at(part), NEVER);
             assert!(
                 matches!(refused, Err(MapError::NotOut { .. })),
                 "{refused:?}"
             );
             bench.check(&[both]);
         }
-        bench.space.put_back(at(two), NEVER, &mut ()).unwrap();
-        bench.space.put_back(at(two), NEVER, &mut ()).unwrap();
+        bench.space.put_back(at(two), NEVER).unwrap();
+        bench.space.put_back(at(two), NEVER).unwrap();
         bench.check(&[Span::new(one.start, both.len - two.len)]);
-        bench.space.put_back(at(whole), NEVER, &mut ()).unwrap();
+        bench.space.put_back(at(whole), NEVER).unwrap();
         assert_eq!(bench.state(), before);
         assert_eq!(bench.space.len(), 1);
 
         // Out, and then unmapped.
         out(&mut bench, one);
-        let unmapped = bench.space.unmap_cutting(at(both), NEVER, &mut ()).unwrap();
+        let unmapped = bench.space.unmap_cutting(at(both), NEVER).unwrap();
         assert_eq!((unmapped.areas, unmapped.bytes), (2, both.len));
         assert_eq!(unmapped.unpinned, both.len - one.len);
         // There is nothing left that could go out.
-        let missing = bench.space.take_out(at(whole), NEVER, &mut ());
+        let missing = bench.space.take_out(at(whole), NEVER);
         assert!(
             matches!(missing, Err(UnmapError::Hole { at, .. }) if at == AT + both.start),
             "{missing:?}"
         );
-        bench.space.put_back(at(whole), NEVER, &mut ()).unwrap();
+        bench.space.put_back(at(whole), NEVER).unwrap();
         bench.check(&[both]);
         let beyond = Span::new(u64::MAX - PAGE + 1, 2 * PAGE);
-        assert!(bench.space.take_out(beyond, NEVER, &mut ()).is_err());
-        assert!(bench.space.put_back(beyond, NEVER, &mut ()).is_err());
+        assert!(bench.space.take_out(beyond, NEVER).is_err());
+        assert!(bench.space.put_back(beyond, NEVER).is_err());
         bench.end();
     }
 }
@@ -326,26 +323,26 @@ fn what_cannot_be_put_back_is_out_still() {
     let before = bench.state();
     let parts = [0, 2, 4].map(|n| Span::new(n * MIB, MIB));
     for part in parts {
-        bench.space.take_out(at(part), NEVER, &mut ()).unwrap();
+        bench.space.take_out(at(part), NEVER).unwrap();
     }
     for n in 0..3 {
         bench.object.pins.set([n]);
-        let refused = bench.space.put_back(at(whole), NEVER, &mut ());
+        let refused = bench.space.put_back(at(whole), NEVER);
         assert!(matches!(refused, Err(MapError::Pin(_))), "{refused:?}");
         // What came before is back.
         bench.check(&parts[n as usize..]);
         for part in &parts[..n as usize] {
-            bench.space.take_out(at(*part), NEVER, &mut ()).unwrap();
+            bench.space.take_out(at(*part), NEVER).unwrap();
         }
         bench.check(&parts);
     }
     bench.object.pins.set(None);
     bench.object.reads.set([1]);
-    let refused = bench.space.put_back(at(parts[1]), NEVER, &mut ());
+    let refused = bench.space.put_back(at(parts[1]), NEVER);
     assert!(matches!(refused, Err(MapError::Runs(_))), "{refused:?}");
     bench.check(&parts);
     bench.object.reads.set(None);
-    bench.space.put_back(at(whole), NEVER, &mut ()).unwrap();
+    bench.space.put_back(at(whole), NEVER).unwrap();
     assert_eq!(bench.state(), before);
     bench.end();
 }
@@ -366,7 +363,7 @@ fn areas_are_joined_only_where_they_were_cut() {
         let part = Span::new(from * MIB, MIB);
         bench
             .space
-            .map(AT + n * MIB, &memory, part, Prot::RW, &mut ())
+            .map(AT + n * MIB, &memory, part, Prot::RW)
             .unwrap();
     }
     let prots = |bench: &Bench| -> Vec<(u64, Prot)> {
@@ -381,8 +378,8 @@ fn areas_are_joined_only_where_they_were_cut() {
     };
     let before = prots(&bench);
     let middle = Span::new(MIB / 2, 5 * MIB);
-    bench.space.take_out(at(middle), NEVER, &mut ()).unwrap();
-    bench.space.put_back(at(middle), NEVER, &mut ()).unwrap();
+    bench.space.take_out(at(middle), NEVER).unwrap();
+    bench.space.put_back(at(middle), NEVER).unwrap();
     assert_eq!(prots(&bench), before);
     let areas: Vec<Span<Iova>> = bench
         .space
@@ -403,7 +400,7 @@ fn areas_are_joined_only_where_they_were_cut() {
     assert_eq!(prots, right);
     // What one call has mapped, one call unmaps.
     for range in mapped {
-        assert_eq!(bench.space.unmap(range, &mut ()).unwrap().bytes, MIB);
+        assert_eq!(bench.space.unmap(range).unwrap().bytes, MIB);
     }
     bench.end();
 }
@@ -415,18 +412,18 @@ fn what_is_mapped_where_something_was_cut_off_stays_apart_from_the_rest() {
         let whole = Span::new(0, 3 * MIB);
         bench.map(whole, Prot::RW);
         let part = Span::new(gone * MIB, MIB);
-        bench.space.unmap_cutting(at(part), NEVER, &mut ()).unwrap();
+        bench.space.unmap_cutting(at(part), NEVER).unwrap();
         bench.map(part, Prot::RW);
         // Out and back, released and restored, over all borders.
-        bench.space.take_out(at(whole), NEVER, &mut ()).unwrap();
-        bench.space.put_back(at(whole), NEVER, &mut ()).unwrap();
+        bench.space.take_out(at(whole), NEVER).unwrap();
+        bench.space.put_back(at(whole), NEVER).unwrap();
         let refused = &mut |range, cause| panic!("{range}: {cause}");
-        bench.space.release(&[at(whole)], NEVER, refused, &mut ());
+        bench.space.release(&[at(whole)], NEVER, refused);
         let failed = &mut |range, cause| panic!("{range}: {cause}");
-        bench.space.restore(&[at(whole)], NEVER, failed, &mut ());
+        bench.space.restore(&[at(whole)], NEVER, failed);
         assert_eq!(bench.space.len(), if gone == 1 { 3 } else { 2 });
-        assert_eq!(bench.space.unmap(at(part), &mut ()).unwrap().bytes, MIB);
-        let rest = bench.space.unmap(at(whole), &mut ()).unwrap();
+        assert_eq!(bench.space.unmap(at(part)).unwrap().bytes, MIB);
+        let rest = bench.space.unmap(at(whole)).unwrap();
         assert_eq!(rest.bytes, 2 * MIB);
         bench.end();
     }

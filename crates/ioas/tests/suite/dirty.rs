@@ -108,7 +108,7 @@ fn bench_of(format: FormatId, units: &[(bool, bool)]) -> Bench {
     let runs = [Span::new(0x10_0000_0000, 16 * MIB)];
     let memory = Memory::new(Arc::new(Synthetic::new(runs)), &Ledger::unlimited());
     let part = Span::new(0, 8 * MIB);
-    space.map(AT, &memory, part, Prot::RW, &mut ()).unwrap();
+    space.map(AT, &memory, part, Prot::RW).unwrap();
     let mut trackers = Vec::new();
     for (n, (tells, snoops)) in units.iter().enumerate() {
         let unit = Tracker::new(&tables, *tells, *snoops);
@@ -186,7 +186,7 @@ fn what_devices_of_two_domains_write_is_merged() {
     // Leaves are merged again.
     bench.space.untrack_dirty();
     assert_eq!(bench.leaf(), 2 * MIB);
-    bench.space.unmap_all(&mut ()).unwrap();
+    bench.space.unmap_all().unwrap();
     bench.space.close().unwrap();
     assert_eq!(bench.tables.in_use(), 0);
 }
@@ -256,10 +256,7 @@ fn a_large_leaf_is_dirty_as_a_whole_unless_it_is_split() {
     // What is mapped meanwhile is small from the start.
     let (memory, part) = (bench.memory.clone(), Span::new(8 * MIB, 2 * MIB));
     let behind = AT + 8 * MIB;
-    bench
-        .space
-        .map(behind, &memory, part, Prot::RW, &mut ())
-        .unwrap();
+    bench.space.map(behind, &memory, part, Prot::RW).unwrap();
     assert_eq!(bench.space.leaf_at(behind).unwrap().run.len, PAGE);
     bench.write(0, behind + 7 * PAGE);
     assert_eq!(bench.harvest(PAGE), (vec![page(2055, 1)], false));
@@ -311,16 +308,16 @@ fn leaves_whose_new_size_a_unit_has_not_noticed_are_not_changed_again() {
     let bench = bench(&[(true, false)]);
     bench.space.track_dirty(Tracking::default()).unwrap();
     let never = Interruption::Refused;
-    bench.space.take_out(page(3, 1), never, &mut ()).unwrap();
+    bench.space.take_out(page(3, 1), never).unwrap();
     bench.units[0].deaf.store(true, Ordering::SeqCst);
     // It is back, and the merge around it waits for its flush: what the unit still writes through the
     // old leaves would be lost with them.
-    bench.space.put_back(page(3, 1), never, &mut ()).unwrap();
+    bench.space.put_back(page(3, 1), never).unwrap();
     for _ in 0..2 {
-        let refused = bench.space.unmap_all(&mut ()).unwrap_err();
+        let refused = bench.space.unmap_all().unwrap_err();
         let waits = matches!(refused, UnmapError::Cut(ResizeError::Flush(_)));
         assert!(waits, "{refused:?}");
-        let refused = bench.space.take_out(page(900, 1), never, &mut ());
+        let refused = bench.space.take_out(page(900, 1), never);
         assert!(matches!(
             refused,
             Err(UnmapError::Cut(ResizeError::Flush(_)))
@@ -329,7 +326,7 @@ fn leaves_whose_new_size_a_unit_has_not_noticed_are_not_changed_again() {
     assert_eq!((bench.space.len(), bench.space.retired()), (1, 0));
     assert_eq!(bench.memory.held(), 8 * MIB);
     bench.units[0].deaf.store(false, Ordering::SeqCst);
-    assert_eq!(bench.space.unmap_all(&mut ()).unwrap().bytes, 8 * MIB);
+    assert_eq!(bench.space.unmap_all().unwrap().bytes, 8 * MIB);
     bench.space.close().unwrap();
     assert_eq!(bench.tables.in_use(), 0);
 }
@@ -343,7 +340,7 @@ fn who_cannot_tell_counts_as_having_written_everywhere() {
     let read_only = AT + 12 * MIB;
     bench
         .space
-        .map(read_only, &memory, part, Prot::READ, &mut ())
+        .map(read_only, &memory, part, Prot::READ)
         .unwrap();
     assert_eq!(bench.harvest(PAGE), (vec![], false));
     let silent = Tracker::new(&bench.tables, false, false);
@@ -382,7 +379,7 @@ fn an_unmap_can_take_along_what_was_written() {
     bench.write(0, AT + 2000 * PAGE);
     let span = Span::new(AT, 8 * MIB);
     let mut pending = Pending::new(vec![0u64; 32], span, PAGE).unwrap();
-    let unmapped = bench.space.unmap_noting(span, &mut pending, &mut ());
+    let unmapped = bench.space.unmap_noting(span, &mut pending);
     assert_eq!(unmapped.unwrap().bytes, 8 * MIB);
     let shown = bench.space.show(&mut pending).unwrap();
     let runs: Vec<Span<Iova>> = shown.runs().collect();
@@ -396,10 +393,7 @@ fn what_was_written_is_reported_by_its_place_in_memory() {
     let bench = bench(&[(true, false)]);
     let (memory, part) = (bench.memory.clone(), Span::new(12 * MIB, 4 * PAGE));
     let behind = AT + 8 * MIB;
-    bench
-        .space
-        .map(behind, &memory, part, Prot::RW, &mut ())
-        .unwrap();
+    bench.space.map(behind, &memory, part, Prot::RW).unwrap();
     let asked = Span::new(behind - PAGE, 3 * PAGE);
     let parts: Vec<(Span<Iova>, Span<Offset>)> = bench
         .space

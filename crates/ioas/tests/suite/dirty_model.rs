@@ -132,7 +132,7 @@ fn check(ops: &[(u64, u64, Op)]) {
         match *op {
             Op::Map(prot) => {
                 let part = Span::new(start * PAGE, range.len);
-                let mapped = space.map(range.start, &memory, part, prot, &mut ());
+                let mapped = space.map(range.start, &memory, part, prot);
                 assert_eq!(mapped.is_ok(), here.iter().all(|page| !page.mapped));
                 for page in here.iter_mut().filter(|_| mapped.is_ok()) {
                     page.mapped = true;
@@ -140,7 +140,7 @@ fn check(ops: &[(u64, u64, Op)]) {
                 }
             }
             Op::Unmap => {
-                space.unmap_cutting(range, NEVER, &mut ()).unwrap();
+                space.unmap_cutting(range, NEVER).unwrap();
                 here.fill(Page::default());
             }
             Op::UnmapNoting => {
@@ -148,7 +148,7 @@ fn check(ops: &[(u64, u64, Op)]) {
                     continue;
                 };
                 let mut pending = Pending::new([0u64; 1], range, PAGE).unwrap();
-                space.unmap_noting(range, &mut pending, &mut ()).unwrap();
+                space.unmap_noting(range, &mut pending).unwrap();
                 let shown = space.show(&mut pending).unwrap();
                 let found: Vec<Span<Iova>> = shown.runs().collect();
                 shown.acknowledge();
@@ -167,7 +167,7 @@ fn check(ops: &[(u64, u64, Op)]) {
             Op::Release => {
                 let held = pins.iter().any(|(.., held)| held.overlaps(&range));
                 let mut kept = 0;
-                space.release(&[range], NEVER, &mut |_, _| kept += 1, &mut ());
+                space.release(&[range], NEVER, &mut |_, _| kept += 1);
                 assert_eq!(kept == 0, covered && !held);
                 for page in here.iter_mut().filter(|_| kept == 0) {
                     page.released = true;
@@ -176,11 +176,11 @@ fn check(ops: &[(u64, u64, Op)]) {
             }
             Op::Restore => {
                 let failed = &mut |range, cause| panic!("{range}: {cause}");
-                space.restore(&[range], NEVER, failed, &mut ());
+                space.restore(&[range], NEVER, failed);
                 here.iter_mut().for_each(|page| page.released = false);
             }
             Op::TakeOut => {
-                let taken = space.take_out(range, NEVER, &mut ());
+                let taken = space.take_out(range, NEVER);
                 assert_eq!(taken.is_ok(), covered);
                 for page in here.iter_mut().filter(|_| covered) {
                     page.out = true;
@@ -188,7 +188,7 @@ fn check(ops: &[(u64, u64, Op)]) {
                 }
             }
             Op::PutBack => {
-                if space.put_back(range, NEVER, &mut ()).is_ok() {
+                if space.put_back(range, NEVER).is_ok() {
                     here.iter_mut().for_each(|page| page.out = false);
                 }
             }

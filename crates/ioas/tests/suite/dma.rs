@@ -460,9 +460,9 @@ fn buffers_of_memory_that_was_pinned_once_cost_no_pin() {
         let mut device = bench.device();
         let (pinned, charged) = (8 * MIB, || bench.ledger.in_use());
         let part = Span::new(4 * MIB, pinned);
-        let memory = bench.memory.pinned(part, &mut ()).unwrap();
+        let memory = bench.memory.pinned(part).unwrap();
         assert_eq!((memory.len(), charged()), (pinned, pinned));
-        let beyond = bench.memory.pinned(Span::new(9 * MIB, pinned), &mut ());
+        let beyond = bench.memory.pinned(Span::new(9 * MIB, pinned));
         assert!(matches!(beyond, Err(MapError::Part { .. })));
         for n in 0..40 {
             let buffer = bench.dma.map(&memory, Span::new(n * 1000, 5000), Prot::RW);

@@ -62,10 +62,7 @@ fn units_that_are_alike_share_a_domain_and_others_get_their_own() {
     for machine in &mut machines {
         assert_eq!(machine.read(AT + 4 * GIB), Some(FRAME));
     }
-    bench
-        .space
-        .unmap(Span::new(AT + 4 * GIB, PAGE), &mut ())
-        .unwrap();
+    bench.space.unmap(Span::new(AT + 4 * GIB, PAGE)).unwrap();
     for machine in &mut machines {
         assert_eq!(machine.read(AT + 4 * GIB), None);
     }
@@ -257,10 +254,7 @@ fn a_limit_that_areas_together_exceed_is_seen_by_the_first_device() {
         (AT + GIB, Span::new(MIB, MIB)),
         (AT + 2 * GIB, Span::new(GIB, 2 * MIB)),
     ] {
-        bench
-            .space
-            .map(iova, &memory, part, Prot::RW, &mut ())
-            .unwrap();
+        bench.space.map(iova, &memory, part, Prot::RW).unwrap();
     }
     let before = bench.state();
     let tables = bench.tables.clone();
@@ -272,7 +266,7 @@ fn a_limit_that_areas_together_exceed_is_seen_by_the_first_device() {
     assert_eq!(area.start, AT + 2 * GIB);
     assert!(matches!(cause, MapError::OverLimit(limit) if limit.needed == 2 * MIB));
     assert_eq!((bench.state(), ledger.in_use()), (before, 0));
-    bench.space.unmap(area, &mut ()).unwrap();
+    bench.space.unmap(area).unwrap();
     machine.attach(&mut bench.space).unwrap();
     assert_eq!(ledger.in_use(), GIB);
     bench.end();
@@ -316,9 +310,7 @@ fn what_changes_while_no_device_is_there_is_what_the_next_one_finds() {
     let mut machine = Machine::new(&tables, 0, can(FormatId::VtdSs, ALL, true));
     machine.attach(&mut bench.space).unwrap();
     bench.space.detach(machine.device).unwrap();
-    let gone = bench
-        .space
-        .unmap(Span::new(AT + 2 * GIB, 5 * PAGE), &mut ());
+    let gone = bench.space.unmap(Span::new(AT + 2 * GIB, 5 * PAGE));
     let expected = Unmapped {
         areas: 1,
         bytes: 5 * PAGE,
@@ -328,13 +320,10 @@ fn what_changes_while_no_device_is_there_is_what_the_next_one_finds() {
     let hole = Span::new(AT + MIB, PAGE);
     bench
         .space
-        .unmap_cutting(hole, Interruption::Refused, &mut ())
+        .unmap_cutting(hole, Interruption::Refused)
         .unwrap();
     let out = Span::new(AT + 3 * GIB, MIB);
-    bench
-        .space
-        .take_out(out, Interruption::Refused, &mut ())
-        .unwrap();
+    bench.space.take_out(out, Interruption::Refused).unwrap();
     bench
         .map(AT + 2 * GIB, Span::new(2 * GIB - PAGE, PAGE))
         .unwrap();
@@ -360,10 +349,7 @@ fn what_changes_while_no_device_is_there_is_what_the_next_one_finds() {
     // What was taken out is not pinned for a device either.
     let held = GIB - PAGE + 4 * MIB + PAGE;
     assert_eq!(bench.object.memory.pinned(), held);
-    bench
-        .space
-        .put_back(out, Interruption::Refused, &mut ())
-        .unwrap();
+    bench.space.put_back(out, Interruption::Refused).unwrap();
     assert_eq!(machine.read(AT + 3 * GIB), Some(2 * FRAME));
     assert_eq!(bench.object.memory.pinned(), held + MIB);
     bench.end();
@@ -383,7 +369,7 @@ fn an_area_that_the_first_device_cannot_translate_refuses_it() {
             "{refused}"
         );
         assert_eq!(bench.state(), before);
-        bench.space.unmap_all(&mut ()).unwrap();
+        bench.space.unmap_all().unwrap();
     }
     machine.attach(&mut bench.space).unwrap();
     assert!(matches!(
@@ -422,7 +408,7 @@ fn nothing_is_mapped_where_a_device_cannot_translate() {
         );
         assert_eq!(bench.state(), before);
         assert_eq!(bench.space.windows(), everything);
-        bench.space.unmap_all(&mut ()).unwrap();
+        bench.space.unmap_all().unwrap();
     }
 
     // On both sides of it, and over what is empty.

@@ -29,7 +29,7 @@ fn bench() -> Bench {
     for n in 0..2 {
         let part = Span::new(n * 20 * PAGE, 16 * PAGE);
         let at = AT + n * 16 * PAGE;
-        space.map(at, &memory, part, Prot::RW, &mut ()).unwrap();
+        space.map(at, &memory, part, Prot::RW).unwrap();
     }
     Bench {
         space,
@@ -130,7 +130,7 @@ fn what_is_pinned_already_is_not_charged_again_and_a_pin_outlives_its_area() {
     assert_eq!(bench.ledger.in_use(), in_use);
 
     // The areas go: exactly what is held stays.
-    let unmapped = bench.space.unmap_all(&mut ()).unwrap();
+    let unmapped = bench.space.unmap_all().unwrap();
     assert_eq!(unmapped.unpinned, 28 * PAGE);
     assert_eq!(bench.memory.held(), 4 * PAGE);
     assert_eq!(bench.ledger.in_use(), 4 * PAGE);
@@ -150,7 +150,7 @@ fn without_a_domain_a_pin_pins() {
     let runs = [Span::new(0x4000_0000, 8 * PAGE)];
     let memory = Memory::new(Arc::new(Synthetic::new(runs)), &ledger);
     let whole = Span::new(0, 8 * PAGE);
-    space.map(AT, &memory, whole, Prot::RW, &mut ()).unwrap();
+    space.map(AT, &memory, whole, Prot::RW).unwrap();
     assert_eq!(ledger.in_use(), 0);
     let pin = space.pin(pages(2, 3), Prot::READ, Keeps).unwrap();
     assert_eq!(ledger.in_use(), 3 * PAGE);
@@ -164,10 +164,7 @@ fn what_cannot_be_held_is_named() {
     let behind = AT + 40 * PAGE;
     let part = Span::new(40 * PAGE, 2 * PAGE);
     let memory = bench.memory.clone();
-    bench
-        .space
-        .map(behind, &memory, part, Prot::READ, &mut ())
-        .unwrap();
+    bench.space.map(behind, &memory, part, Prot::READ).unwrap();
     let pin = |bench: &Bench, range, prot| bench.space.pin(range, prot, Keeps).unwrap_err();
     let hole = pin(&bench, pages(30, 11), Prot::READ);
     assert!(matches!(hole, PinError::NotThere { at, .. } if at == AT + 32 * PAGE));
@@ -180,13 +177,13 @@ fn what_cannot_be_held_is_named() {
         assert!(matches!(pin(&bench, ill, Prot::READ), PinError::Range(_)));
     }
     let never = Interruption::Refused;
-    bench.space.take_out(pages(4, 1), never, &mut ()).unwrap();
+    bench.space.take_out(pages(4, 1), never).unwrap();
     let out = pin(&bench, pages(3, 3), Prot::READ);
     assert!(matches!(out, PinError::NotThere { at, .. } if at == AT + 4 * PAGE));
     // A refused pin holds nothing.
     assert_eq!(bench.space.first_pinned(Span::new(0, GIB)), None);
     let in_use = bench.ledger.in_use();
-    bench.space.unmap_all(&mut ()).unwrap();
+    bench.space.unmap_all().unwrap();
     assert_eq!((in_use, bench.ledger.in_use()), (33 * PAGE, 0));
 }
 
@@ -223,11 +220,11 @@ fn a_user_is_asked_to_let_go_before_anything_changes() {
         user.pins.lock().unwrap().extend(pins);
         // Only those in the way, and of a part also.
         let never = Interruption::Refused;
-        let part = bench.space.unmap_cutting(pages(3, 1), never, &mut ());
+        let part = bench.space.unmap_cutting(pages(3, 1), never);
         assert_eq!(part.unwrap().unpinned, PAGE);
         assert_eq!(user.asked.swap(0, Ordering::SeqCst), in_round + 1);
         assert_eq!(user.pins.lock().unwrap().len(), 1);
-        assert_eq!(bench.space.unmap_all(&mut ()).unwrap().bytes, 31 * PAGE);
+        assert_eq!(bench.space.unmap_all().unwrap().bytes, 31 * PAGE);
         assert_eq!(bench.ledger.in_use(), 0);
     }
 }
@@ -243,21 +240,19 @@ fn who_does_not_let_go_is_named_and_everything_stays() {
     let pin = bench.space.pin(pages(5, 2), Prot::RW, Drops).unwrap();
     let kept = bench.space.pin(pages(4, 1), Prot::RW, Keeps).unwrap();
     let before = leaves(&bench.space);
-    let refused = bench.space.unmap(pages(0, 16), &mut ()).unwrap_err();
+    let refused = bench.space.unmap(pages(0, 16)).unwrap_err();
     assert!(matches!(refused, UnmapError::Held { held, .. } if held == pages(5, 2)));
     assert_eq!(user.asked.swap(0, Ordering::SeqCst), ROUNDS);
-    let refused = bench
-        .space
-        .take_out(pages(6, 1), Interruption::Refused, &mut ());
+    let refused = bench.space.take_out(pages(6, 1), Interruption::Refused);
     assert!(matches!(refused, Err(UnmapError::Held { held, .. }) if held == pages(6, 1)));
     assert_eq!(leaves(&bench.space), before);
     assert_eq!((bench.space.len(), bench.space.retired()), (2, 0));
     // Beside it nobody is asked.
     user.asked.store(0, Ordering::SeqCst);
-    bench.space.unmap(pages(16, 16), &mut ()).unwrap();
+    bench.space.unmap(pages(16, 16)).unwrap();
     assert_eq!(user.asked.load(Ordering::SeqCst), 0);
     drop(pin);
-    bench.space.unmap_all(&mut ()).unwrap();
+    bench.space.unmap_all().unwrap();
     assert_eq!(bench.memory.held(), PAGE);
     drop(kept);
     assert_eq!(bench.memory.held(), 0);

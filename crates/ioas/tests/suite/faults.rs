@@ -69,7 +69,7 @@ impl Bench {
         let around = Memory::new(neighbours.clone(), &ledger);
         for (at, first) in [(AT - 16 * PAGE, 0), (AT + whole.len(), 16)] {
             let part = Span::new(first * PAGE, 16 * PAGE);
-            space.map(at, &around, part, Prot::RW, &mut ()).unwrap();
+            space.map(at, &around, part, Prot::RW).unwrap();
         }
         Self {
             tables,
@@ -93,7 +93,9 @@ impl Bench {
 
     fn map(&mut self, watch: &mut Watch) -> Result<(), MapError> {
         let part = Span::new(0, self.whole.len());
-        self.space.map(AT, &self.whole, part, Prot::RW, watch)
+        self.space
+            .observed(watch)
+            .map(AT, &self.whole, part, Prot::RW)
     }
 
     /// After what was to fail has failed: maps and unmaps, to see that nothing stuck.
@@ -114,7 +116,11 @@ impl Bench {
         assert_eq!(held.pinned, before.pinned + bytes);
         let mapped: u64 = held.leaves.iter().map(|leaf| leaf.run.len).sum();
         assert_eq!(mapped, bytes + 32 * PAGE);
-        let unmapped = self.space.unmap(Span::new(AT, bytes), &mut watch).unwrap();
+        let unmapped = self
+            .space
+            .observed(&mut watch)
+            .unmap(Span::new(AT, bytes))
+            .unwrap();
         assert_eq!(
             (unmapped.areas, unmapped.bytes, unmapped.unpinned),
             (1, bytes, bytes)
@@ -144,10 +150,7 @@ fn each(format: FormatId, levels: u8, expected: u64, fail: impl Fn(&Bench, &mut 
         n += 1;
     }
     assert!(n >= expected, "failed only {n} times");
-    bench
-        .space
-        .unmap(Span::new(AT, bench.whole.len()), &mut ())
-        .unwrap();
+    bench.space.unmap(Span::new(AT, bench.whole.len())).unwrap();
     assert_eq!(bench.state(), before);
     bench.works_still();
     bench.end();
@@ -195,7 +198,7 @@ fn a_limit_that_is_too_low_is_refused_with_numbers_and_leaves_nothing() {
     let object = Memory::new(memory.clone(), &ledger);
     let before = State::of(&space, &ledger, &tables, &[&memory]);
     let mut watch = Watch::default();
-    let refused = space.map(AT, &object, whole, Prot::RW, &mut watch);
+    let refused = space.observed(&mut watch).map(AT, &object, whole, Prot::RW);
     let Err(MapError::OverLimit(limit)) = refused else {
         panic!("{refused:?}");
     };
@@ -233,10 +236,7 @@ fn too_little_table_memory_leaves_nothing_whichever_table_is_missing() {
         }
         // At least two tables for leaves and two above them on the far side of 512 GiB.
         assert!(refused >= 3, "{format}: {refused}");
-        bench
-            .space
-            .unmap(Span::new(AT, bench.whole.len()), &mut ())
-            .unwrap();
+        bench.space.unmap(Span::new(AT, bench.whole.len())).unwrap();
         assert_eq!(bench.state(), before);
         bench.works_still();
         bench.end();
@@ -268,9 +268,7 @@ fn permissions_that_the_format_lacks_leave_nothing() {
     let bench = Bench::new(FormatId::VtdSs, 4);
     let before = bench.state();
     let part = Span::new(0, bench.whole.len());
-    let refused = bench
-        .space
-        .map(AT, &bench.whole, part, Prot::EXECUTE, &mut ());
+    let refused = bench.space.map(AT, &bench.whole, part, Prot::EXECUTE);
     assert!(matches!(
         refused,
         Err(MapError::Table(iopt::TableMapError::Prot { .. }))
@@ -411,7 +409,7 @@ fn an_unmap_under_a_deaf_unit_retires_the_memory_and_a_map_brings_the_flush_with
         for deaf in [bench.unit.clone(), other] {
             deaf.invalidates.set([0]);
             let mut watch = Watch::default();
-            let failed = bench.space.unmap(Span::new(AT, bytes), &mut watch);
+            let failed = bench.space.observed(&mut watch).unmap(Span::new(AT, bytes));
             assert!(matches!(failed, Err(UnmapError::Flush(_))));
             assert_eq!(watch.steps, [(Step::EmptyTables, bytes), (Step::Flush, 0)]);
             let after = bench.state();
@@ -426,7 +424,7 @@ fn an_unmap_under_a_deaf_unit_retires_the_memory_and_a_map_brings_the_flush_with
         }
         // A device that stays deaf is detached, and then there is nobody to wait for.
         bench.unit.invalidates.set(0..1000);
-        assert!(bench.space.unmap(Span::new(AT, bytes), &mut ()).is_err());
+        assert!(bench.space.unmap(Span::new(AT, bytes)).is_err());
         assert!(bench.space.flush().is_err());
         bench.space.detach(DEVICE).unwrap();
         assert_eq!(bench.space.flush().unwrap(), bytes);
@@ -470,7 +468,7 @@ fn memory_that_cannot_be_unpinned_stays_charged_and_all_other_is_released() {
     bench.map(&mut Watch::default()).unwrap();
     bench.memory.unpins.set([0]);
     let mut watch = Watch::default();
-    let failed = bench.space.unmap_all(&mut watch).unwrap_err();
+    let failed = bench.space.observed(&mut watch).unmap_all().unwrap_err();
     assert!(matches!(failed, UnmapError::Unpin(_)), "{failed}");
     assert_eq!(watch.steps.last(), Some(&(Step::Unpin, 32 * PAGE)));
     let after = bench.state();
@@ -502,7 +500,7 @@ fn a_panic_of_the_observer_never_leaves_an_entry_to_memory_that_is_not_pinned() 
             );
             assert_eq!(state.in_use - before.in_use, state.pinned - before.pinned);
             let range = Span::new(AT, bench.whole.len());
-            let unmapped = bench.space.unmap(range, &mut ());
+            let unmapped = bench.space.unmap(range);
             if result.is_ok() {
                 unmapped.unwrap();
                 assert_eq!(bench.state(), before);
@@ -520,7 +518,7 @@ fn a_panic_of_the_observer_never_leaves_an_entry_to_memory_that_is_not_pinned() 
                 Span::new(AT - 16 * PAGE, 16 * PAGE),
                 Span::new(range.last() + 1, 16 * PAGE),
             ] {
-                assert_eq!(bench.space.unmap(beside, &mut ()).unwrap().areas, 1);
+                assert_eq!(bench.space.unmap(beside).unwrap().areas, 1);
             }
             bench.end();
             n += 1;

@@ -42,20 +42,20 @@ fn a_bar_is_reached_and_not_charged() {
 
     let registers = bar(Span::new(BORDER, 2 * MIB));
     let part = Span::new(PAGE, 8 * PAGE);
-    space.map(AT, &registers, part, Prot::RW, &mut ()).unwrap();
+    space.map(AT, &registers, part, Prot::RW).unwrap();
     space
-        .map(2 * AT, &registers, Span::new(0, MIB), Prot::READ, &mut ())
+        .map(2 * AT, &registers, Span::new(0, MIB), Prot::READ)
         .unwrap();
     assert_eq!(machine.read(AT), Some(BORDER + PAGE));
     assert_eq!(machine.read(2 * AT + MIB - 8), Some(BORDER + MIB - 8));
     assert_eq!((registers.charged(), registers.ledger().in_use()), (0, 0));
     // Cut, taken out, put back, unmapped: as any other memory.
     let page = Span::new(AT + 2 * PAGE, PAGE);
-    space.take_out(page, NEVER, &mut ()).unwrap();
+    space.take_out(page, NEVER).unwrap();
     assert_eq!(machine.read(page.start), None);
-    space.put_back(page, NEVER, &mut ()).unwrap();
+    space.put_back(page, NEVER).unwrap();
     assert_eq!(machine.read(page.start), Some(BORDER + 3 * PAGE));
-    assert_eq!(space.unmap_all(&mut ()).unwrap().bytes, MIB + 8 * PAGE);
+    assert_eq!(space.unmap_all().unwrap().bytes, MIB + 8 * PAGE);
     assert_eq!((machine.read(AT), registers.held()), (None, 0));
     space.close().unwrap();
     assert_eq!(tables.in_use(), 0);
@@ -71,7 +71,7 @@ fn several_runs_are_one_memory_in_the_order_of_offsets() {
     ];
     let set_aside = unlimited(Arc::new(FixedRuns::new(runs, PAGE).unwrap()));
     let part = Span::new(2 * PAGE, 2 * PAGE);
-    space.map(AT, &set_aside, part, Prot::RW, &mut ()).unwrap();
+    space.map(AT, &set_aside, part, Prot::RW).unwrap();
     let range = Span::new(AT, part.len);
     let pin = space.pin(range, Prot::READ, WhenUnmapped::Keeps).unwrap();
     let hold = &pin.holds()[0];
@@ -109,14 +109,14 @@ fn registers_beside_ram_never_become_one_leaf_with_it() {
         let ram = unlimited(Arc::new(Synthetic::new([Span::new(64 * GIB, half)])));
         let registers = bar(Span::new(64 * GIB + half, half));
         let (whole, at) = (Span::new(0, half), AT + half);
-        space.map(AT, &ram, whole, Prot::RW, &mut ()).unwrap();
-        space.map(at, &registers, whole, Prot::RW, &mut ()).unwrap();
+        space.map(AT, &ram, whole, Prot::RW).unwrap();
+        space.map(at, &registers, whole, Prot::RW).unwrap();
         apart(&space);
         let before = leaves(&space);
         for end in [at - PAGE, at] {
             let page = Span::new(end, PAGE);
-            space.take_out(page, ALLOWED, &mut ()).unwrap();
-            space.put_back(page, ALLOWED, &mut ()).unwrap();
+            space.take_out(page, ALLOWED).unwrap();
+            space.put_back(page, ALLOWED).unwrap();
             apart(&space);
         }
         assert_eq!(space.len(), 2);
@@ -162,7 +162,7 @@ fn registers_are_device_memory_where_a_format_has_memory_types() {
             .enumerate()
         {
             let at = AT + n as u64 * GIB;
-            space.map(at, memory, whole, Prot::RW, &mut ()).unwrap();
+            space.map(at, memory, whole, Prot::RW).unwrap();
         }
         let found = [0, 1, 2].map(|n| attributes(&space, AT + n * GIB));
         let none = Prot::empty();
@@ -179,11 +179,9 @@ fn registers_are_not_forced_to_be_coherent() {
     let mut space: Space = Ioas::with_builder(builder);
     let ram = unlimited(Arc::new(Synthetic::new([Span::new(GIB, MIB)])));
     let whole = Span::new(0, MIB);
-    space.map(AT, &ram, whole, Prot::RW, &mut ()).unwrap();
+    space.map(AT, &ram, whole, Prot::RW).unwrap();
     let registers = bar(Span::new(3 * GIB, MIB));
-    space
-        .map(2 * AT, &registers, whole, Prot::RW, &mut ())
-        .unwrap();
+    space.map(2 * AT, &registers, whole, Prot::RW).unwrap();
     machine.attach(&mut space).unwrap();
     assert_eq!(attributes(&space, AT), Prot::COHERENT);
     assert_eq!(attributes(&space, 2 * AT), Prot::empty());
@@ -212,6 +210,6 @@ fn runs_that_are_no_pages_are_refused() {
     let space = space(FormatId::VtdSs, 4, &tables);
     let odd = FixedRuns::new([Span::new(GIB + 512, PAGE)], 512).unwrap();
     let odd = unlimited(Arc::new(odd));
-    let refused = space.map(AT, &odd, Span::new(0, PAGE), Prot::RW, &mut ());
+    let refused = space.map(AT, &odd, Span::new(0, PAGE), Prot::RW);
     assert!(matches!(refused, Err(MapError::Table(_))), "{refused:?}");
 }

@@ -19,7 +19,7 @@ fn noted() -> (Bench, Machine, Vec<Span<Iova>>) {
     let page = |n| Span::new(AT + n * MIB + PAGE, PAGE);
     let pages: Vec<Span<Iova>> = (0..AREAS).map(page).collect();
     let mut refused = |range, cause: ReleaseError| panic!("{range}: {cause}");
-    bench.space.release(&pages, NEVER, &mut refused, &mut ());
+    bench.space.release(&pages, NEVER, &mut refused);
     assert_eq!(bench.ledger.in_use(), 0);
     let machine = Machine::new(&bench.tables, 0, can(FormatId::VtdSs, SMALL, true));
     (bench, machine, pages)
@@ -65,7 +65,7 @@ fn a_first_domain_keeps_the_charge_of_all_released_areas_or_does_not_come() {
     assert_eq!(bench.ledger.in_use(), AREAS * LEN);
     let others = bench.ledger.charge(4 * GIB - AREAS * LEN).unwrap();
     let mut failed = |range, cause: MapError| panic!("{range}: {cause}");
-    bench.space.restore(&pages, NEVER, &mut failed, &mut ());
+    bench.space.restore(&pages, NEVER, &mut failed);
     drop(others);
     bench.end();
 }
@@ -76,17 +76,17 @@ fn what_is_taken_out_gives_its_charge_back_and_needs_it_again() {
     machine.attach(&mut bench.space).unwrap();
     let page = pages[2];
     let before = bench.state();
-    bench.space.take_out(page, NEVER, &mut ()).unwrap();
+    bench.space.take_out(page, NEVER).unwrap();
     assert_eq!(bench.ledger.in_use(), AREAS * LEN - PAGE);
     let others = bench.ledger.charge(4 * GIB - bench.ledger.in_use());
-    let refused = bench.space.put_back(page, NEVER, &mut ());
+    let refused = bench.space.put_back(page, NEVER);
     assert!(
         matches!(refused, Err(MapError::OverLimit(_))),
         "{refused:?}"
     );
     assert!(bench.space.area_at(page.start).unwrap().is_out());
     drop(others);
-    bench.space.put_back(page, NEVER, &mut ()).unwrap();
+    bench.space.put_back(page, NEVER).unwrap();
     assert_eq!(bench.state(), before);
     bench.end();
 }

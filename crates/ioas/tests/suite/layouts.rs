@@ -16,7 +16,7 @@ fn sizes(spans: &[Span<Pa>]) -> Vec<u64> {
     let space = space(FormatId::AmdV1, 4, &tables);
     let memory = unlimited(Arc::new(Synthetic::new(spans.iter().copied())));
     let part = Span::new(0, memory.len());
-    space.map(GIB, &memory, part, Prot::RW, &mut ()).unwrap();
+    space.map(GIB, &memory, part, Prot::RW).unwrap();
     let leaves = leaves(&space);
     leaves.iter().map(|leaf| leaf.run.len).collect()
 }
@@ -49,7 +49,7 @@ fn a_batch_is_charged_in_one_step_and_not_by_pages() {
     let pages = (0..1024).map(|n| Span::new(0x4000_0000 + n * 2 * PAGE, PAGE));
     let memory = Memory::new(Arc::new(Synthetic::new(pages)), &ledger);
     let part = Span::new(0, memory.len());
-    space.map(GIB, &memory, part, Prot::RW, &mut ()).unwrap();
+    space.map(GIB, &memory, part, Prot::RW).unwrap();
     assert_eq!((ledger.in_use(), ledger.steps()), (4 * MIB, 1));
 }
 
@@ -63,7 +63,7 @@ fn large_pages_can_be_turned_off() {
         let run = [Span::new(0x4000_0000, 4 * MIB)];
         let memory = unlimited(Arc::new(Synthetic::new(run)));
         let part = Span::new(0, memory.len());
-        space.map(GIB, &memory, part, Prot::RW, &mut ()).unwrap();
+        space.map(GIB, &memory, part, Prot::RW).unwrap();
         let leaves = leaves(&space);
         assert_eq!(leaves.len(), 1024, "{format:?}");
         assert!(leaves.iter().all(|leaf| leaf.run.len == PAGE));
@@ -78,7 +78,10 @@ fn folios_of_64_kib_come_in_one_batch() {
     let memory = unlimited(Arc::new(Synthetic::new(folios)));
     let part = Span::new(0, memory.len());
     let mut watch = Watch::default();
-    space.map(GIB, &memory, part, Prot::RW, &mut watch).unwrap();
+    space
+        .observed(&mut watch)
+        .map(GIB, &memory, part, Prot::RW)
+        .unwrap();
     let of = |step| watch.steps.iter().filter(|(s, _)| *s == step).count();
     // The second look finds that there is no more.
     assert_eq!((of(Step::FindRuns), of(Step::FillTables)), (2, 1));
@@ -96,21 +99,13 @@ fn a_page_of_1_gib_is_one_step() {
         let object = Arc::new(Frail::new(Synthetic::new([Span::new(7 * GIB, GIB)])));
         let memory = Memory::new(object.clone(), &ledger);
         let part = Span::new(0, GIB);
-        space
-            .map(3 * GIB, &memory, part, Prot::RW, &mut ())
-            .unwrap();
+        space.map(3 * GIB, &memory, part, Prot::RW).unwrap();
         let calls = (object.pins.calls(), object.readers.calls());
         assert_eq!((ledger.steps(), calls), (1, (1, 1)), "{format}");
         let leaves = leaves(&space);
         assert_eq!(leaves.len(), 1);
         assert_eq!((leaves[0].run.pa, leaves[0].run.len), (7 * GIB, GIB));
-        assert_eq!(
-            space
-                .unmap(Span::new(3 * GIB, GIB), &mut ())
-                .unwrap()
-                .unpinned,
-            GIB
-        );
+        assert_eq!(space.unmap(Span::new(3 * GIB, GIB)).unwrap().unpinned, GIB);
         assert_eq!((object.unpins.calls(), object.releases.calls()), (1, 0));
     }
 }
@@ -124,7 +119,7 @@ fn a_page_of_other_memory_in_between_makes_three_runs() {
     let space = space(FormatId::VtdSs, 4, &tables);
     let memory = unlimited(Arc::new(Synthetic::new([low, other, high])));
     let part = Span::new(0, 2 * MIB);
-    space.map(GIB, &memory, part, Prot::RW, &mut ()).unwrap();
+    space.map(GIB, &memory, part, Prot::RW).unwrap();
     let range = Span::new(GIB, part.len);
     let pin = space.pin(range, Prot::READ, WhenUnmapped::Keeps).unwrap();
     assert_eq!(
@@ -153,14 +148,14 @@ fn a_limit_in_the_middle_of_a_map_leaves_everything_as_it_was() {
     for n in [1, 3, 5, 7] {
         let part = Span::new(n * MIB, MIB);
         space
-            .map(GIB + part.start, &memory, part, Prot::RW, &mut ())
+            .map(GIB + part.start, &memory, part, Prot::RW)
             .unwrap();
     }
     let state = |space: &Space| State::of(space, &ledger, &tables, &[&object.memory]);
     let before = state(&space);
     let whole = Span::new(0, 9 * MIB);
     object.pins.set(None);
-    let refused = space.map(8 * GIB, &memory, whole, Prot::RW, &mut ());
+    let refused = space.map(8 * GIB, &memory, whole, Prot::RW);
     let Err(MapError::OverLimit(limit)) = refused else {
         panic!("{refused:?}");
     };
@@ -175,18 +170,16 @@ fn a_limit_in_the_middle_of_a_map_leaves_everything_as_it_was() {
     let part = Span::new(0, 8 * MIB);
     for n in 0..4 {
         object.pins.set([n]);
-        let refused = space.map(8 * GIB, &memory, part, Prot::RW, &mut ());
+        let refused = space.map(8 * GIB, &memory, part, Prot::RW);
         assert!(matches!(refused, Err(MapError::Pin(_))), "{refused:?}");
         assert_eq!(object.pins.calls(), n + 1);
         assert_eq!(state(&space), before);
     }
-    space
-        .map(8 * GIB, &memory, part, Prot::RW, &mut ())
-        .unwrap();
+    space.map(8 * GIB, &memory, part, Prot::RW).unwrap();
     assert_eq!(
         (ledger.in_use(), object.memory.pinned()),
         (8 * MIB, 8 * MIB)
     );
-    space.unmap_all(&mut ()).unwrap();
+    space.unmap_all().unwrap();
     assert_eq!((ledger.in_use(), object.memory.pinned()), (0, 0));
 }

@@ -75,14 +75,13 @@ impl Bench {
     /// Maps a page of the object at a page of the window.
     fn map(&mut self, at: u64, page: u64) -> Result<(), MapError> {
         let part = Span::new(page * PAGE, PAGE);
-        self.space
-            .map(AT + at * PAGE, &self.memory, part, Prot::RW, &mut ())
+        self.space.map(AT + at * PAGE, &self.memory, part, Prot::RW)
     }
 
     /// Unmaps a page of the window; the bytes that were unpinned.
     fn unmap(&mut self, at: u64) -> u64 {
         let range = Span::new(AT + at * PAGE, PAGE);
-        self.space.unmap(range, &mut ()).unwrap().unpinned
+        self.space.unmap(range).unwrap().unpinned
     }
 
     /// The page of the object that the device finds; `None` for a fault.
@@ -234,7 +233,7 @@ fn a_flush_that_fails_keeps_everything() {
     bench.unit.invalidates.set(0..4);
     // At the bound, by the clock, by hand, and where something is to be mapped.
     let second = Span::new(AT + PAGE, PAGE);
-    let failed = bench.space.unmap(second, &mut ());
+    let failed = bench.space.unmap(second);
     assert!(matches!(failed, Err(UnmapError::Flush(_))), "{failed:?}");
     let waits = bench.state();
     assert_eq!(
@@ -344,7 +343,7 @@ proptest! {
                 }
                 Op::Unmap(at) => {
                     let range = Span::new(AT + at * PAGE, PAGE);
-                    let unmapped = bench.space.unmap(range, &mut ());
+                    let unmapped = bench.space.unmap(range);
                     prop_assert!(matches!(unmapped, Ok(_) | Err(UnmapError::Flush(_))));
                     model.remove(&at);
                     // No more may wait than was said, but when nobody hears.

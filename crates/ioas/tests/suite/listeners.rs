@@ -71,7 +71,7 @@ impl Bench {
         for n in 0..4 {
             let part = Span::new(8 * n * PAGE, 8 * PAGE);
             let at = AT + part.start;
-            space.map(at, &memory, part, Prot::RW, &mut ()).unwrap();
+            space.map(at, &memory, part, Prot::RW).unwrap();
         }
         Self {
             tables,
@@ -112,14 +112,14 @@ fn memory_stays_pinned_until_every_listener_has_forgotten_it() {
     };
     let mut bench = Bench::new();
     bench.fail();
-    let unmapped = bench.space.unmap(page(0, 8), &mut ()).map(|_| 0);
+    let unmapped = bench.space.unmap(page(0, 8)).map(|_| 0);
     assert_eq!(failed(unmapped), page(0, 8));
     assert_eq!((bench.space.len(), bench.space.retired()), (3, 1));
     // Again, and nothing is mapped meanwhile, there or elsewhere.
     assert_eq!(failed(bench.space.flush()), page(0, 8));
     for at in [AT, AT + MIB] {
         let (memory, part) = (bench.memory.clone(), Span::new(0, 8 * PAGE));
-        let refused = bench.space.map(at, &memory, part, Prot::RW, &mut ());
+        let refused = bench.space.map(at, &memory, part, Prot::RW);
         assert!(matches!(refused, Err(MapError::Flush(_))), "{refused:?}");
     }
     let memories = [bench.memory.clone()];
@@ -137,7 +137,7 @@ fn memory_stays_pinned_until_every_listener_has_forgotten_it() {
 
     let mut bench = Bench::new();
     bench.fail();
-    let taken = bench.space.take_out(page(10, 2), NEVER, &mut ());
+    let taken = bench.space.take_out(page(10, 2), NEVER);
     assert_eq!(failed(taken), page(10, 2));
     bench.recover(2);
     bench.end();
@@ -145,7 +145,7 @@ fn memory_stays_pinned_until_every_listener_has_forgotten_it() {
     // A unit that fails as well is no reason to leave out the others.
     let mut bench = Bench::new();
     bench.unit.invalidates.set(0..64);
-    bench.space.unmap(page(0, 8), &mut ()).unwrap_err();
+    bench.space.unmap(page(0, 8)).unwrap_err();
     assert_eq!(*bench.caches[1].unmapped.lock().unwrap(), [page(0, 8)]);
     bench.unit.invalidates.set(None);
     bench.recover(8);
@@ -158,7 +158,7 @@ fn what_is_released_is_back_when_a_listener_has_not_forgotten_it() {
     bench.fail();
     let mut kept = Vec::new();
     let tell = &mut |range, _| kept.push(range);
-    let unpinned = bench.space.release(&[page(2, 2)], NEVER, tell, &mut ());
+    let unpinned = bench.space.release(&[page(2, 2)], NEVER, tell);
     assert_eq!((unpinned, kept), (0, vec![page(2, 2)]));
     assert!(bench.space.areas().iter().all(|area| area.is_there()));
     assert_eq!(bench.space.len(), 4);
@@ -179,7 +179,7 @@ fn a_listener_that_another_thread_has_invalidate_is_waited_for() {
         age: Duration::MAX,
         now: || Duration::ZERO,
     });
-    bench.space.unmap(page(0, 8), &mut ()).unwrap();
+    bench.space.unmap(page(0, 8)).unwrap();
     let (pass, stopped) = stop();
     *bench.caches[0].at_unmapped.lock().unwrap() = Some(Arc::new(move || {
         pass();
@@ -192,7 +192,7 @@ fn a_listener_that_another_thread_has_invalidate_is_waited_for() {
         assert_eq!((space.retired(), memory.held()), (1, 32 * PAGE));
         beside(scope, || {
             let part = Span::new(0, 8 * PAGE);
-            space.map(AT, memory, part, Prot::RW, &mut ()).unwrap();
+            space.map(AT, memory, part, Prot::RW).unwrap();
         });
         assert!(space.area_at(AT).is_none());
         stopped.go();
@@ -214,16 +214,14 @@ fn what_two_areas_over_the_whole_address_space_were_is_forgotten() {
     space.add_listener(cache.clone());
     for half in halves {
         let part = Span::new(0, half.len);
-        space
-            .map(half.start, &memory, part, Prot::RW, &mut ())
-            .unwrap();
+        space.map(half.start, &memory, part, Prot::RW).unwrap();
     }
     for order in [halves, [halves[1], halves[0]]] {
         let kept = &mut |range, cause: ioas::ReleaseError| panic!("{range}: {cause}");
-        assert_eq!(space.release(&order, NEVER, kept, &mut ()), 0);
+        assert_eq!(space.release(&order, NEVER, kept), 0);
         assert_eq!(*cache.unmapped.lock().unwrap(), order);
         let failed = &mut |range, cause: MapError| panic!("{range}: {cause}");
-        space.restore(&order, NEVER, failed, &mut ());
+        space.restore(&order, NEVER, failed);
         cache.unmapped.lock().unwrap().clear();
     }
     let pins = halves.map(|half| space.pin(half, Prot::RW, ioas::WhenUnmapped::Keeps));
@@ -234,7 +232,7 @@ fn what_two_areas_over_the_whole_address_space_were_is_forgotten() {
     );
     drop(pins);
     assert_eq!(halves.map(|half| space.first_pinned(half)), [None, None]);
-    space.unmap_all(&mut ()).unwrap();
+    space.unmap_all().unwrap();
     assert_eq!(*cache.unmapped.lock().unwrap(), halves);
 }
 
@@ -248,30 +246,24 @@ fn listeners_learn_of_lazy_unmaps_when_these_are_flushed_or_something_is_mapped(
     });
     let told = |bench: &Bench| bench.caches[0].unmapped.lock().unwrap().clone();
     for n in [0, 1] {
-        let unmapped = bench.space.unmap(page(8 * n, 8), &mut ()).unwrap();
+        let unmapped = bench.space.unmap(page(8 * n, 8)).unwrap();
         assert_eq!(unmapped.unpinned, 0);
     }
     assert_eq!((bench.space.retired(), told(&bench)), (2, vec![]));
     // A listener may have looked something up anywhere.
     bench.fail();
     let (memory, part) = (bench.memory.clone(), Span::new(0, PAGE));
-    let refused = bench.space.map(AT + MIB, &memory, part, Prot::RW, &mut ());
+    let refused = bench.space.map(AT + MIB, &memory, part, Prot::RW);
     assert!(matches!(refused, Err(MapError::Flush(_))), "{refused:?}");
     bench.caches[1].fails.set(None);
-    bench
-        .space
-        .map(AT + MIB, &memory, part, Prot::RW, &mut ())
-        .unwrap();
+    bench.space.map(AT + MIB, &memory, part, Prot::RW).unwrap();
     assert_eq!(told(&bench).last(), Some(&page(0, 16)), "in one stretch");
     assert_eq!(bench.ledger.in_use(), 17 * PAGE);
     // One more than may wait.
     for n in [2, 3] {
-        bench.space.unmap(page(8 * n, 8), &mut ()).unwrap();
+        bench.space.unmap(page(8 * n, 8)).unwrap();
     }
-    bench
-        .space
-        .unmap(Span::new(AT + MIB, PAGE), &mut ())
-        .unwrap();
+    bench.space.unmap(Span::new(AT + MIB, PAGE)).unwrap();
     assert_eq!((bench.space.retired(), bench.ledger.in_use()), (0, 0));
     bench.end();
 }

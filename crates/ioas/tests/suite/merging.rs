@@ -35,12 +35,12 @@ fn the_page_that_comes_back_last_makes_one_leaf_of_all() {
                 let never = Interruption::Refused;
                 for some in runs.chunks(7) {
                     let kept = &mut |range, cause| panic!("{range}: {cause}");
-                    bench.space.release(some, never, kept, &mut ());
+                    bench.space.release(some, never, kept);
                 }
                 for (n, run) in (0..).zip(&runs) {
                     assert_eq!(small(&bench.space, first), n, "by {order}");
                     let failed = &mut |range, cause| panic!("{range}: {cause}");
-                    bench.space.restore(&[*run], never, failed, &mut ());
+                    bench.space.restore(&[*run], never, failed);
                 }
                 assert_eq!(bench.state(), before, "by {order}");
             }

@@ -204,7 +204,11 @@ impl Bench {
                 self.unmap(Span::new(WINDOW.start + at * PAGE, len * PAGE));
             }
             Op::UnmapAll => {
-                let unmapped = self.space.unmap_all(&mut Watch::default()).unwrap();
+                let unmapped = self
+                    .space
+                    .observed(&mut Watch::default())
+                    .unmap_all()
+                    .unwrap();
                 assert_eq!(unmapped.areas, self.model.areas.len() as u64);
                 self.model.areas.clear();
                 self.model.pages.clear();
@@ -233,7 +237,8 @@ impl Bench {
         let memory = &self.memories[which];
         let result = self
             .space
-            .map(iova, memory, part, prot, &mut Watch::default());
+            .observed(&mut Watch::default())
+            .map(iova, memory, part, prot);
         if let Some(there) = self.model.overlapping(range).first() {
             let Err(MapError::Overlap { wanted, area }) = result else {
                 panic!("{range} over {there}: {result:?}");
@@ -257,7 +262,7 @@ impl Bench {
 
     fn unmap(&mut self, range: Span<Iova>) {
         let areas = self.model.overlapping(range);
-        let result = self.space.unmap(range, &mut Watch::default());
+        let result = self.space.observed(&mut Watch::default()).unmap(range);
         if let Some(cut) = areas.iter().find(|area| !range.covers(area)) {
             let Err(UnmapError::CutsArea { area, .. }) = result else {
                 panic!("{range} cuts {cut}: {result:?}");

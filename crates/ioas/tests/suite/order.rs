@@ -50,7 +50,7 @@ impl Bench {
 
     fn map(&mut self) -> Result<(), ioas::MapError> {
         let part = Span::new(0, BYTES);
-        self.space.map(AT, &self.whole, part, Prot::RW, &mut ())
+        self.space.map(AT, &self.whole, part, Prot::RW)
     }
 
     /// Has the unit write down, whenever it is called, what is pinned, what is charged, and
@@ -102,7 +102,7 @@ fn at_the_moment_of_the_flush_nothing_is_unpinned_and_no_table_is_back() {
             tables: bench.tables.in_use(),
         };
         let seen = bench.record();
-        bench.space.unmap(Span::new(AT, BYTES), &mut ()).unwrap();
+        bench.space.unmap(Span::new(AT, BYTES)).unwrap();
         assert_eq!(*seen.lock().unwrap(), [full]);
         assert_eq!(bench.held(), (0, 0));
         assert_eq!(bench.tables.in_use(), 1);
@@ -132,7 +132,7 @@ fn a_map_that_is_undone_flushes_before_it_unpins() {
         let object = Memory::new(memory, &bench.ledger);
         let part = Span::new(0, object.len());
         let seen = bench.record();
-        let failed = bench.space.map(AT, &object, part, Prot::RW, &mut ());
+        let failed = bench.space.map(AT, &object, part, Prot::RW);
         assert!(failed.is_err());
         let seen = seen.lock().unwrap().clone();
         assert_eq!(seen.len(), 1);
@@ -177,18 +177,15 @@ fn memory_that_a_device_may_still_reach_is_never_unpinned() {
     bench.map().unwrap();
     // Part of it retired, the rest in an area.
     bench.unit.invalidates.set([0]);
-    assert!(bench.space.unmap(Span::new(AT, BYTES), &mut ()).is_err());
+    assert!(bench.space.unmap(Span::new(AT, BYTES)).is_err());
     bench.unit.invalidates.set([]);
     bench.space.flush().unwrap();
     bench.map().unwrap();
     let high = AT + GIB;
     let part = Span::new(0, BYTES / 2);
-    bench
-        .space
-        .map(high, &bench.whole, part, Prot::RW, &mut ())
-        .unwrap();
+    bench.space.map(high, &bench.whole, part, Prot::RW).unwrap();
     bench.unit.invalidates.set([0]);
-    assert!(bench.space.unmap(Span::new(AT, BYTES), &mut ()).is_err());
+    assert!(bench.space.unmap(Span::new(AT, BYTES)).is_err());
     assert_eq!((bench.space.retired(), bench.space.areas().len()), (1, 1));
 
     // The second of two devices is not let go.
@@ -236,7 +233,7 @@ fn close_gives_back_whatever_one_way_out_allows() {
         let mut bench = Bench::new(format);
         bench.map().unwrap();
         bench.unit.invalidates.set(0..100);
-        bench.space.unmap_all(&mut ()).unwrap_err();
+        bench.space.unmap_all().unwrap_err();
         bench.space.close().unwrap();
         assert_eq!(
             (bench.memory.memory.pinned(), bench.ledger.in_use()),
@@ -293,11 +290,8 @@ fn a_failed_close_can_be_prepared_step_by_step() {
         Err(DetachError::Unit(AttachError::TimedOut { .. }))
     ));
     assert_eq!(bench.space.endpoints(), [DEVICE.into()]);
-    assert!(matches!(
-        bench.space.unmap_all(&mut ()),
-        Err(UnmapError::Flush(_))
-    ));
-    assert_eq!(bench.space.unmap_all(&mut ()).unwrap().unpinned, BYTES);
+    assert!(matches!(bench.space.unmap_all(), Err(UnmapError::Flush(_))));
+    assert_eq!(bench.space.unmap_all().unwrap().unpinned, BYTES);
     bench.space.detach(DEVICE).unwrap();
     assert!(matches!(
         bench.space.detach(DEVICE),

@@ -150,7 +150,9 @@ impl Bench {
             }
             Op::Unmap(space, at, len, cutting) => self.unmap(space, at, len, cutting, fail),
             Op::UnmapAll(space) => {
-                let result = self.spaces[space].unmap_all(&mut Watch::default());
+                let result = self.spaces[space]
+                    .observed(&mut Watch::default())
+                    .unmap_all();
                 let areas = std::mem::take(&mut self.model.areas[space]);
                 self.unmapped(result, &areas, fail);
             }
@@ -173,7 +175,9 @@ impl Bench {
 
         let steps = self.ledger.steps();
         let watch = &mut Watch::default();
-        let result = self.spaces[space].map(range.start, memory, part, Prot::RW, watch);
+        let result = self.spaces[space]
+            .observed(watch)
+            .map(range.start, memory, part, Prot::RW);
         let steps = self.ledger.steps() - steps;
         let taken = |area: &Place| area.at < place.at + place.len && place.at < area.at + area.len;
         if self.model.areas[space].iter().any(taken) {
@@ -218,9 +222,11 @@ impl Bench {
         let result = if cutting {
             self.model.cut(space, at);
             self.model.cut(space, at + len);
-            self.spaces[space].unmap_cutting(range, Interruption::Refused, watch)
+            self.spaces[space]
+                .observed(watch)
+                .unmap_cutting(range, Interruption::Refused)
         } else {
-            self.spaces[space].unmap(range, watch)
+            self.spaces[space].observed(watch).unmap(range)
         };
         let within = |area: &Place| at <= area.at && area.at + area.len <= at + len;
         let overlaps = |area: &Place| area.at < at + len && at < area.at + area.len;
@@ -353,7 +359,7 @@ fn a_forecast_of_nothing_and_of_what_is_held_costs_nothing() {
     let space = space(FormatId::VtdSs, 4, &tables);
     let half = Span::new(MIB, MIB);
     assert_eq!(memory.forecast(half), Forecast::Fits { needed: MIB });
-    space.map(GIB, &memory, half, Prot::RW, &mut ()).unwrap();
+    space.map(GIB, &memory, half, Prot::RW).unwrap();
     assert_eq!(memory.forecast(half), Forecast::Fits { needed: 0 });
     for nothing in [0, PAGE, MIB, 2 * MIB, 4 * MIB].map(|at| Span::new(at, 0)) {
         assert_eq!(memory.forecast(nothing), Forecast::Fits { needed: 0 });

@@ -82,10 +82,7 @@ fn every_node_has_its_root() {
             assert_eq!(from, [n % nodes]);
         }
         // It is gone from all when unmap returns.
-        bench
-            .space
-            .unmap(Span::new(AT + GIB, 2 * MIB), &mut ())
-            .unwrap();
+        bench.space.unmap(Span::new(AT + GIB, 2 * MIB)).unwrap();
         assert!(
             machines
                 .iter()

@@ -72,18 +72,16 @@ proptest! {
                     Op::Map(at, from, len) => {
                         let range = range(at, len);
                         let part = Span::new(from * PAGE, range.len);
-                        let done = space.map(range.start, &bench.memory, part, Prot::RW, &mut ());
+                        let done = space.map(range.start, &bench.memory, part, Prot::RW);
                         format!("{}", done.is_ok())
                     }
                     Op::Unmap(at, len) => {
-                        format!("{:?}", space.unmap(range(at, len), &mut ()).ok())
+                        format!("{:?}", space.unmap(range(at, len)).ok())
                     }
                     Op::Cut(at, len) => {
                         let cut = space.unmap_cutting(
                             range(at, len),
-                            iopt::Interruption::Refused,
-                            &mut (),
-                        );
+                            iopt::Interruption::Refused);
                         format!("{:?}", cut.ok())
                     }
                     Op::Attach(n) => {

@@ -35,7 +35,7 @@ impl Bench {
     }
 
     fn map(&mut self, iova: u64, part: Span<Offset>) -> Result<(), MapError> {
-        self.space.map(iova, &self.whole, part, Prot::RW, &mut ())
+        self.space.map(iova, &self.whole, part, Prot::RW)
     }
 
     fn state(&self) -> State {
@@ -90,17 +90,17 @@ fn areas_lie_up_to_the_last_byte_of_the_address_space() {
             }))
         ));
         assert!(matches!(
-            bench.space.unmap(Span::new(top, 4 * PAGE + 1), &mut ()),
+            bench.space.unmap(Span::new(top, 4 * PAGE + 1)),
             Err(UnmapError::BeyondEnd { start }) if start == top
         ));
         assert!(matches!(
-            bench.space.unmap(Span::new(PAGE, u64::MAX - PAGE), &mut ()),
+            bench.space.unmap(Span::new(PAGE, u64::MAX - PAGE)),
             Err(UnmapError::CutsArea { area, .. }) if area.start == 0
         ));
         assert_eq!(bench.areas().len(), 2);
 
         // Everything, over a range that no span can hold.
-        let unmapped = bench.space.unmap_all(&mut ()).unwrap();
+        let unmapped = bench.space.unmap_all().unwrap();
         assert_eq!((unmapped.areas, unmapped.bytes), (2, 6 * PAGE));
         let tables = bench.space.with_table(|table| table.tables()).unwrap();
         assert_eq!((bench.tables.in_use(), tables), (1, 1));
@@ -108,9 +108,7 @@ fn areas_lie_up_to_the_last_byte_of_the_address_space() {
         // All but the first page, in one range.
         bench.map(PAGE, pages(1)).unwrap();
         bench.map(top, pages(4)).unwrap();
-        let unmapped = bench
-            .space
-            .unmap(Span::new(PAGE, 0u64.wrapping_sub(PAGE)), &mut ());
+        let unmapped = bench.space.unmap(Span::new(PAGE, 0u64.wrapping_sub(PAGE)));
         assert_eq!(unmapped.unwrap().areas, 2);
         assert_eq!(bench.memory.pinned(), 0);
         bench.space.close().unwrap();
@@ -137,7 +135,7 @@ fn unmap_takes_whole_areas_only_and_as_many_as_are_named() {
             (Span::new(at(0), 601 * PAGE), at(600)),
             (Span::new(at(0), 1112 * PAGE - 1), at(600)),
         ] {
-            let refused = bench.space.unmap(range, &mut ());
+            let refused = bench.space.unmap(range);
             let Err(UnmapError::CutsArea { area, .. }) = refused else {
                 panic!("{range}: {refused:?}");
             };
@@ -149,13 +147,10 @@ fn unmap_takes_whole_areas_only_and_as_many_as_are_named() {
             Span::new(at(9), 0),
             Span::new(0, at(0)),
         ] {
-            let unmapped = bench.space.unmap(nothing, &mut ()).unwrap();
+            let unmapped = bench.space.unmap(nothing).unwrap();
             assert_eq!(unmapped, Unmapped::default(), "{nothing}");
         }
-        let unmapped = bench
-            .space
-            .unmap(Span::new(at(4), 5 * PAGE), &mut ())
-            .unwrap();
+        let unmapped = bench.space.unmap(Span::new(at(4), 5 * PAGE)).unwrap();
         // The areas that stay hold these pages too.
         assert_eq!(
             (unmapped.areas, unmapped.bytes, unmapped.unpinned),
@@ -163,7 +158,7 @@ fn unmap_takes_whole_areas_only_and_as_many_as_are_named() {
         );
         assert_eq!(bench.areas(), [all[0], all[3]]);
         // Not aligned, but covering.
-        let unmapped = bench.space.unmap(Span::new(5, at(2000)), &mut ()).unwrap();
+        let unmapped = bench.space.unmap(Span::new(5, at(2000))).unwrap();
         assert_eq!(
             (unmapped.areas, unmapped.bytes, unmapped.unpinned),
             (2, 516 * PAGE, 512 * PAGE)
@@ -248,7 +243,11 @@ fn an_unmap_over_both_halves_is_all_or_nothing_even_with_a_damaged_table() {
 
     let low = leaves(&bench.space);
     assert_eq!(low.len(), 3);
-    let refused = bench.space.unmap_all(&mut Watch::default()).unwrap_err();
+    let refused = bench
+        .space
+        .observed(&mut Watch::default())
+        .unmap_all()
+        .unwrap_err();
     assert!(matches!(
         refused,
         UnmapError::Table(iopt::TableUnmapError::InsideLeaf { .. })
@@ -258,7 +257,7 @@ fn an_unmap_over_both_halves_is_all_or_nothing_even_with_a_damaged_table() {
     assert_eq!(bench.memory.pinned(), 3 * PAGE, "once for both");
 
     damaged(&bench).set(linked);
-    assert_eq!(bench.space.unmap_all(&mut ()).unwrap().areas, 2);
+    assert_eq!(bench.space.unmap_all().unwrap().areas, 2);
     assert_eq!((bench.memory.pinned(), bench.tables.in_use()), (0, 1));
 
     // Nobody follows a damaged table to give it back; the memory is back, for nobody is attached.

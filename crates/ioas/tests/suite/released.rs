@@ -21,7 +21,7 @@ const NEVER: Interruption = Interruption::Refused;
 fn release(space: &mut Space, ranges: &[Span<Iova>]) -> (u64, Vec<(Span<Iova>, ReleaseError)>) {
     let mut kept = Vec::new();
     let mut tell = |range, cause| kept.push((range, cause));
-    let unpinned = space.release(ranges, NEVER, &mut tell, &mut ());
+    let unpinned = space.release(ranges, NEVER, &mut tell);
     (unpinned, kept)
 }
 
@@ -29,7 +29,7 @@ fn release(space: &mut Space, ranges: &[Span<Iova>]) -> (u64, Vec<(Span<Iova>, R
 fn restore(space: &mut Space, ranges: &[Span<Iova>]) -> Vec<(Span<Iova>, MapError)> {
     let mut failed = Vec::new();
     let mut tell = |range, cause| failed.push((range, cause));
-    space.restore(ranges, NEVER, &mut tell, &mut ());
+    space.restore(ranges, NEVER, &mut tell);
     failed
 }
 
@@ -158,7 +158,7 @@ fn charge_and_tables_are_there_when_scattered_memory_comes_back() {
         let ledger = Ledger::new("a counter", Some(len), 0);
         let memory = Memory::new(object.clone(), &ledger);
         let whole = Span::new(0, len);
-        space.map(AT, &memory, whole, Prot::RW, &mut ()).unwrap();
+        space.map(AT, &memory, whole, Prot::RW).unwrap();
         let used = tables.in_use();
         // 2M runs one by one, but for a page.
         let runs: Vec<Span<Iova>> = (0..32).map(|n| at(n * 2 * MIB, 2 * MIB)).collect();
@@ -196,19 +196,13 @@ fn what_is_set_aside_is_given_back() {
         match end {
             // Once unmapped, and once closed.
             0 => {
-                bench
-                    .space
-                    .unmap_cutting(at(0, 700 * MIB), NEVER, &mut ())
-                    .unwrap();
+                bench.space.unmap_cutting(at(0, 700 * MIB), NEVER).unwrap();
                 assert_eq!(bench.memory.reserved(), 0);
                 let whole = Span::new(0, 700 * MIB);
                 bench.map(AT, whole).unwrap();
                 let all = at(0, GIB);
-                bench.space.unmap(at(0, 700 * MIB), &mut ()).unwrap();
-                bench
-                    .space
-                    .unmap(at(700 * MIB, 324 * MIB), &mut ())
-                    .unwrap();
+                bench.space.unmap(at(0, 700 * MIB)).unwrap();
+                bench.space.unmap(at(700 * MIB, 324 * MIB)).unwrap();
                 bench.map(AT, Span::new(0, all.len)).unwrap();
                 assert_eq!(bench.state(), before);
             }
@@ -273,7 +267,7 @@ fn released_and_taken_out_are_apart() {
     let page = at(9 * PAGE, PAGE);
     for restored_first in [true, false] {
         for out_first in [true, false] {
-            let out = |bench: &mut Bench| bench.space.take_out(page, NEVER, &mut ()).unwrap();
+            let out = |bench: &mut Bench| bench.space.take_out(page, NEVER).unwrap();
             if out_first {
                 out(&mut bench);
             }
@@ -285,14 +279,14 @@ fn released_and_taken_out_are_apart() {
             if restored_first {
                 assert!(restore(&mut bench.space, &[page]).is_empty());
             } else {
-                bench.space.put_back(page, NEVER, &mut ()).unwrap();
+                bench.space.put_back(page, NEVER).unwrap();
                 // It is only released now, and what is, is charged.
                 assert_eq!(bench.memory.reserved(), PAGE);
             }
             assert_eq!(machine.read(page.start), None);
             assert_eq!(bench.object.memory.pinned(), before.pinned - PAGE);
             if restored_first {
-                bench.space.put_back(page, NEVER, &mut ()).unwrap();
+                bench.space.put_back(page, NEVER).unwrap();
             } else {
                 assert!(restore(&mut bench.space, &[page]).is_empty());
             }
@@ -362,9 +356,7 @@ fn memory_that_two_areas_have_is_held_until_both_have_released_it() {
     let tables = bench.tables.clone();
     let mut other = space(FormatId::VtdSs, 4, &tables);
     let part = Span::new(MIB, MIB);
-    other
-        .map(0, &bench.memory, part, Prot::RW, &mut ())
-        .unwrap();
+    other.map(0, &bench.memory, part, Prot::RW).unwrap();
     let again = Span::new(AT + 8 * GIB, MIB);
     bench.map(again.start, part).unwrap();
     // The limit leaves no room.
@@ -492,7 +484,7 @@ fn a_flush_that_was_still_to_come_is_reported_at_restore() {
     let before = bench.state();
     machine.unit.invalidates.set(0..2);
     let gone = Span::new(AT + 2 * GIB, 5 * PAGE);
-    assert!(bench.space.unmap(gone, &mut ()).is_err());
+    assert!(bench.space.unmap(gone).is_err());
     let failed = restore(&mut bench.space, &[run]);
     assert!(
         matches!(failed[..], [(_, MapError::Flush(_))]),

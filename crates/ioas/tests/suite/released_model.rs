@@ -144,7 +144,7 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
         if let (Op::UnmapCall, Some(page)) = (op, model[*n][*start as usize]) {
             let (start, len) = calls[page.call];
             let all = start as usize..(start + len) as usize;
-            let unmapped = spaces[*n].unmap(Span::new(AT + start * PAGE, len * PAGE), &mut ());
+            let unmapped = spaces[*n].unmap(Span::new(AT + start * PAGE, len * PAGE));
             let there = model[*n][all.clone()].iter().flatten().count() as u64;
             // Another call may have mapped something over an end, where this one was cut.
             let calls = |at: usize| model[*n].get(at).copied().flatten().map(|page| page.call);
@@ -168,7 +168,7 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
                     let (iova, part) = (start + before, (first + before) * PAGE);
                     let part = Span::new(part, len * PAGE);
                     let memory = &memories[*object];
-                    let mapped = space.map(AT + iova * PAGE, memory, part, Prot::RW, &mut ());
+                    let mapped = space.map(AT + iova * PAGE, memory, part, Prot::RW);
                     let here = &mut here[before as usize..(before + len) as usize];
                     let vacant = len > 0 && here.iter().all(Option::is_none);
                     assert_eq!(mapped.is_ok(), vacant);
@@ -185,14 +185,14 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
                 }
             }
             Op::Unmap => {
-                space.unmap_cutting(range, NEVER, &mut ()).unwrap();
+                space.unmap_cutting(range, NEVER).unwrap();
                 here.fill(None);
                 cuts.retain(|at| !ends.contains(at));
             }
             Op::UnmapCall => {}
             Op::Release => {
                 let mut kept = 0;
-                space.release(&[range], NEVER, &mut |_, _| kept += 1, &mut ());
+                space.release(&[range], NEVER, &mut |_, _| kept += 1);
                 assert_eq!(kept == 0, covered);
                 if covered {
                     cuts.retain(|at| !ends.contains(at));
@@ -203,14 +203,14 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
             }
             Op::Restore => {
                 let failed = &mut |range, cause| panic!("{range}: {cause}");
-                space.restore(&[range], NEVER, failed, &mut ());
+                space.restore(&[range], NEVER, failed);
                 cuts.retain(|at| !ends.contains(at));
                 for page in here.iter_mut().flatten() {
                     page.released = false;
                 }
             }
             Op::TakeOut => {
-                let taken = space.take_out(range, NEVER, &mut ());
+                let taken = space.take_out(range, NEVER);
                 assert_eq!(taken.is_ok(), covered);
                 if covered {
                     cuts.extend([*ends.start(), *ends.end()]);
@@ -226,7 +226,7 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
                 }
             }
             Op::PutBack => {
-                if space.put_back(range, NEVER, &mut ()).is_ok() {
+                if space.put_back(range, NEVER).is_ok() {
                     cuts.retain(|at| !ends.contains(at));
                     for page in here.iter_mut().flatten() {
                         page.out = false;
@@ -274,7 +274,7 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
         assert_eq!(ledger.in_use(), charged);
     }
     for space in spaces {
-        space.unmap_all(&mut ()).unwrap();
+        space.unmap_all().unwrap();
         space.close().unwrap();
     }
     assert_eq!((tables.in_use(), ledger.in_use()), (0, 0));

@@ -142,7 +142,10 @@ fn a_map_that_one_node_has_no_tables_for_stores_nothing_in_any() {
             let others = starve(&nodes, victim, left).unwrap();
             let mut batches = Batches::new(&nodes, &machines, at);
             let memory = &bench.memory;
-            let mapped = bench.space.map(at, memory, part, Prot::RW, &mut batches);
+            let mapped = bench
+                .space
+                .observed(&mut batches)
+                .map(at, memory, part, Prot::RW);
             let seen = (batches.filled, batches.refused);
             nodes.0[victim].0.give_back(others);
             if mapped.is_ok() {
@@ -161,7 +164,7 @@ fn a_map_that_one_node_has_no_tables_for_stores_nothing_in_any() {
         }
         // Three tables for pages and one above, twice on node 0.
         assert_eq!(refused, if victim == 0 { 8 } else { 4 });
-        bench.space.unmap(Span::new(at, part.len), &mut ()).unwrap();
+        bench.space.unmap(Span::new(at, part.len)).unwrap();
         for machine in &machines {
             machine.unit.invalidates.set([]);
         }
@@ -187,7 +190,10 @@ fn a_map_that_ends_in_a_later_batch_has_stored_as_much_in_all_and_takes_it_back(
         for left in 0.. {
             let others = starve(&nodes, victim, left).unwrap();
             let mut batches = Batches::new(&nodes, &machines, at);
-            let mapped = bench.space.map(at, &memory, part, Prot::RW, &mut batches);
+            let mapped = bench
+                .space
+                .observed(&mut batches)
+                .map(at, &memory, part, Prot::RW);
             let (filled, refused) = (batches.filled, batches.refused);
             nodes.0[victim].0.give_back(others);
             if mapped.is_ok() {
@@ -209,7 +215,7 @@ fn a_map_that_ends_in_a_later_batch_has_stored_as_much_in_all_and_takes_it_back(
             );
         }
         assert!(ends.contains(&0) && ends.len() > 5, "{ends:?}");
-        bench.space.unmap(Span::new(at, part.len), &mut ()).unwrap();
+        bench.space.unmap(Span::new(at, part.len)).unwrap();
     }
     bench.end();
 }
@@ -256,14 +262,11 @@ fn what_was_released_comes_back_in_every_root_when_no_node_has_a_table_left() {
     let range = Span::new(at, part.len);
     let never = iopt::Interruption::Refused;
     let kept = &mut |range, cause| panic!("{range}: {cause}");
-    assert_eq!(
-        bench.space.release(&[range], never, kept, &mut ()),
-        part.len
-    );
+    assert_eq!(bench.space.release(&[range], never, kept), part.len);
     assert!(machines.iter().all(|machine| machine.read(at).is_none()));
     let others = [0, 1, 2].map(|victim| starve(&nodes, victim, 0).unwrap());
     let failed = &mut |range, cause| panic!("{range}: {cause}");
-    bench.space.restore(&[range], never, failed, &mut ());
+    bench.space.restore(&[range], never, failed);
     for machine in &machines {
         assert_eq!(machine.read(at + 2 * MIB), Some(3 * FRAME + 3 * MIB));
     }

@@ -86,11 +86,11 @@ impl Bench {
 
     fn map(&self, iova: u64, start: u64, len: u64) -> Result<(), MapError> {
         let part = Span::new(start, len);
-        self.space.map(iova, &self.memory, part, Prot::RW, &mut ())
+        self.space.map(iova, &self.memory, part, Prot::RW)
     }
 
     fn unmap(&self, iova: u64, len: u64) -> Result<(), UnmapError> {
-        self.space.unmap(Span::new(iova, len), &mut ()).map(drop)
+        self.space.unmap(Span::new(iova, len)).map(drop)
     }
 
     fn hooked(&self, at_pin: impl Fn(Span<Offset>) + Send + Sync + 'static) -> Arc<Memory> {
@@ -152,9 +152,7 @@ fn two_maps_of_one_memory_are_pinned_at_the_same_time() {
                 let (bench, memory) = (&bench, &memory);
                 scope.spawn(move || {
                     let part = Span::new(n * MIB, MIB);
-                    let map = bench
-                        .space
-                        .map(AT + n * MIB, memory, part, Prot::RW, &mut ());
+                    let map = bench.space.map(AT + n * MIB, memory, part, Prot::RW);
                     map.unwrap();
                 });
             }
@@ -165,7 +163,7 @@ fn two_maps_of_one_memory_are_pinned_at_the_same_time() {
             bench.space.translate(AT + 2 * MIB - 1),
             Some(FRAME + 2 * MIB - 1)
         );
-        bench.space.unmap_all(&mut ()).unwrap();
+        bench.space.unmap_all().unwrap();
         assert_eq!(memory.held(), 0);
         bench.is_empty();
         bench.end();
@@ -193,14 +191,14 @@ fn a_map_and_an_unmap_run_at_once() {
             scope.spawn(|| bench.unmap(AT, MIB).unwrap());
             scope.spawn(|| {
                 let part = Span::new(0, MIB);
-                let map = bench.space.map(AT + GIB, &memory, part, Prot::RW, &mut ());
+                let map = bench.space.map(AT + GIB, &memory, part, Prot::RW);
                 map.unwrap();
             });
         });
         *bench.unit.at_invalidate.lock().unwrap() = None;
         assert!(!met.1.load(Ordering::SeqCst), "one waits for the other");
         assert_eq!(bench.space.areas().len(), 2);
-        bench.space.unmap_all(&mut ()).unwrap();
+        bench.space.unmap_all().unwrap();
         bench.is_empty();
         bench.end();
     }
@@ -228,7 +226,7 @@ fn a_release_and_a_harvest_run_at_once() {
             let range = Span::new(AT + MIB, MIB);
             let refused = Interruption::Refused;
             let mut kept = |range, cause: ReleaseError| panic!("{range}: {cause}");
-            let released = bench.space.release(&[range], refused, &mut kept, &mut ());
+            let released = bench.space.release(&[range], refused, &mut kept);
             assert_eq!(released, MIB);
         });
         let span = Span::new(AT + GIB, MIB);
@@ -240,7 +238,7 @@ fn a_release_and_a_harvest_run_at_once() {
     *bench.unit.at_invalidate.lock().unwrap() = None;
     assert!(!met.1.load(Ordering::SeqCst), "one waits for the other");
     bench.space.untrack_dirty();
-    bench.space.unmap_all(&mut ()).unwrap();
+    bench.space.unmap_all().unwrap();
     bench.is_empty();
     bench.end();
 }
@@ -262,7 +260,7 @@ fn a_second_operation_on_the_same_range_waits_and_finds_what_the_first_has_left(
     thread::scope(|scope| {
         let first = scope.spawn(|| {
             let part = Span::new(0, MIB);
-            bench.space.map(AT, &memory, part, Prot::RW, &mut ())
+            bench.space.map(AT, &memory, part, Prot::RW)
         });
         pinned.recv().unwrap();
         // It is under way: others wait, and see what was there before.
@@ -329,7 +327,10 @@ fn what_is_mapped_beside_an_unmap_is_seen_when_its_table_goes() {
                 let space = &bench.space;
                 scope.spawn(move || {
                     let range = Span::new(gone, PAGE);
-                    space.unmap(range, &mut Before(Step::Flush, pass)).unwrap();
+                    space
+                        .observed(&mut Before(Step::Flush, pass))
+                        .unmap(range)
+                        .unwrap();
                 });
                 stopped.wait();
                 beside(scope, || {
@@ -338,7 +339,7 @@ fn what_is_mapped_beside_an_unmap_is_seen_when_its_table_goes() {
                 });
                 stopped.go();
             });
-            bench.space.unmap_all(&mut ()).unwrap();
+            bench.space.unmap_all().unwrap();
             bench.is_empty();
             bench.end();
         }
@@ -359,14 +360,16 @@ fn a_table_into_which_another_thread_maps_stays_with_an_unmap() {
                 let map = scope.spawn(|| {
                     let (part, prot) = (Span::new(PAGE, PAGE), Prot::RW);
                     let mut observer = Before(Step::FillTables, fills);
-                    let map = space.map(new, &bench.memory, part, prot, &mut observer);
+                    let map = space
+                        .observed(&mut observer)
+                        .map(new, &bench.memory, part, prot);
                     map.unwrap();
                 });
                 filling.wait();
                 scope.spawn(move || {
                     let range = Span::new(gone, PAGE);
                     let mut observer = Before(Step::Flush, flushes);
-                    space.unmap(range, &mut observer).unwrap();
+                    space.observed(&mut observer).unmap(range).unwrap();
                 });
                 flushing.wait();
                 filling.go();
@@ -374,7 +377,7 @@ fn a_table_into_which_another_thread_maps_stays_with_an_unmap() {
                 assert_eq!(read(&bench, new), Some(1));
                 flushing.go();
             });
-            bench.space.unmap_all(&mut ()).unwrap();
+            bench.space.unmap_all().unwrap();
             bench.is_empty();
             bench.end();
         }
@@ -389,17 +392,21 @@ fn an_area_that_another_thread_unmaps_is_not_joined() {
             bench.map(AT, 0, 3 * PAGE).unwrap();
             let page = |n| Span::new(AT + n * PAGE, PAGE);
             let refused = Interruption::Refused;
-            bench.space.take_out(page(1), refused, &mut ()).unwrap();
+            bench.space.take_out(page(1), refused).unwrap();
             let (pass, stopped) = stop();
             thread::scope(|scope| {
                 let space = &bench.space;
                 let unmap = scope.spawn(move || {
                     let mut observer = Before(Step::EmptyTables, pass);
-                    space.unmap(page(unmapped), &mut observer).unwrap().areas
+                    space
+                        .observed(&mut observer)
+                        .unmap(page(unmapped))
+                        .unwrap()
+                        .areas
                 });
                 stopped.wait();
                 beside(scope, move || {
-                    space.put_back(page(1), refused, &mut ()).unwrap();
+                    space.put_back(page(1), refused).unwrap();
                 });
                 stopped.go();
                 assert_eq!(unmap.join().unwrap(), 1);
@@ -409,7 +416,7 @@ fn an_area_that_another_thread_unmaps_is_not_joined() {
                 assert_eq!(read(&bench, AT + n * PAGE), there);
             }
             assert_eq!(bench.space.len(), 1);
-            bench.space.unmap_all(&mut ()).unwrap();
+            bench.space.unmap_all().unwrap();
             bench.is_empty();
             bench.end();
         }
@@ -446,7 +453,7 @@ fn what_is_unmapped_during_a_flush_waits_for_the_next() {
         assert_eq!(seen, [None, Some(1), Some(2)]);
         let pinned = bench.object.memory.pinned();
         assert_eq!((bench.space.retired(), pinned), (1, 2 * PAGE));
-        bench.space.unmap_all(&mut ()).unwrap();
+        bench.space.unmap_all().unwrap();
         bench.is_empty();
         bench.end();
     }
@@ -460,9 +467,9 @@ fn leaves_of_a_new_size_wait_for_a_flush_of_another_thread() {
     let (space, refused) = (&bench.space, Interruption::Refused);
     space.track_dirty(Tracking::default()).unwrap();
     let page = Span::new(AT + 3 * PAGE, PAGE);
-    space.take_out(page, refused, &mut ()).unwrap();
+    space.take_out(page, refused).unwrap();
     bench.unit.invalidates.set([0]);
-    space.put_back(page, refused, &mut ()).unwrap();
+    space.put_back(page, refused).unwrap();
     assert_eq!(bench.unit.invalidates.calls(), 1, "the merge was flushed");
     let (pass, stopped) = stop();
     *bench.unit.at_invalidate.lock().unwrap() = Some(Arc::new(move || {
@@ -482,7 +489,7 @@ fn leaves_of_a_new_size_wait_for_a_flush_of_another_thread() {
         beside(scope, move || {
             let flushes = move || flag.swap(true, Ordering::SeqCst);
             let mut observer = Before(Step::Flush, flushes);
-            space.unmap(all, &mut observer).unwrap();
+            space.observed(&mut observer).unmap(all).unwrap();
         });
         assert!(!early && !emptied.load(Ordering::SeqCst));
         stopped.go();
@@ -511,13 +518,13 @@ fn the_range_of_an_operation_that_panics_stays_taken_and_is_named() {
         let map = || {
             let part = Span::new(0, taken.len);
             let space = &bench.space;
-            space.map(taken.start, &memory, part, Prot::RW, &mut ())
+            space.map(taken.start, &memory, part, Prot::RW)
         };
         assert!(catch_unwind(AssertUnwindSafe(map)).is_err());
         assert_eq!((memory.held(), bench.ledger.in_use()), (0, 4 * MIB));
         let unmap = || {
             let range = Span::new(AT, 2 * MIB);
-            bench.space.unmap(range, &mut Panics).map(drop)
+            bench.space.observed(&mut Panics).unmap(range).map(drop)
         };
         assert!(catch_unwind(AssertUnwindSafe(unmap)).is_err());
 
@@ -542,28 +549,24 @@ fn the_range_of_an_operation_that_panics_stays_taken_and_is_named() {
         let (mut kept, mut failed) = (Vec::new(), Vec::new());
         let refused = Interruption::Refused;
         let mut keep = |range, cause| kept.push((range, cause));
-        let released = bench
-            .space
-            .release(&[first, third], refused, &mut keep, &mut ());
+        let released = bench.space.release(&[first, third], refused, &mut keep);
         assert_eq!(released, MIB);
         let panicked = |cause: &ReleaseError| {
             matches!(cause, ReleaseError::Unmap(UnmapError::Panicked { .. }))
         };
         assert!(matches!(&*kept, [(range, cause)] if *range == first && panicked(cause)));
         let mut fail = |range, cause| failed.push((range, cause));
-        bench
-            .space
-            .restore(&[first, third], refused, &mut fail, &mut ());
+        bench.space.restore(&[first, third], refused, &mut fail);
         assert!(matches!(&*failed, [(range, MapError::Panicked { .. })] if *range == first));
 
         // Elsewhere everything works, also with a device that comes and one that goes.
         let space = &bench.space;
         space.detach(DEVICE).unwrap();
         space.attach((bench.unit.clone(), DEVICE)).unwrap();
-        let chosen = space.map_anywhere(&bench.memory, Span::new(0, MIB), Prot::RW, &mut ());
+        let chosen = space.map_anywhere(&bench.memory, Span::new(0, MIB), Prot::RW);
         bench.unmap(chosen.unwrap(), MIB).unwrap();
         bench.unmap(AT + 4 * MIB, 2 * MIB).unwrap();
-        assert!(space.unmap_all(&mut ()).is_err());
+        assert!(space.unmap_all().is_err());
         bench.end();
     }
 }
@@ -633,7 +636,7 @@ fn ten_threads_share_the_last_tables() {
         .map(|n| bench.map((n + 1) * 512 * GIB, n * MIB, MIB).is_ok())
         .collect();
     assert_eq!(maps.iter().filter(|mapped| **mapped).count(), 5);
-    bench.space.unmap_all(&mut ()).unwrap();
+    bench.space.unmap_all().unwrap();
     bench.is_empty();
     bench.end();
 }
@@ -672,7 +675,7 @@ fn model(format: (FormatId, u8), flushing: Flushing) {
             });
         }
     });
-    bench.space.unmap_all(&mut ()).unwrap();
+    bench.space.unmap_all().unwrap();
     bench.space.flush().unwrap();
     bench.is_empty();
     bench.end();
@@ -710,13 +713,13 @@ impl Own {
             (4, Some((start, (len, offset, false)))) => {
                 let mut kept = |range, cause: ReleaseError| panic!("{range}: {cause}");
                 let range = Span::new(start, len);
-                bench.space.release(&[range], refused, &mut kept, &mut ());
+                bench.space.release(&[range], refused, &mut kept);
                 self.areas.insert(start, (len, offset, true));
             }
             (_, Some((start, (len, offset, _)))) => {
                 let mut failed = |range, cause: MapError| panic!("{range}: {cause}");
                 let range = Span::new(start, len);
-                bench.space.restore(&[range], refused, &mut failed, &mut ());
+                bench.space.restore(&[range], refused, &mut failed);
                 self.areas.insert(start, (len, offset, false));
             }
         }
@@ -756,19 +759,19 @@ fn together(bench: &Bench, shared: u64, dice: &mut Rng) {
             Ok(()) | Err(MapError::Overlap { .. }) => {}
             Err(cause) => panic!("{cause}"),
         },
-        1 => match bench.space.unmap(range, &mut ()) {
+        1 => match bench.space.unmap(range) {
             Ok(_) | Err(UnmapError::CutsArea { .. }) => {}
             Err(cause) => panic!("{cause}"),
         },
-        2 => drop(bench.space.unmap_cutting(range, refused, &mut ()).unwrap()),
+        2 => drop(bench.space.unmap_cutting(range, refused).unwrap()),
         3 => {
             let mut kept = |range, cause: ReleaseError| {
                 let hole = matches!(cause, ReleaseError::Unmap(UnmapError::Hole { .. }));
                 assert!(hole, "{range}: {cause}");
             };
-            bench.space.release(&[range], refused, &mut kept, &mut ());
+            bench.space.release(&[range], refused, &mut kept);
             let mut failed = |range, cause: MapError| panic!("{range}: {cause}");
-            bench.space.restore(&[range], refused, &mut failed, &mut ());
+            bench.space.restore(&[range], refused, &mut failed);
         }
         _ => {
             let mut pending = Pending::new([0u64; 2], range, PAGE).unwrap();
@@ -836,7 +839,7 @@ fn chosen_addresses_are_apart() {
                 for k in 0..2 {
                     let part = Span::new((2 * n + k) * MIB, MIB);
                     let space: &Ioas = &bench.space;
-                    let at = space.map_anywhere(&bench.memory, part, Prot::RW, &mut ());
+                    let at = space.map_anywhere(&bench.memory, part, Prot::RW);
                     all.lock().unwrap().push(at.unwrap());
                 }
             });
@@ -847,11 +850,9 @@ fn chosen_addresses_are_apart() {
     let expected: Vec<u64> = (0..16).map(|n| AT + n * MIB).collect();
     assert_eq!(all, expected);
     let part = Span::new(0, MIB);
-    let more = bench
-        .space
-        .map_anywhere(&bench.memory, part, Prot::RW, &mut ());
+    let more = bench.space.map_anywhere(&bench.memory, part, Prot::RW);
     assert!(matches!(more, Err(MapError::NoRoom { .. })));
-    bench.space.unmap_all(&mut ()).unwrap();
+    bench.space.unmap_all().unwrap();
     bench.is_empty();
     bench.end();
 }

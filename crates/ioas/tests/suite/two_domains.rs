@@ -53,10 +53,7 @@ fn a_map_that_fails_in_one_of_two_domains_leaves_both_as_they_were() {
         check(&bench, &mut one, &mut other);
     }
     assert!(refused >= 4, "{refused}");
-    bench
-        .space
-        .unmap(Span::new(NEW, NEW_PART.len), &mut ())
-        .unwrap();
+    bench.space.unmap(Span::new(NEW, NEW_PART.len)).unwrap();
     check(&bench, &mut one, &mut other);
 
     // The unit that remembers holes does not take notice, in the second domain only.
@@ -96,7 +93,7 @@ fn an_unmap_that_one_of_two_units_does_not_hear_keeps_the_memory_for_both() {
         }
         let deaf = if first { &one.unit } else { &other.unit };
         deaf.invalidates.set([0]);
-        let failed = bench.space.unmap(Span::new(NEW, NEW_PART.len), &mut ());
+        let failed = bench.space.unmap(Span::new(NEW, NEW_PART.len));
         assert!(matches!(failed, Err(UnmapError::Flush(_))), "{failed:?}");
         let after = bench.state();
         assert_eq!((after.retired, after.areas.len()), (1, 3));
@@ -132,16 +129,13 @@ fn an_unmap_that_one_of_two_tables_refuses_changes_neither() {
     bench.tables.entries(damaged.0, 512)[damaged.1].set(0x4000_0000 | 1 << 7 | 3);
     let before = bench.state();
     let range = Span::new(AT + 2 * GIB, 5 * PAGE);
-    let refused = bench.space.unmap(range, &mut ());
+    let refused = bench.space.unmap(range);
     assert!(matches!(refused, Err(UnmapError::Table(_))), "{refused:?}");
     assert_eq!(bench.state(), before);
     sees(&mut one, true);
     bench.tables.entries(damaged.0, 512)[damaged.1].set(linked);
     sees(&mut other, true);
-    assert_eq!(
-        bench.space.unmap_all(&mut ()).unwrap().unpinned,
-        Bench::HELD
-    );
+    assert_eq!(bench.space.unmap_all().unwrap().unpinned, Bench::HELD);
     bench.end();
 }
 

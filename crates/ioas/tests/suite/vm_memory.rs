@@ -38,7 +38,7 @@ impl Bench {
         iommu.add_memory(&ram, GuestAddress(BASE));
         space.add_listener(iommu.clone());
         let part = Span::new(0, 16 * PAGE);
-        space.map(IOVA, &ram, part, Prot::RW, &mut ()).unwrap();
+        space.map(IOVA, &ram, part, Prot::RW).unwrap();
         Self {
             space,
             iommu,
@@ -71,17 +71,11 @@ fn a_device_model_sees_exactly_the_areas_over_guest_memory() {
     // Behind it, other pages, to be read only; and memory that is none of the guest's.
     let (ram, part) = (bench.ram.clone(), Span::new(32 * PAGE, 2 * PAGE));
     let behind = IOVA + 16 * PAGE;
-    bench
-        .space
-        .map(behind, &ram, part, Prot::READ, &mut ())
-        .unwrap();
+    bench.space.map(behind, &ram, part, Prot::READ).unwrap();
     let bar = Arc::new(Synthetic::new([Span::new(0xf000_0000, PAGE)]));
     let bar = Memory::new(bar, &bench.ledger);
     let part = Span::new(0, PAGE);
-    bench
-        .space
-        .map(0x90_0000, &bar, part, Prot::RW, &mut ())
-        .unwrap();
+    bench.space.map(0x90_0000, &bar, part, Prot::RW).unwrap();
     let two = vec![
         (BASE + 15 * PAGE, PAGE as usize),
         (BASE + 32 * PAGE, PAGE as usize),
@@ -93,11 +87,11 @@ fn a_device_model_sees_exactly_the_areas_over_guest_memory() {
     // A part is taken out and comes back.
     let middle = Span::new(IOVA + 4 * PAGE, PAGE);
     let never = Interruption::Refused;
-    bench.space.take_out(middle, never, &mut ()).unwrap();
+    bench.space.take_out(middle, never).unwrap();
     assert_eq!(bench.look(middle.start, 8, read), None);
     assert!(bench.look(IOVA, 4 * PAGE, write).is_some());
     assert!(bench.look(IOVA + 5 * PAGE, 11 * PAGE, write).is_some());
-    bench.space.put_back(middle, never, &mut ()).unwrap();
+    bench.space.put_back(middle, never).unwrap();
     assert!(bench.look(IOVA, 16 * PAGE, write).is_some());
 
     // Who comes late is told of everything; who has gone, of nothing.
@@ -107,7 +101,7 @@ fn a_device_model_sees_exactly_the_areas_over_guest_memory() {
     assert!(late.translate(GuestAddress(IOVA), 8, read).is_ok());
     let gone: Arc<dyn Listener> = bench.iommu.clone();
     bench.space.remove_listener(&gone);
-    bench.space.unmap_all(&mut ()).unwrap();
+    bench.space.unmap_all().unwrap();
     assert!(late.translate(GuestAddress(IOVA), 8, read).is_err());
     assert!(bench.look(IOVA, 8, read).is_some());
 }
@@ -132,7 +126,7 @@ fn an_unmap_waits_for_a_reader_that_holds_a_guard() {
     });
     has_looked.recv().unwrap();
     release.send(()).unwrap();
-    let unmapped = bench.space.unmap_all(&mut ()).unwrap();
+    let unmapped = bench.space.unmap_all().unwrap();
     assert!(left.load(Ordering::SeqCst), "unmapped under the reader");
     assert_eq!(unmapped.unpinned, 16 * PAGE);
     reader.join().unwrap();
@@ -145,7 +139,7 @@ fn a_guard_that_is_never_dropped_keeps_memory_pinned_and_is_named() {
     let guard = iommu
         .translate(GuestAddress(IOVA), 64, Permissions::Read)
         .unwrap();
-    let failed = bench.space.unmap_all(&mut ());
+    let failed = bench.space.unmap_all();
     let Err(UnmapError::Flush(FlushError::Held { range, .. })) = failed else {
         panic!("{failed:?}");
     };
@@ -154,12 +148,7 @@ fn a_guard_that_is_never_dropped_keeps_memory_pinned_and_is_named() {
     assert_eq!(bench.ram.held(), 16 * PAGE);
     // Nothing new is mapped under an old translation either.
     let (ram, part) = (bench.ram.clone(), Span::new(32 * PAGE, PAGE));
-    assert!(
-        bench
-            .space
-            .map(IOVA, &ram, part, Prot::RW, &mut ())
-            .is_err()
-    );
+    assert!(bench.space.map(IOVA, &ram, part, Prot::RW).is_err());
     drop(guard);
     assert_eq!(bench.space.flush().unwrap(), 16 * PAGE);
     assert_eq!(bench.look(IOVA, 8, Permissions::Read), None);

@@ -131,11 +131,11 @@ impl Dirty {
     ) -> Result<Unmapped, UnmapError> {
         let Some(range) = range else {
             self.keep_all_writable(space, regions);
-            return space.unmap_all(&mut ());
+            return space.unmap_all();
         };
         let parts = space.parts(range);
         let mut written = Vec::new();
-        let unmapped = space.unmap_reporting(range, &mut |run| written.push(run), &mut ());
+        let unmapped = space.unmap_reporting(range, &mut |run| written.push(run));
         if let Err(UnmapError::Flush(_)) = unmapped {
             let parts = parts.iter();
             self.retired

@@ -136,8 +136,8 @@ impl<D: Domains> Device<D> {
         let range = Span::inclusive(start, end);
         let unmapped = match (&mut self.dirty, range) {
             (Some(dirty), _) => dirty.unmap(space, range, &self.memory),
-            (None, Some(range)) => space.unmap(range, &mut ()),
-            (None, None) => space.unmap_all(&mut ()),
+            (None, Some(range)) => space.unmap(range),
+            (None, None) => space.unmap_all(),
         };
         // In these two cases the areas are gone all the same.
         if let Ok(_) | Err(UnmapError::Flush(_) | UnmapError::Unpin(_)) = unmapped {
@@ -228,7 +228,7 @@ fn map_all(space: &Ioas, parts: &[Part<'_>], prot: Prot) -> Result<(), (MapError
             for before in parts.iter().take(nr) {
                 // What the monitor must learn is why the map failed. If a unit does not take notice,
                 // the memory is retired.
-                let _ = space.unmap(Span::new(before.iova, before.part.len), &mut ());
+                let _ = space.unmap(Span::new(before.iova, before.part.len));
             }
             return Err((cause, nr));
         }
@@ -237,7 +237,7 @@ fn map_all(space: &Ioas, parts: &[Part<'_>], prot: Prot) -> Result<(), (MapError
 }
 
 fn map_part(space: &Ioas, part: &Part<'_>, prot: Prot) -> Result<(), MapError> {
-    let map = |prot| space.map(part.iova, part.memory, part.part, prot, &mut ());
+    let map = |prot| space.map(part.iova, part.memory, part.part, prot);
     match map(prot) {
         // Where nothing can only be written, it may be read too (5.13.6.5.2).
         Err(MapError::Prot { .. } | MapError::Table(TableMapError::Prot { .. }))

@@ -281,7 +281,7 @@ impl<D: Domains> Device<D> {
         for gone in before.iter().filter(|region| !among(memory, region)) {
             let region = gone.span();
             // In this address space device addresses are the guest's.
-            if let Err(cause) = identity.space.unmap(region.cast(), &mut ()) {
+            if let Err(cause) = identity.space.unmap(region.cast()) {
                 back.failed(&Failed::RegionLeft { region, cause });
             }
         }
@@ -326,5 +326,5 @@ fn new_space<D: Domains>(back: &mut D, dirty: Option<&Dirty>) -> Result<Ioas, Re
 /// Maps a region at its own addresses.
 fn map_region(space: &Ioas, region: &Region) -> Result<(), ioas::MapError> {
     let whole = Span::new(0, region.memory.len());
-    space.map(region.start, &region.memory, whole, Prot::RW, &mut ())
+    space.map(region.start, &region.memory, whole, Prot::RW)
 }

@@ -58,7 +58,7 @@ fn areas_that_share_released_memory_keep_a_charge_each() {
     for ((at, part), gone) in areas.into_iter().zip(gone) {
         bench.map(GIB + at * PAGE, &memory, part).unwrap();
         let mut refused = |range, cause: ReleaseError| panic!("{range}: {cause}");
-        bench.space.release(&[gone], allowed, &mut refused, &mut ());
+        bench.space.release(&[gone], allowed, &mut refused);
         bench.check();
     }
     assert_eq!(bench.ledger.in_use(), charged);
@@ -69,7 +69,7 @@ fn areas_that_share_released_memory_keep_a_charge_each() {
         "{forecast}"
     );
     let mut failed = |range, cause: MapError| panic!("{range}: {cause}");
-    bench.space.restore(&gone, allowed, &mut failed, &mut ());
+    bench.space.restore(&gone, allowed, &mut failed);
     bench.check();
     assert_eq!((bench.ledger.in_use(), bench.space.len()), (charged, 2));
 }
@@ -82,7 +82,7 @@ fn what_is_released_keeps_its_charge_for_every_container() {
     let part = [Span::new(GIB + MIB / 2, MIB)];
     let mut refused = |range, cause: ReleaseError| panic!("{range}: {cause}");
     let allowed = Interruption::Allowed;
-    bench.space.release(&part, allowed, &mut refused, &mut ());
+    bench.space.release(&part, allowed, &mut refused);
     bench.check();
     assert_eq!(bench.ledger.in_use(), 2 * ALL.len);
     // One more container, for which it is kept too; one less.
@@ -108,24 +108,20 @@ fn what_is_released_keeps_its_charge_for_every_container() {
         .charge(8 * MIB - bench.ledger.in_use())
         .unwrap();
     let mut failed = |range, cause: MapError| panic!("{range}: {cause}");
-    bench.space.restore(&part, allowed, &mut failed, &mut ());
+    bench.space.restore(&part, allowed, &mut failed);
     drop(other);
     bench.check();
     assert_eq!(bench.space.len(), 1);
     // Released in quarters, which are joined, and cut anew.
     let quarters = [0, 1, 2, 3].map(|n| Span::new(GIB + n * MIB / 2, MIB / 2));
     for quarter in &quarters {
-        bench
-            .space
-            .release(&[*quarter], allowed, &mut refused, &mut ());
+        bench.space.release(&[*quarter], allowed, &mut refused);
         bench.check();
     }
     for quarter in [1, 3, 0, 2].map(|n| quarters[n]) {
-        bench
-            .space
-            .restore(&[quarter], allowed, &mut failed, &mut ());
+        bench.space.restore(&[quarter], allowed, &mut failed);
         bench.check();
     }
-    bench.space.unmap_all(&mut ()).unwrap();
+    bench.space.unmap_all().unwrap();
     assert_eq!(bench.ledger.in_use(), 0);
 }

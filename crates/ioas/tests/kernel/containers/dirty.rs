@@ -45,7 +45,7 @@ fn what_is_dirty_in_one_container_is_dirty_also_when_it_is_closed() {
     let half = Span::new(GIB + MIB, MIB);
     bench
         .space
-        .unmap_cutting(half, Interruption::Allowed, &mut ())
+        .unmap_cutting(half, Interruption::Allowed)
         .unwrap();
     assert_eq!(
         harvest(&mut bench).0,
@@ -60,10 +60,7 @@ fn what_is_dirty_in_one_container_is_dirty_also_when_it_is_closed() {
     let spaces = bench.spaces();
     write(&bench, spaces[1], 9);
     let rest = Span::new(GIB, MIB);
-    bench
-        .space
-        .unmap_noting(rest, &mut pending, &mut ())
-        .unwrap();
+    bench.space.unmap_noting(rest, &mut pending).unwrap();
     let shown = bench.space.show(&mut pending).unwrap();
     let found: Vec<Span<Iova>> = shown.runs().collect();
     assert_eq!(found, [Span::new(GIB + 9 * PAGE, PAGE)]);

@@ -42,9 +42,7 @@ const LIFE: &[StepOf] = &[
     },
     |bench, _, _| {
         let part = Span::new(2 * GIB + MIB / 2, MIB);
-        let done = bench
-            .space
-            .unmap_cutting(part, Interruption::Allowed, &mut ());
+        let done = bench.space.unmap_cutting(part, Interruption::Allowed);
         done.is_ok()
     },
     |bench, _, _| {
@@ -53,7 +51,7 @@ const LIFE: &[StepOf] = &[
         let mut refused = |_, _| done = false;
         bench
             .space
-            .release(&part, Interruption::Allowed, &mut refused, &mut ());
+            .release(&part, Interruption::Allowed, &mut refused);
         done
     },
     |bench, _, _| {
@@ -62,26 +60,20 @@ const LIFE: &[StepOf] = &[
         let mut refused = |_, _| done = false;
         bench
             .space
-            .restore(&part, Interruption::Allowed, &mut refused, &mut ());
+            .restore(&part, Interruption::Allowed, &mut refused);
         done
     },
     |bench, _, _| {
         let part = Span::new(GIB + MIB, MIB);
-        bench
-            .space
-            .take_out(part, Interruption::Allowed, &mut ())
-            .is_ok()
+        bench.space.take_out(part, Interruption::Allowed).is_ok()
     },
     |bench, _, _| {
         let part = Span::new(GIB + MIB, MIB);
-        bench
-            .space
-            .put_back(part, Interruption::Allowed, &mut ())
-            .is_ok()
+        bench.space.put_back(part, Interruption::Allowed).is_ok()
     },
-    |bench, _, _| bench.space.unmap(Span::new(2 * GIB, GIB), &mut ()).is_ok(),
+    |bench, _, _| bench.space.unmap(Span::new(2 * GIB, GIB)).is_ok(),
     |bench, [_, b, _], _| bench.space.detach(b).is_ok(),
-    |bench, _, _| bench.space.unmap_all(&mut ()).is_ok(),
+    |bench, _, _| bench.space.unmap_all().is_ok(),
 ];
 
 #[test]
@@ -134,7 +126,7 @@ fn a_range_that_one_container_cannot_cut_stays_in_all() {
         .attach(Endpoint::from(group()).near(node(1)))
         .unwrap();
     let calls = bench.world.lock().unwrap().asked;
-    let refused = bench.space.unmap(Span::new(GIB, MIB), &mut ());
+    let refused = bench.space.unmap(Span::new(GIB, MIB));
     let Err(UnmapError::CutsMapping { mapping, cause }) = refused else {
         panic!("the second has one piece: {refused:?}");
     };
@@ -151,7 +143,7 @@ fn a_range_that_one_container_cannot_cut_stays_in_all() {
     let half = Span::new(GIB, MIB);
     bench
         .space
-        .unmap_cutting(half, Interruption::Allowed, &mut ())
+        .unmap_cutting(half, Interruption::Allowed)
         .unwrap();
     bench.check();
 }
@@ -197,7 +189,7 @@ fn a_container_that_keeps_its_mappings_is_used_again() {
     space
         .attach(Endpoint::from(first.clone()).near(node(0)))
         .unwrap();
-    space.map(GIB, &memory, ALL, Prot::RW, &mut ()).unwrap();
+    space.map(GIB, &memory, ALL, Prot::RW).unwrap();
     world.lock().unwrap().fail = [0].into();
     space.detach(&first).unwrap();
     let left = |space: &Ioas| {
@@ -207,8 +199,8 @@ fn a_container_that_keeps_its_mappings_is_used_again() {
     };
     assert_eq!(left(&space), [(None, 1)], "what is mapped is not forgotten");
     assert_eq!(ledger.in_use(), ALL.len);
-    space.unmap_all(&mut ()).unwrap();
-    space.map(2 * GIB, &memory, ALL, Prot::RW, &mut ()).unwrap();
+    space.unmap_all().unwrap();
+    space.map(2 * GIB, &memory, ALL, Prot::RW).unwrap();
     space.attach(Endpoint::from(group()).near(node(1))).unwrap();
     assert_eq!(left(&space), [(node(1), 1)]);
     assert_eq!(ledger.in_use(), ALL.len);

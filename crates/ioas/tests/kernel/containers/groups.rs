@@ -146,7 +146,7 @@ fn windows_and_entries_are_those_that_all_containers_have() {
     };
     assert_eq!(area, Span::new(1 << 40, MIB));
     bench.check();
-    bench.space.unmap_all(&mut ()).unwrap();
+    bench.space.unmap_all().unwrap();
     bench
         .space
         .attach(Endpoint::from(narrow).near(node(1)))

@@ -86,7 +86,7 @@ impl Bench {
     }
 
     fn map(&mut self, iova: u64, memory: &Arc<Memory>, part: Span<Offset>) -> Result<(), MapError> {
-        self.space.map(iova, memory, part, Prot::RW, &mut ())
+        self.space.map(iova, memory, part, Prot::RW)
     }
 
     /// Node and number of groups of each container.

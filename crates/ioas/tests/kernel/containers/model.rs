@@ -52,21 +52,21 @@ fn common(space: &Ioas, memory: &Arc<Memory>, op: &Op) -> String {
         Op::Map(at, from, len) => {
             let range = range(at, len);
             let part = Span::new(from * PAGE, range.len);
-            let mapped = space.map(range.start, memory, part, Prot::RW, &mut ());
+            let mapped = space.map(range.start, memory, part, Prot::RW);
             mapped.is_ok().to_string()
         }
         Op::Unmap(at, len) => {
-            let gone = space.unmap_cutting(range(at, len), allowed, &mut ());
+            let gone = space.unmap_cutting(range(at, len), allowed);
             format!("{:?}", gone.map(|gone| gone.bytes))
         }
         Op::Release(at, len) => {
             let range = [range(at, len)];
-            space.release(&range, allowed, &mut |_, _| refused += 1, &mut ());
+            space.release(&range, allowed, &mut |_, _| refused += 1);
             refused.to_string()
         }
         Op::Restore(at, len) => {
             let range = [range(at, len)];
-            space.restore(&range, allowed, &mut |_, _| refused += 1, &mut ());
+            space.restore(&range, allowed, &mut |_, _| refused += 1);
             refused.to_string()
         }
         Op::Harvest => {

@@ -48,7 +48,7 @@ impl<const IOMMUFD: bool> Setup<IOMMUFD> {
         memory: &Arc<Memory>,
         part: Span<Offset>,
     ) -> Result<(), MapError> {
-        self.space.map(iova, memory, part, Prot::RW, &mut ())
+        self.space.map(iova, memory, part, Prot::RW)
     }
 
     pub(crate) fn pieces(&self) -> Vec<Span<Iova>> {

@@ -75,12 +75,10 @@ fn first_owner(tables: Arc<HostTables>, memory: &Arc<Memory>) -> Space {
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables).unwrap();
     let space = Ioas::new(DOMAIN, table);
     let whole = Span::new(0, BYTES);
-    space.map(AT, memory, whole, Prot::RW, &mut ()).unwrap();
+    space.map(AT, memory, whole, Prot::RW).unwrap();
     let part = Span::new(MIB, 3 * MIB);
-    space
-        .map(AT + GIB, memory, part, Prot::READ, &mut ())
-        .unwrap();
-    space.take_out(OUT, Interruption::Refused, &mut ()).unwrap();
+    space.map(AT + GIB, memory, part, Prot::READ).unwrap();
+    space.take_out(OUT, Interruption::Refused).unwrap();
     space
 }
 
@@ -148,7 +146,7 @@ fn frames(data: &Mapping) -> Vec<Span<Pa>> {
     let memory = memory(also(data), &Arc::new(pinner), &Ledger::unlimited());
     let file = Mapping::new(Backing::Memfd, MIB, None).unwrap();
     let space = first_owner(tables(&file), &memory);
-    space.put_back(OUT, Interruption::Refused, &mut ()).unwrap();
+    space.put_back(OUT, Interruption::Refused).unwrap();
     let runs = runs_of(&space, Span::new(AT, BYTES));
     space.close().unwrap();
     runs
@@ -201,16 +199,16 @@ fn goes_on(unit: &Machine, space: Space, memory: &Arc<Memory>, tables: &HostTabl
     let mut port = unit.port(DEVICE);
     let mut word = [0];
     assert!(port.read(OUT.start, &mut word).is_err());
-    space.put_back(OUT, Interruption::Refused, &mut ()).unwrap();
+    space.put_back(OUT, Interruption::Refused).unwrap();
     port.read(OUT.start, &mut word).unwrap();
     assert_eq!((word[0], space.len()), (5 * PAGE, 2));
     let part = Span::new(0, 600 * PAGE);
     let at = AT + 40 * GIB;
-    space.map(at, memory, part, Prot::RW, &mut ()).unwrap();
+    space.map(at, memory, part, Prot::RW).unwrap();
     port.read(at + 599 * PAGE, &mut word).unwrap();
     assert_eq!(word[0], 599 * PAGE);
     let range = Span::new(at, part.len);
-    assert_eq!(space.unmap(range, &mut ()).unwrap().bytes, part.len);
+    assert_eq!(space.unmap(range).unwrap().bytes, part.len);
     assert!(port.read(at, &mut word).is_err());
     assert_eq!(space.endpoints(), [DEVICE.into()]);
     space.close().unwrap();

@@ -152,7 +152,7 @@ fn an_address_space_comes_from_another_process_while_its_device_runs() {
         let shared: Arc<dyn Unit> = Arc::new(unit.clone());
         let taken = vec![(opened.remove(0), vec![(shared, DEVICE)])];
         let memories = std::slice::from_ref(&here);
-        let new = Ioas::adopt(&handover, memories, taken, None, &mut ()).unwrap();
+        let new = Ioas::adopt(&handover, memories, taken, None).unwrap();
         assert_eq!((ledger.in_use(), counted(&pinner)), (HELD, before + HELD));
         wait();
         old.0.stdin.take().unwrap().write_all(b"go\n").unwrap();

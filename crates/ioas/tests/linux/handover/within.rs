@@ -31,7 +31,7 @@ fn an_address_space_changes_hands_while_its_device_runs() {
         let handover = leaving.handover().clone();
         let (new_tables, mut opened) = adopted(&table_file, &handover);
         let taken = vec![(opened.remove(0), vec![(shared.clone(), DEVICE)])];
-        let new = Ioas::adopt(&handover, &memories[1..], taken, None, &mut ()).unwrap();
+        let new = Ioas::adopt(&handover, &memories[1..], taken, None).unwrap();
         // Both are charged, and both have pinned it.
         let in_use = ledgers.each_ref().map(|ledger| ledger.in_use());
         assert_eq!(in_use, [HELD, HELD]);
@@ -85,7 +85,7 @@ fn what_is_not_the_same_is_refused_and_the_old_owner_goes_on() {
         let mut handover = handover.clone();
         change(&mut handover);
         let memories = std::slice::from_ref(memory);
-        let refused = Ioas::adopt(&handover, memories, taken, None, &mut ()).unwrap_err();
+        let refused = Ioas::adopt(&handover, memories, taken, None).unwrap_err();
         // Whatever it was: nothing is charged or pinned for the new owner.
         assert_eq!(
             (memory.ledger().in_use(), memory.held()),
@@ -179,8 +179,8 @@ fn what_is_not_the_same_is_refused_and_the_old_owner_goes_on() {
     );
 
     drop(leaving);
-    old.put_back(OUT, Interruption::Refused, &mut ()).unwrap();
-    assert_eq!(old.unmap_all(&mut ()).unwrap().areas, 2);
+    old.put_back(OUT, Interruption::Refused).unwrap();
+    assert_eq!(old.unmap_all().unwrap().areas, 2);
     old.close().unwrap();
     assert_eq!(counted(&pinner), before);
 }
@@ -212,7 +212,7 @@ fn domains_and_what_devices_have_written_go_along() {
     let old = Space::with_builder(builder(&old_tables, DomainIds::new(8)));
     let first = memory(also(&data), &pinner, &Ledger::unlimited());
     let whole = Span::new(0, BYTES);
-    old.map(AT, &first, whole, Prot::RW, &mut ()).unwrap();
+    old.map(AT, &first, whole, Prot::RW).unwrap();
     old.allow(&[Span::new(GIB, 64 * GIB)]).unwrap();
     for (unit, device) in shared.iter().zip(devices) {
         old.attach((unit.clone(), device)).unwrap();
@@ -242,7 +242,7 @@ fn domains_and_what_devices_have_written_go_along() {
     assert!(claimed);
     let builder: Box<dyn BuildDomain> = Box::new(builder(&new_tables, ids));
     let memories = std::slice::from_ref(&second);
-    let new = Space::adopt(&handover, memories, taken.collect(), Some(builder), &mut ());
+    let new = Space::adopt(&handover, memories, taken.collect(), Some(builder));
     let new = new.unwrap();
     assert_eq!(leaving.give_up().unwrap(), BYTES);
 
@@ -275,9 +275,7 @@ fn domains_and_what_devices_have_written_go_along() {
     third.port(device).read(AT + 9 * PAGE, &mut word).unwrap();
     assert_eq!(word[0], 9 * PAGE);
     let page = Span::new(0, PAGE);
-    let chosen = new
-        .map_anywhere(&second, page, Prot::READ, &mut ())
-        .unwrap();
+    let chosen = new.map_anywhere(&second, page, Prot::READ).unwrap();
     assert_eq!(chosen, GIB);
     new.close().unwrap();
     assert_eq!((new_tables.in_use(), second.held()), (0, 0));
@@ -298,7 +296,7 @@ fn what_is_released_changes_hands_as_such() {
     let old = first_owner(tables(&table_file), &memories[0]);
     let run = Span::new(AT + 5 * MIB, MIB);
     let kept = &mut |range, cause| unreachable!("{range}: {cause}");
-    old.release(&[run], Interruption::Refused, kept, &mut ());
+    old.release(&[run], Interruption::Refused, kept);
     assert_eq!(counted(&pinner), before + HELD - MIB);
 
     let leaving = old.hand_over(&memories[..1]).unwrap();
@@ -306,7 +304,7 @@ fn what_is_released_changes_hands_as_such() {
     let (new_tables, mut opened) = adopted(&table_file, &handover);
     let used = new_tables.in_use();
     let taken = vec![(opened.remove(0), Vec::new())];
-    let new = Ioas::adopt(&handover, &memories[1..], taken, None, &mut ()).unwrap();
+    let new = Ioas::adopt(&handover, &memories[1..], taken, None).unwrap();
     // Charge and tables for its return are kept here as well.
     assert!(new_tables.in_use() > used);
     assert_eq!((ledgers[1].in_use(), memories[1].reserved()), (HELD, MIB));
@@ -315,7 +313,7 @@ fn what_is_released_changes_hands_as_such() {
     assert_eq!(ledgers[0].in_use(), 0);
     assert_eq!(new.translate(run.start), None);
     let failed = &mut |range, cause| unreachable!("{range}: {cause}");
-    new.restore(&[run], Interruption::Refused, failed, &mut ());
+    new.restore(&[run], Interruption::Refused, failed);
     assert!(new.translate(run.start).is_some());
     assert_eq!(counted(&pinner), before + HELD);
     assert_eq!(new_tables.in_use(), used);

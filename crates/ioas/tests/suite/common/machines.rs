@@ -123,7 +123,8 @@ impl Bench {
 
     pub(crate) fn map(&mut self, iova: u64, part: Span<Offset>) -> Result<(), MapError> {
         self.space
-            .map(iova, &self.memory, part, Prot::RW, &mut Watch::default())
+            .observed(&mut Watch::default())
+            .map(iova, &self.memory, part, Prot::RW)
     }
 
     /// Three areas, of which the second repeats a part of the first: in leaves of 1 GiB, of 4 KiB,

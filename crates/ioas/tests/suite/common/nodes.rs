@@ -153,9 +153,7 @@ impl Bench {
     }
 
     pub(crate) fn map(&mut self, iova: u64, part: Span<Offset>) {
-        self.space
-            .map(iova, &self.memory, part, Prot::RW, &mut ())
-            .unwrap();
+        self.space.map(iova, &self.memory, part, Prot::RW).unwrap();
     }
 
     /// Node of the devices and of the tables of each domain, and how many devices.

@@ -30,45 +30,32 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
     let (memory, part) = (bench.memory.clone(), Span::new(8 * MIB, PAGE));
     bench
         .space
-        .map(AT + 12 * MIB, &memory, part, Prot::READ, &mut ())
+        .map(AT + 12 * MIB, &memory, part, Prot::READ)
         .unwrap();
     let never = Interruption::Refused;
     bench.space.attach((unit.clone(), device)).unwrap();
-    bench.space.take_out(page(0, 1), never, &mut ()).unwrap();
+    bench.space.take_out(page(0, 1), never).unwrap();
     let mut refused = |range, cause| panic!("{range}: {cause}");
-    bench
-        .space
-        .release(&[page(5, 2)], never, &mut refused, &mut ());
+    bench.space.release(&[page(5, 2)], never, &mut refused);
     bench.space.detach(device).unwrap();
     let mut failed = |range, cause| panic!("{range}: {cause}");
-    bench
-        .space
-        .restore(&[page(5, 2)], never, &mut failed, &mut ());
-    bench.space.put_back(page(0, 1), never, &mut ()).unwrap();
+    bench.space.restore(&[page(5, 2)], never, &mut failed);
+    bench.space.put_back(page(0, 1), never).unwrap();
     let there = vec![page(1, 4), page(7, 2048 - 7)];
     assert_eq!(bench.harvest(PAGE), (there, true));
     // An unmap forgets it, or takes it along.
     bench.space.attach((unit.clone(), device)).unwrap();
     bench.space.detach(device).unwrap();
-    bench
-        .space
-        .unmap_cutting(page(0, 16), never, &mut ())
-        .unwrap();
+    bench.space.unmap_cutting(page(0, 16), never).unwrap();
     let (span, mut words) = (Span::new(AT, 8 * MIB), vec![0u64; 32]);
     let mut pending = Pending::new(&mut words[..], span, PAGE).unwrap();
-    bench
-        .space
-        .unmap_noting(span, &mut pending, &mut ())
-        .unwrap();
+    bench.space.unmap_noting(span, &mut pending).unwrap();
     let shown = bench.space.show(&mut pending).unwrap();
     assert_eq!(shown.runs().collect::<Vec<_>>(), [page(16, 2048 - 16)]);
     shown.acknowledge();
     assert_eq!(bench.harvest(PAGE), (vec![], false));
     let part = Span::new(0, 8 * MIB);
-    bench
-        .space
-        .map(AT, &memory, part, Prot::RW, &mut ())
-        .unwrap();
+    bench.space.map(AT, &memory, part, Prot::RW).unwrap();
     // Writes while tracking is off are dropped, and so is what was not harvested when it ends.
     bench.space.attach((unit.clone(), device)).unwrap();
     bench.space.detach(device).unwrap();
@@ -82,7 +69,7 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
     let kept = space(FormatId::VtdSs, 4, &tables);
     let part = Span::new(0, 8 * MIB);
-    kept.map(AT, &memory, part, Prot::RW, &mut ()).unwrap();
+    kept.map(AT, &memory, part, Prot::RW).unwrap();
     let unit = Tracker::new(&tables, false, false);
     for n in 0..2 {
         kept.attach((unit.clone(), self::device(n))).unwrap();
@@ -131,10 +118,7 @@ fn what_was_held_to_write_to_between_two_harvests_counts_as_written() {
     let held = pin(&bench, page(0, 1), Prot::RW);
     drop(pin(&bench, page(7, 1), Prot::RW));
     let never = Interruption::Refused;
-    bench
-        .space
-        .unmap_cutting(page(7, 1), never, &mut ())
-        .unwrap();
+    bench.space.unmap_cutting(page(7, 1), never).unwrap();
     assert_eq!(bench.harvest(PAGE), (vec![page(0, 1)], false));
     drop(held);
     bench.space.untrack_dirty();
@@ -151,7 +135,7 @@ fn what_is_handed_over_names_what_was_written_to_by_those_who_have_left() {
     let device = DeviceId::pci(0, 9, 0);
     bench
         .space
-        .take_out(page(64, 2048 - 64), Interruption::Refused, &mut ())
+        .take_out(page(64, 2048 - 64), Interruption::Refused)
         .unwrap();
     bench.space.attach((silent, device)).unwrap();
     bench.space.detach(device).unwrap();
@@ -159,7 +143,7 @@ fn what_is_handed_over_names_what_was_written_to_by_those_who_have_left() {
     let pin = |bench: &Bench, range| bench.space.pin(range, Prot::RW, keeps).unwrap();
     bench
         .space
-        .put_back(page(64, 2048 - 64), Interruption::Refused, &mut ())
+        .put_back(page(64, 2048 - 64), Interruption::Refused)
         .unwrap();
     drop(pin(&bench, page(100, 1)));
     let _held = pin(&bench, page(200, 2));
@@ -188,7 +172,7 @@ fn what_was_dirty_stays_so_when_it_is_not_released() {
         let never = Interruption::Refused;
         bench
             .space
-            .release(&[page(2, 2)], never, &mut |_, _| kept += 1, &mut ());
+            .release(&[page(2, 2)], never, &mut |_, _| kept += 1);
         assert_eq!(kept, 1);
         bench.units[0].deaf.store(false, Ordering::SeqCst);
         let right = match blind {
@@ -211,7 +195,7 @@ fn an_unmap_whose_flush_fails_has_noted_what_was_written() {
         bench.units[0].deaf.store(true, Ordering::SeqCst);
         let span = Span::new(AT, 8 * MIB);
         let mut pending = Pending::new(vec![0u64; 32], span, PAGE).unwrap();
-        let failed = bench.space.unmap_noting(span, &mut pending, &mut ());
+        let failed = bench.space.unmap_noting(span, &mut pending);
         assert!(matches!(failed, Err(UnmapError::Flush(_))), "{failed:?}");
         assert_eq!(bench.space.len(), 0);
         bench.units[0].deaf.store(false, Ordering::SeqCst);

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn what_two_calls_have_mapped_is_unmapped_by_two_after_it_was_released() {
     let (mut bench, machine) = bench(large());
-    bench.space.unmap(at(0, GIB), &mut ()).unwrap();
+    bench.space.unmap(at(0, GIB)).unwrap();
     let parts = [at(0, 2 * MIB), at(2 * MIB, 2 * MIB)];
     for part in parts {
         bench
@@ -36,11 +36,7 @@ fn what_two_calls_have_mapped_is_unmapped_by_two_after_it_was_released() {
         assert!(restore(&mut bench.space, &[over]).is_empty());
     }
     for part in parts {
-        assert_eq!(
-            bench.space.unmap(part, &mut ()).unwrap().bytes,
-            part.len,
-            "{part}"
-        );
+        assert_eq!(bench.space.unmap(part).unwrap().bytes, part.len, "{part}");
     }
     bench.end();
 }
@@ -98,7 +94,7 @@ fn tables_that_a_restore_took_in_vain_are_set_aside_again() {
         let memory = Memory::new(object.clone(), &Ledger::unlimited());
         let run = at(0, PAGES * PAGE);
         let whole = Span::new(0, run.len);
-        space.map(AT, &memory, whole, Prot::RW, &mut ()).unwrap();
+        space.map(AT, &memory, whole, Prot::RW).unwrap();
         let used = tables.in_use();
         assert!(release(&mut space, &[run]).1.is_empty());
         // There is no other table, then or later.

@@ -13,7 +13,7 @@ const END: u64 = u64::MAX - PAGE + 1;
 
 fn map_at<S: Subject>(s: &mut S, p: Profile, iova: u64, part: Span<Offset>, prot: Prot) -> Answer {
     let memory = s.memory();
-    let mapped = s.space().map(iova, &memory, part, prot, &mut ());
+    let mapped = s.space().map(iova, &memory, part, prot);
     mapped.map(|()| 0).map_err(|error| match error.errno(p) {
         Some(errno) => errno,
         None => panic!("{error}: {error:?}"),
@@ -25,7 +25,7 @@ fn map<S: Subject>(s: &mut S, p: Profile, iova: u64, len: u64) -> Answer {
 }
 
 fn unmap<S: Subject>(s: &mut S, p: Profile, iova: u64, len: u64) -> Answer {
-    let unmapped = s.space().unmap(Span::new(iova, len), &mut ());
+    let unmapped = s.space().unmap(Span::new(iova, len));
     unmapped
         .map(|unmapped| unmapped.bytes)
         .map_err(|error| match error.errno(p) {
@@ -41,8 +41,7 @@ fn release<S: Subject>(s: &mut S, p: Profile, iova: u64, len: u64) -> Answer {
         cause => panic!("{cause}"),
     };
     let runs = [Span::new(iova, len)];
-    s.space()
-        .release(&runs, Interruption::Refused, &mut kept, &mut ());
+    s.space().release(&runs, Interruption::Refused, &mut kept);
     answer
 }
 
@@ -118,9 +117,7 @@ fn maps<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
         )
         .library(|s: &mut S, _| {
             let (memory, len) = (s.memory(), 4 * MIB);
-            let chosen = s
-                .space()
-                .map_anywhere(&memory, Span::new(0, len), Prot::RW, &mut ());
+            let chosen = s.space().map_anywhere(&memory, Span::new(0, len), Prot::RW);
             let iova = chosen.unwrap();
             assert!(iova != 0 && s.space().area_at(iova).is_some());
             Ok(iova % len)
@@ -128,9 +125,7 @@ fn maps<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
         both("map: no room in what is allowed", E::ENOSPC).library(|s: &mut S, p| {
             s.space().allow(&[Span::new(IOVA, MIB)]).unwrap();
             let (memory, len) = (s.memory(), 2 * MIB);
-            let chosen = s
-                .space()
-                .map_anywhere(&memory, Span::new(0, len), Prot::RW, &mut ());
+            let chosen = s.space().map_anywhere(&memory, Span::new(0, len), Prot::RW);
             chosen.map_err(|error| error.errno(p).unwrap())
         }),
         // The limit is 8 here. Tables of ours have none.
@@ -309,10 +304,10 @@ fn unmaps<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
         Row::new("unmap: everything", ok(2 * MIB), ok(2 * MIB)).library(|s: &mut S, p| {
             map(s, p, PAGE, MIB)?;
             map(s, p, (1 << 48) - MIB, MIB)?;
-            Ok(s.space().unmap_all(&mut ()).unwrap().bytes)
+            Ok(s.space().unmap_all().unwrap().bytes)
         }),
         Row::new("unmap: everything, when nothing is there", ok(0), ok(0))
-            .library(|s, _| Ok(s.space().unmap_all(&mut ()).unwrap().bytes)),
+            .library(|s, _| Ok(s.space().unmap_all().unwrap().bytes)),
         // A container tries ten times and then stops the kernel; the model says what we say.
         Row::new(
             "unmap: a user does not let go",
@@ -347,8 +342,7 @@ fn releases<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
                 release(s, p, IOVA, MIB)?;
                 let runs = [Span::new(IOVA, MIB)];
                 let failed = &mut |_, cause| panic!("{cause}");
-                s.space()
-                    .restore(&runs, Interruption::Refused, failed, &mut ());
+                s.space().restore(&runs, Interruption::Refused, failed);
                 Ok(s.charged())
             },
         ),
@@ -362,8 +356,7 @@ fn releases<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
             release(s, p, IOVA, 2 * MIB)?;
             let runs = [Span::new(IOVA, 2 * MIB)];
             let failed = &mut |_, cause| panic!("{cause}");
-            s.space()
-                .restore(&runs, Interruption::Refused, failed, &mut ());
+            s.space().restore(&runs, Interruption::Refused, failed);
             unmap(s, p, IOVA, MIB)
         }),
     ]
