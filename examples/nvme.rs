@@ -9,19 +9,18 @@
 //! Initialization", 4.2 "Completion Queue Entry", 5 "Admin Command Set"; NVM Command Set Specification 1.0,
 //! 3.2.4 "Read command".
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use hostmem::{Backing, Counter, Limits, Mapping};
-use ioas::iommufd::{Iommufd, Owner, SpaceMapper};
-use ioas::vfio::{Container, ContainerMapper, Device, Group, Registers, config};
-use ioas::{HostMemory, Ioas, Kernel, Ledger, Memory};
+use hostmem::{Backing, Mapping};
+use ioas::iommufd::Iommufd;
+use ioas::vfio::{Container, ContainerMapper, Device, Group, Registers, Type1, config};
+use ioas::{HostMemory, Ioas, Memory};
 use iopt::Prot;
 use runs::Span;
 
@@ -60,29 +59,25 @@ fn with_controller<T>(
     job: impl FnOnce(&Device, &Mapping) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     if way == "iommufd" {
-        let owner = Owner::new(Iommufd::open()?);
-        let space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
-        let bound = Arc::new(owner.open_device(&node(address)?)?);
+        let iommufd = Iommufd::open()?;
+        let space = Ioas::over(&iommufd)?;
+        let bound = iommufd.device(address)?;
         space.attach(bound.clone())?;
         let done = in_space(&space, &bound.device, job)?;
         space.detach(&bound)?;
         space.close()?;
         return Ok(done);
     }
-    let container = match way {
-        "vfio" => Container::open()?,
+    let space = match way {
+        "vfio" => Ioas::over(&Type1::open()?)?,
         // The same calls, answered by iommufd.
-        "compat" => Container::from_fd(
-            File::options()
-                .read(true)
-                .write(true)
-                .open(Iommufd::PATH)?
-                .into(),
-        )?,
+        "compat" => {
+            let file = File::options().read(true).write(true).open(Iommufd::PATH)?;
+            Ioas::over_mapper(ContainerMapper::new(Container::from_fd(file.into())?))
+        }
         _ => bail!("{way} is none of vfio, compat, iommufd"),
     };
-    let space = Ioas::over_kernel(Kernel::new(ContainerMapper::new(container), None));
-    let group = Arc::new(Group::open(group(address)?)?);
+    let group = Arc::new(Group::of_device(address)?);
     space.attach(group.clone())?;
     let device = group.device(address)?;
     // iommufd's compatibility layer reports capabilities only after a device is opened.
@@ -103,9 +98,7 @@ fn in_space<T>(
 ) -> anyhow::Result<T> {
     let mapping = Arc::new(Mapping::new(Backing::Anon4K, BYTES, None)?);
     mapping.populate(&mut |_| ControlFlow::Continue(()))?;
-    // The kernel pins by itself, and charges what is mapped to the process.
-    let ledger = Ledger::of_counter(Counter::MmLockedVm, &Limits::read()?)?;
-    let memory = Memory::new(Arc::new(HostMemory::new(mapping.clone())), &ledger);
+    let memory = Memory::new(Arc::new(HostMemory::new(mapping.clone())), &space.ledger()?);
     space.map(IOVA, &memory, Span::new(0, BYTES), Prot::RW)?;
     let done = job(device, &mapping);
     // Also after an error: without bus mastering there is no DMA, so memory can be unmapped.
@@ -379,23 +372,4 @@ fn bytes(memory: &Mapping, at: u64, len: u64) -> anyhow::Result<Vec<u8>> {
 fn field<const N: usize>(answer: &[u8], at: usize) -> anyhow::Result<[u8; N]> {
     let bytes = answer.get(at..at + N).context("beyond the answer")?;
     Ok(bytes.try_into()?)
-}
-
-fn device(address: &str) -> PathBuf {
-    Path::new("/sys/bus/pci/devices").join(address)
-}
-
-/// The number of a device's group.
-fn group(address: &str) -> anyhow::Result<u32> {
-    let group = fs::read_link(device(address).join("iommu_group")).context("it has no IOMMU")?;
-    let number = group.file_name().context("a link to nothing")?;
-    Ok(number.to_string_lossy().parse()?)
-}
-
-/// A device's file of its own: there once `vfio-pci` has it.
-fn node(address: &str) -> anyhow::Result<PathBuf> {
-    let mut names =
-        fs::read_dir(device(address).join("vfio-dev")).context("vfio-pci has not got it")?;
-    let name = names.next().context("no file of its own")??.file_name();
-    Ok(Path::new("/dev/vfio/devices").join(name))
 }

@@ -7,8 +7,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use hostmem::{Counter, Limits, Pinner};
-use ioas::{GuestRam, Ioas, Kernel, Ledger, vfio::VfioOpsMapper};
+use hostmem::{Counter, Limits};
+use ioas::{Ioas, vfio::VfioOpsMapper};
 use iopt::Prot;
 use runs::Span;
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioOps};
@@ -21,14 +21,12 @@ fn run<D: Send + Sync + 'static>(
 ) -> anyhow::Result<()> {
     let regions = [(GuestAddress(0), 1 << 20), (GuestAddress(4 << 30), 1 << 20)];
     let guest = GuestMemoryMmap::<()>::from_ranges(&regions)?;
-    let ledger = Ledger::new("locked memory", Pinner::of_process()?.room()?, 0);
-    let ram = GuestRam::new(&guest, &ledger)?;
-    let space = Ioas::over_kernel(Kernel::new(mapper, None));
-    space.map_guest_ram(&ram, Prot::RW)?; // Within the limit, all or nothing.
+    let space = Ioas::over_mapper(mapper);
+    space.map_guest(&guest, Prot::RW)?; // Within the limit, all or nothing.
     let device = Arc::new(open()?);
     space.attach(device.clone())?; // Mapped now.
     let locked = Limits::in_use(Counter::MmLockedVm)?.known;
-    println!("charged {}, locked {locked}", ledger.in_use());
+    println!("charged {}, locked {locked}", space.ledger()?.in_use());
     space.unmap(Span::new(4 << 30, 1 << 20))?;
     space.detach(&device)?; // Before the device is closed.
     Ok(space.close()?)

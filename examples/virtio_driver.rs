@@ -43,7 +43,7 @@ impl<T: Transport> Balloon<T> {
 fn main() -> anyhow::Result<()> {
     let tables = Arc::new(HeapTables::with_tables(64)?);
     let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
-    let space = Arc::new(Ioas::new(iommu::DomainId(1), table));
+    let space = Arc::new(Ioas::over_table(iommu::DomainId(1), table));
     let (device, mapping) = machine::in_process::InProcess::new(&space)?;
     let pages = HostPages::new(mapping, &Ledger::new("DMA memory", Some(16 << 20), 0));
     device.add_memory(pages.memory());

@@ -9,17 +9,16 @@
 //!     cargo run -p dmaspace-examples --example vmm
 //!     cargo run -p dmaspace-examples --example vmm -- 0000:01:00.0
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::fs::File;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::{Context as _, anyhow, ensure};
 use dmaspace::balloon::{BalloonDma, RegionMemory};
 use hostmem::{Backing, Mapping, Pinner};
-use ioas::iommufd::{Iommufd, Owner, SpaceMapper};
+use ioas::iommufd::Iommufd;
 use ioas::{
-    Area, Builder, DomainIds, GuestRam, HostTables, Ioas, Kernel, Ledger, Listener, MappedStorage,
+    Area, Builder, DomainIds, GuestRam, HostTables, Ioas, Ledger, Listener, MappedStorage,
     WhenUnmapped,
 };
 use iommu::{DeviceId, FlushError, RunMap, SoftwareUnit};
@@ -242,10 +241,9 @@ fn main() -> anyhow::Result<()> {
 
 /// The kernel pins, charges and maps.
 fn over_iommufd(address: &str) -> anyhow::Result<()> {
-    let owner = Owner::new(Iommufd::open()?);
-    let space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, Some(BLOCK)));
-    let monitor = Monitor::new(space)?;
-    let device = Arc::new(owner.open_device(&node(address)?)?);
+    let iommufd = Iommufd::open()?;
+    let monitor = Monitor::new(Ioas::options().granule(BLOCK).over(&iommufd)?)?;
+    let device = iommufd.device(address)?;
     monitor.space.attach(device.clone())?;
     for what in monitor.space.capabilities().missing() {
         println!("the kernel cannot {what}");
@@ -255,22 +253,12 @@ fn over_iommufd(address: &str) -> anyhow::Result<()> {
     end(monitor)
 }
 
-/// A device's file of its own: there once `vfio-pci` has it.
-fn node(address: &str) -> anyhow::Result<PathBuf> {
-    let names = Path::new("/sys/bus/pci/devices")
-        .join(address)
-        .join("vfio-dev");
-    let mut names = fs::read_dir(names).context("vfio-pci has not got it")?;
-    let name = names.next().context("no file of its own")??.file_name();
-    Ok(Path::new("/dev/vfio/devices").join(name))
-}
-
 /// Tables of ours, in VT-d's second-stage format, walked by a unit in software.
 fn over_own_tables() -> anyhow::Result<()> {
     let tables = MappedStorage::new(1 << 20, None).map_err(anyhow::Error::from_boxed)?;
     let tables = Arc::new(HostTables::new(tables, 1 << 46)?);
     let builder = Builder::new(tables.clone(), DomainIds::new(16), [FormatId::VtdSs]);
-    let monitor = Monitor::new(Ioas::with_builder(builder))?;
+    let monitor = Monitor::new(Ioas::over_tables(builder))?;
     let frames = Arc::new(RwLock::new(RunMap::new([])?));
     let unit = Arc::new(SoftwareUnit::new(tables.clone(), frames.clone()));
     monitor.space.attach((unit.clone(), DEVICE))?;

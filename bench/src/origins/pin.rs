@@ -148,7 +148,7 @@ struct Fixture {
 impl Fixture {
     /// Everything once; returns the runs.
     fn round(&mut self, rounds: &mut Rounds) -> Result<Vec<Span<Pa>>, Failed> {
-        let space = Ioas::new(DomainId(1), table(&self.tables)?);
+        let space = Ioas::over_table(DomainId(1), table(&self.tables)?);
         let whole = Span::new(0, self.len);
         let charged = self.ledger.steps();
         let (mapped, all, pin, find) = {

@@ -169,7 +169,7 @@ impl ClientMemory {
         config.capabilities.dirty_tracking = true;
         let unit = SoftwareUnit::with_config(tables.clone(), (), config);
         let builder = Builder::new(tables.clone(), DomainIds::new(16), [FormatId::VtdSs]);
-        let space = Ioas::with_builder(builder);
+        let space = Ioas::over_tables(builder);
         space.attach((Arc::new(unit.clone()), DEVICE))?;
         let view = View::new(
             GuestMemoryMmap::new(),

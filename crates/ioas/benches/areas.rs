@@ -67,7 +67,7 @@ impl Case {
         fastrand::Rng::with_seed(1).shuffle(&mut stay);
         let guests = stay.split_off((count - count / 16) as usize);
         Self {
-            space: Ioas::new(DomainId(1), table),
+            space: Ioas::over_table(DomainId(1), table),
             memory: Memory::new(Arc::new(object), &Ledger::unlimited()),
             stay,
             guests,

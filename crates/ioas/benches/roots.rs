@@ -70,7 +70,7 @@ fn space(placement: Placement, format: FormatId, memories: &[Tables]) -> Space {
         let tables = node.and_then(|node| nodes.get(node.0 as usize));
         tables.cloned().ok_or(Cause::from("no such node"))
     };
-    let space = Ioas::with_builder(Builder::on_nodes(memory, DomainIds::new(8), [format]));
+    let space = Ioas::over_tables(Builder::on_nodes(memory, DomainIds::new(8), [format]));
     space.set_placement(placement).unwrap();
     let mut capabilities = Capabilities::new().with_format(FormatSupport {
         format,

@@ -15,7 +15,7 @@
 //! and `NodeTables` by node).
 //!
 //! Devices reach the memory through tables of ours, or, with the features `vfio` and `iommufd`, through
-//! mappings of the kernel's interfaces of these names ([`Kernel`]), as is chosen at run time. All of them
+//! mappings of the kernel's interfaces of these names ([`OpenSpace`], [`Mapper`]), as is chosen at run time. All of them
 //! have the same errors; [`Ioas::capabilities`] says what each can do.
 
 #![no_std]
@@ -52,9 +52,7 @@ pub use kernel::iommufd;
 #[cfg(feature = "vfio")]
 pub use kernel::vfio;
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
-pub use kernel::{
-    Entering, Kernel, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed,
-};
+pub use kernel::{Entering, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed};
 #[cfg(not(feature = "std"))]
 pub use lock::spinning::LockHooks;
 pub use memory::fixed::{FixedRuns, UnalignedRun};
@@ -66,6 +64,9 @@ pub use memory::node_tables::{Misplaced, NodeBytes, NodeTables};
 pub use memory::object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
 pub use memory::synthetic::Synthetic;
 pub use memory::{Hold, Memory};
+#[cfg(feature = "linux")]
+#[cfg(feature = "linux")]
+pub use own::software::{PinnedMemory, SoftwareIommu, SoftwareIommuUnit, SoftwarePort};
 pub use own::{
     BuildDomain, Builder, BuilderError, DecodeError, DomainIds, HandOverError, HandedArea,
     HandedDomain, Handover, Leaving, TakeOverError, TakenDomain,
@@ -77,9 +78,10 @@ pub use space::error::{AttachError, CloseError, DetachError, MapError, UnmapErro
 pub use space::external_pin::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
 pub use space::flush::Flushing;
 #[cfg(all(feature = "linux", feature = "vm-memory"))]
-pub use space::guest_ram::{GuestRam, GuestRamError, RegionFailed};
+pub use space::guest_ram::{GuestRam, GuestRamError};
 pub use space::listener::Listener;
 pub use space::observer::{Observed, Observer, Step};
+pub use space::open::{IoasOptions, OpenError, OpenSpace};
 pub use space::placement::{NoPlacement, Place, Placement};
 pub use space::release::ReleaseError;
 pub use space::{Ioas, Unmapped};

@@ -98,7 +98,7 @@ fn measure(runs: u64) -> [(u64, u64); 2] {
     let tables = Arc::new(HeapTables::with_tables(tables).unwrap());
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone()).unwrap();
-    let (space, bytes, _) = counted(|| Ioas::new(DomainId(1), table));
+    let (space, bytes, _) = counted(|| Ioas::over_table(DomainId(1), table));
     assert!(
         bytes <= 66 << 10,
         "{bytes} bytes for the batch of 64 KiB and room for a few domains"

@@ -33,6 +33,13 @@ pub struct MemoryOverlap {
     pub there: Span<Pa>,
 }
 
+/// No pieces.
+impl<O> Default for RunMap<O> {
+    fn default() -> Self {
+        Self { pieces: Vec::new() }
+    }
+}
+
 impl<O: AsRef<[AtomicU64]>> RunMap<O> {
     /// A map of these pieces, each with the physical address of its first word. Empty pieces are
     /// left out.

@@ -114,7 +114,7 @@ impl<M: ErasableMemory + Clone> Domains for Units<M> {
     fn space(&mut self) -> Result<Ioas, ioas::Cause> {
         let (tables, ids) = (self.tables.clone(), Arc::clone(&self.ids));
         let builder = Builder::new(tables, ids, self.formats.iter().copied());
-        Ok(Ioas::with_builder(builder))
+        Ok(Ioas::over_tables(builder))
     }
 
     fn attach(&mut self, endpoint: u32, space: &Ioas) -> Result<(), AttachError> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, ensure};
 use guest::machines::Machine;
 use hostmem::Backing;
-use ioas::{Endpoint, Forecast, Ioas, Kernel, Ledger, MapError, Placement};
+use ioas::{Endpoint, Forecast, Ioas, Ledger, MapError, Placement};
 use iommu::NodeId;
 use iopt::{Interruption, Prot};
 use runs::Span;
@@ -40,7 +40,7 @@ pub(crate) struct User<I: Interface> {
 /// An address space without groups over containers of this kind.
 fn space<const COMPATIBILITY: bool>() -> anyhow::Result<Ioas> {
     let open = InContainer::<COMPATIBILITY>::container_mapper;
-    let space = Ioas::over_kernel(Kernel::opening(open, None));
+    let space = Ioas::options().over_mappers(open)?;
     space.set_placement(Placement::PerNode)?;
     Ok(space)
 }

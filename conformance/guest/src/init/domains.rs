@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use anyhow::{Context as _, ensure};
 use guest::machines::Machine;
 use hostmem::Backing;
-use ioas::{Ioas, Kernel, Ledger};
+use ioas::{Ioas, Ledger};
 use iopt::Prot;
 use runs::Span;
 
@@ -44,7 +44,7 @@ pub(crate) fn in_one_space<I: Interface>(_: &Machine) -> anyhow::Result<()> {
     off_and_on(|by_node| {
         let count = Count::new(counter_of(I::COLUMN))?;
         let file = I::file()?;
-        let space = Ioas::over_kernel(Kernel::new(I::mapper(&file)?, None));
+        let space = Ioas::over_mapper(I::mapper(&file)?);
         let mapping = dma::memory(Backing::Anon4K, SIZE)?;
         let memory = host_memory(&mapping, &Ledger::unlimited())?;
         space.map(IOVA, &memory, Span::new(0, SIZE), Prot::RW)?;

@@ -27,8 +27,8 @@ use anyhow::{Context as _, bail, ensure};
 use guest::machines::EDU;
 use hostmem::{Backing, Mapping};
 use ioas::{
-    AttachError, Errno, Ioas, Kernel, KernelError, Ledger, MapError,
-    iommufd::{self, BoundDevice, DevId, IoasId, Owner, SpaceMapper},
+    AttachError, Errno, Ioas, KernelError, Ledger, MapError,
+    iommufd::{self, BoundDevice, DevId, IoasId, SpaceMapper},
     vfio::{self, Container, ContainerMapper, Group},
 };
 use iopt::Prot;
@@ -118,7 +118,7 @@ impl HandedOver for Iommufd {
         [iommufd, device]: [OwnedFd; 2],
         [ioas, id]: [u32; 2],
     ) -> anyhow::Result<(SpaceMapper, Arc<BoundDevice>)> {
-        let owner = Owner::new(iommufd::Iommufd::from_fd(iommufd));
+        let owner = iommufd::Iommufd::from_fd(iommufd);
         let device = vfio::Device::from_fd(device);
         let bound = BoundDevice {
             device,
@@ -249,7 +249,7 @@ fn take_over<I: HandedOver>(socket: &UnixStream) -> anyhow::Result<()> {
     let memory = host_memory(&mapping, &ledger)?;
 
     let (mapper, attached) = I::receive([first, second], numbers)?;
-    let ioas = Ioas::over_kernel(Kernel::new(mapper, None));
+    let ioas = Ioas::over_mapper(mapper);
     for (iova, part) in AREAS {
         ioas.map(iova, &memory, part, Prot::RW)?;
     }

@@ -178,7 +178,7 @@ fn first(words: &str) -> anyhow::Result<Infallible> {
     )?);
     let unit: Arc<SoftUnit> = Arc::new(SoftwareUnit::new(tables.clone(), learn(&mappings)?));
     let builder = Builder::new(tables, DomainIds::new(16), [FormatId::VtdSs]);
-    let space = Ioas::with_builder(builder);
+    let space = Ioas::over_tables(builder);
     let ledger = Ledger::unlimited();
     let memories = objects(&mappings, &ledger);
     space.attach((unit.clone(), DEVICE))?;

@@ -6,15 +6,12 @@
 
 use std::{
     os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use ioas::{
     KernelError,
-    iommufd::{Attachable, BoundDevice, DevId, HwptId, IoasId, Owner, SpaceMapper},
+    iommufd::{Attachable, BoundDevice, DevId, HwptId, IoasId, Iommufd, SpaceMapper},
     vfio::PageTable,
 };
 use iommufd_bindings::{
@@ -83,7 +80,7 @@ const fn second(pair: u64) -> u32 {
 ///
 /// What lies behind an address in `body` is there, and nobody writes to it.
 unsafe fn call(
-    owner: &Owner,
+    iommufd: &Iommufd,
     operation: &'static str,
     op: u32,
     id: u32,
@@ -97,7 +94,7 @@ unsafe fn call(
         ..Command::default()
     };
     // SAFETY: the caller answers for what lies behind an address.
-    unsafe { request::<TEST, _>(owner, operation, &mut command) }?;
+    unsafe { request::<TEST, _>(iommufd, operation, &mut command) }?;
     Ok(command.body)
 }
 
@@ -108,12 +105,12 @@ unsafe fn call(
 /// It takes this structure, which begins with its size. What lies behind an address in it is there,
 /// and nobody writes to it.
 unsafe fn request<const OPCODE: Opcode, T>(
-    owner: &Owner,
+    iommufd: &Iommufd,
     operation: &'static str,
     argument: &mut T,
 ) -> Result<(), KernelError> {
     // SAFETY: the kernel reads and writes no more bytes of it than its size says; see above.
-    let result = unsafe { ioctl(owner.as_fd(), Updater::<OPCODE, T>::new(argument)) };
+    let result = unsafe { ioctl(iommufd.as_fd(), Updater::<OPCODE, T>::new(argument)) };
     result.map_err(|errno| KernelError::Refused {
         operation,
         errno: errno.raw_os_error(),
@@ -122,37 +119,37 @@ unsafe fn request<const OPCODE: Opcode, T>(
 
 /// [`call`] of what has no address.
 fn plain(
-    owner: &Owner,
+    iommufd: &Iommufd,
     operation: &'static str,
     op: u32,
     id: u32,
     body: [u64; 6],
 ) -> Result<[u64; 6], KernelError> {
     // SAFETY: there is no address.
-    unsafe { call(owner, operation, op, id, body) }
+    unsafe { call(iommufd, operation, op, id, body) }
 }
 
 /// Makes a device and attaches it: the test's own number for it and its page table; its number.
-fn make(owner: &Owner, to: PageTable, flags: u32) -> Result<[u64; 2], KernelError> {
+fn make(iommufd: &Iommufd, to: PageTable, flags: u32) -> Result<[u64; 2], KernelError> {
     let (PageTable::Ioas(IoasId(id)) | PageTable::Hwpt(HwptId(id))) = to;
     let body = [0, pair(0, flags), 0, 0, 0, 0];
     let operation = "IOMMU_TEST_OP_MOCK_DOMAIN_FLAGS";
-    let made = plain(owner, operation, MOCK_DOMAIN_FLAGS, id, body)?;
+    let made = plain(iommufd, operation, MOCK_DOMAIN_FLAGS, id, body)?;
     Ok([made[0], made[1]])
 }
 
 /// Removes an object.
-fn destroy(owner: &Owner, id: u32) -> Result<(), KernelError> {
+fn destroy(iommufd: &Iommufd, id: u32) -> Result<(), KernelError> {
     let size = size_of::<iommu_destroy>() as u32;
     let mut argument = iommu_destroy { size, id };
     // SAFETY: the structure of this request, without an address.
-    unsafe { request::<DESTROY, _>(owner, "IOMMU_DESTROY", &mut argument) }
+    unsafe { request::<DESTROY, _>(iommufd, "IOMMU_DESTROY", &mut argument) }
 }
 
 /// A device without hardware. It goes with the file.
 #[derive(Debug)]
 pub(crate) struct Mock {
-    owner: Arc<Owner>,
+    iommufd: Iommufd,
     /// The test's own number for it.
     number: u32,
     id: DevId,
@@ -164,12 +161,12 @@ pub(crate) struct Mock {
 
 impl Mock {
     /// A device whose unit tells, or does not tell, what it writes to.
-    pub(crate) fn new(owner: &Arc<Owner>, tells: bool) -> Result<Self, KernelError> {
-        let home = SpaceMapper::for_devices(owner)?;
+    pub(crate) fn new(iommufd: &Iommufd, tells: bool) -> Result<Self, KernelError> {
+        let home = SpaceMapper::for_devices(iommufd)?;
         let flags = if tells { 0 } else { NO_DIRTY };
-        let [numbers, id] = make(owner, PageTable::Ioas(home.id()), flags)?;
+        let [numbers, id] = make(iommufd, PageTable::Ioas(home.id()), flags)?;
         Ok(Self {
-            owner: owner.clone(),
+            iommufd: iommufd.clone(),
             number: first(numbers),
             id: DevId(first(id)),
             home,
@@ -184,7 +181,7 @@ impl Mock {
         let body = [0, start, len, page, address, 0];
         let table = self.table.load(Ordering::Relaxed);
         // SAFETY: as many bits as there are pages are there, and borrowed.
-        let done = unsafe { call(&self.owner, "IOMMU_TEST_OP_DIRTY", DIRTY, table, body) };
+        let done = unsafe { call(&self.iommufd, "IOMMU_TEST_OP_DIRTY", DIRTY, table, body) };
         Ok(done?[5])
     }
 }
@@ -199,7 +196,7 @@ impl Attachable for Mock {
         let body = [pair(id, 0), 0, 0, 0, 0, 0];
         let operation = "IOMMU_TEST_OP_MOCK_DOMAIN_REPLACE";
         let done = plain(
-            &self.owner,
+            &self.iommufd,
             operation,
             MOCK_DOMAIN_REPLACE,
             self.number,
@@ -219,16 +216,16 @@ impl Attachable for Mock {
 /// is.)
 #[derive(Debug)]
 pub(crate) struct Passing {
-    owner: Arc<Owner>,
+    iommufd: Iommufd,
     /// The test's own number for it.
     number: AtomicU32,
     id: AtomicU32,
 }
 
 impl Passing {
-    pub(crate) fn new(owner: &Arc<Owner>) -> Self {
+    pub(crate) fn new(iommufd: &Iommufd) -> Self {
         Self {
-            owner: owner.clone(),
+            iommufd: iommufd.clone(),
             number: 0.into(),
             id: 0.into(),
         }
@@ -241,14 +238,14 @@ impl Attachable for Passing {
     }
 
     fn attach(&self, to: PageTable) -> Result<(), KernelError> {
-        let [numbers, id] = make(&self.owner, to, NO_DIRTY)?;
+        let [numbers, id] = make(&self.iommufd, to, NO_DIRTY)?;
         self.number.store(first(numbers), Ordering::Relaxed);
         self.id.store(first(id), Ordering::Relaxed);
         Ok(())
     }
 
     fn detach(&self) -> Result<(), KernelError> {
-        destroy(&self.owner, self.number.load(Ordering::Relaxed))
+        destroy(&self.iommufd, self.number.load(Ordering::Relaxed))
     }
 }
 
@@ -284,15 +281,15 @@ impl Attachable for Any {
 /// A driver in the kernel that uses pages of an address space, and lets go when it is told to.
 #[derive(Debug)]
 pub(crate) struct Access {
-    owner: Arc<Owner>,
+    iommufd: Iommufd,
     file: OwnedFd,
 }
 
 impl Access {
-    pub(crate) fn new(owner: &Arc<Owner>, space: IoasId) -> Result<Self, KernelError> {
+    pub(crate) fn new(iommufd: &Iommufd, space: IoasId) -> Result<Self, KernelError> {
         let body = [pair(0, NEEDS_PIN_PAGES), 0, 0, 0, 0, 0];
         let made = plain(
-            owner,
+            iommufd,
             "IOMMU_TEST_OP_CREATE_ACCESS",
             CREATE_ACCESS,
             space.0,
@@ -301,7 +298,7 @@ impl Access {
         // SAFETY: the kernel has just made it for us.
         let file = unsafe { OwnedFd::from_raw_fd(first(made[0]) as i32) };
         Ok(Self {
-            owner: owner.clone(),
+            iommufd: iommufd.clone(),
             file,
         })
     }
@@ -311,7 +308,7 @@ impl Access {
         let body = [0, range.start, range.len, 0, 0, 0];
         let file = self.file.as_raw_fd() as u32;
         let done = plain(
-            &self.owner,
+            &self.iommufd,
             "IOMMU_TEST_OP_ACCESS_PAGES",
             ACCESS_PAGES,
             file,
@@ -325,13 +322,13 @@ impl Access {
         let body = [pair(number, 0), 0, 0, 0, 0, 0];
         let file = self.file.as_raw_fd() as u32;
         let operation = "IOMMU_TEST_OP_DESTROY_ACCESS_PAGES";
-        plain(&self.owner, operation, DESTROY_ACCESS_PAGES, file, body).map(|_| ())
+        plain(&self.iommufd, operation, DESTROY_ACCESS_PAGES, file, body).map(|_| ())
     }
 }
 
 /// A queue of a unit that lies in what a guest maps: which is locked until it is removed.
 pub(crate) struct Queue<'a> {
-    owner: &'a Owner,
+    iommufd: &'a Iommufd,
     /// It, its unit and that one's page table, in the order in which they go.
     objects: [u32; 3],
 }
@@ -339,7 +336,7 @@ pub(crate) struct Queue<'a> {
 impl<'a> Queue<'a> {
     /// At `range` of `space`, for `device`.
     pub(crate) fn new(
-        owner: &'a Owner,
+        iommufd: &'a Iommufd,
         device: &Mock,
         space: IoasId,
         range: Span<Iova>,
@@ -352,7 +349,7 @@ impl<'a> Queue<'a> {
             ..iommu_hwpt_alloc::default()
         };
         // SAFETY: the structure of this request; it has no address, nor have those below.
-        unsafe { request::<HWPT_ALLOC, _>(owner, "IOMMU_HWPT_ALLOC", &mut table) }?;
+        unsafe { request::<HWPT_ALLOC, _>(iommufd, "IOMMU_HWPT_ALLOC", &mut table) }?;
         let mut unit = iommu_viommu_alloc {
             size: size_of::<iommu_viommu_alloc>() as u32,
             type_: SELFTEST,
@@ -361,7 +358,7 @@ impl<'a> Queue<'a> {
             ..iommu_viommu_alloc::default()
         };
         // SAFETY: as above.
-        unsafe { request::<VIOMMU_ALLOC, _>(owner, "IOMMU_VIOMMU_ALLOC", &mut unit) }?;
+        unsafe { request::<VIOMMU_ALLOC, _>(iommufd, "IOMMU_VIOMMU_ALLOC", &mut unit) }?;
         let mut queue = iommu_hw_queue_alloc {
             size: size_of::<iommu_hw_queue_alloc>() as u32,
             viommu_id: unit.out_viommu_id,
@@ -371,14 +368,14 @@ impl<'a> Queue<'a> {
             ..iommu_hw_queue_alloc::default()
         };
         // SAFETY: as above.
-        unsafe { request::<HW_QUEUE_ALLOC, _>(owner, "IOMMU_HW_QUEUE_ALLOC", &mut queue) }?;
+        unsafe { request::<HW_QUEUE_ALLOC, _>(iommufd, "IOMMU_HW_QUEUE_ALLOC", &mut queue) }?;
         let objects = [queue.out_hw_queue_id, unit.out_viommu_id, table.out_hwpt_id];
-        Ok(Self { owner, objects })
+        Ok(Self { iommufd, objects })
     }
 
     /// Removes it.
     pub(crate) fn remove(self) -> Result<(), KernelError> {
         let mut objects = self.objects.into_iter();
-        objects.try_for_each(|id| destroy(self.owner, id))
+        objects.try_for_each(|id| destroy(self.iommufd, id))
     }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail, ensure};
 use guest::machines::{Machine, Unit};
 use hostmem::Backing;
 use ioas::{
-    Endpoint, Ioas, Kernel, Ledger, NodeTables, Placement,
+    Endpoint, Ioas, Ledger, NodeTables, Placement,
     iommufd::{BoundDevice, SpaceMapper},
 };
 use iommu::NodeId;
@@ -167,7 +167,7 @@ fn pinned() -> anyhow::Result<u64> {
 /// reach the same memory, which is pinned once.
 pub(crate) fn iommufd(_: &Machine) -> anyhow::Result<()> {
     let owner = Iommufd::file()?;
-    let space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
+    let space = Ioas::over_mapper(SpaceMapper::new(&owner)?);
     space.set_placement(Placement::PerNode)?;
     let ledger = Ledger::unlimited();
     let memory = dma::memory(Backing::Anon4K, SIZE)?;
@@ -237,7 +237,7 @@ pub(crate) fn iommufd(_: &Machine) -> anyhow::Result<()> {
 /// A table that was made for a device of one node stays there when a device of the other node uses it.
 pub(crate) fn lent(_: &Machine) -> anyhow::Result<()> {
     let owner = Iommufd::file()?;
-    let space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
+    let space = Ioas::over_mapper(SpaceMapper::new(&owner)?);
     space.set_placement(Placement::PerNode)?;
     let memory = dma::memory(Backing::Anon4K, SIZE)?;
     let object = host_memory(&memory, &Ledger::unlimited())?;

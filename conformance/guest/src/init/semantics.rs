@@ -25,7 +25,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use guest::machines::{EDU, NVME};
 use ioas::{
-    AttachError, Errno, Ioas, Kernel, KernelError, Ledger, Mapper, Memory,
+    AttachError, Errno, Ioas, KernelError, Ledger, Mapper, Memory,
     iommufd::SpaceMapper,
     vfio::{ContainerMapper, Device, Group},
 };
@@ -223,7 +223,7 @@ impl<I: Shown> Real<I> {
         let ledger = Ledger::new(Around::<I>::COUNTER, Some(16 * LIMIT), 0);
         let mut real = Self {
             around,
-            ioas: Ioas::over_kernel(Kernel::new(mapper, None)),
+            ioas: Ioas::over_mapper(mapper),
             devices: devices.into_iter().map(Arc::new).collect(),
             memory: Memory::new(memory()?.clone(), &ledger),
             ledger,
@@ -340,7 +340,7 @@ pub(crate) fn pins_when_opened() -> anyhow::Result<()> {
         let ledger = Ledger::new(counted, Some(16 * LIMIT), 0);
         let group = Arc::new(Compatibility::attachable(&(), pci::Device(EDU))?);
         let mapper = Compatibility::mapper(&())?;
-        let mut ioas = Ioas::over_kernel(Kernel::new(mapper, None));
+        let mut ioas = Ioas::over_mapper(mapper);
         ioas.attach(group.clone())?;
         let memory = Memory::new(memory()?.clone(), &ledger);
         let map = |ioas: &Ioas, iova, len| ioas.map(iova, &memory, Span::new(0, len), Prot::RW);

@@ -10,8 +10,8 @@ use std::{
 use anyhow::{Context as _, ensure};
 use hostmem::Mapping;
 use ioas::{
-    HostMemory, Ioas, Kernel, KernelError, Ledger, MapError, Mapper, Memory, UnmapError,
-    iommufd::{self, BoundDevice, Owner, SpaceMapper},
+    HostMemory, Ioas, KernelError, Ledger, MapError, Mapper, Memory, UnmapError,
+    iommufd::{self, BoundDevice, SpaceMapper},
     vfio::{self, Container, ContainerMapper, Group},
 };
 use iopt::Prot;
@@ -136,19 +136,19 @@ pub(crate) struct Iommufd;
 
 impl Interface for Iommufd {
     type Mapper = SpaceMapper;
-    type File = Arc<Owner>;
+    type File = iommufd::Iommufd;
 
     const COLUMN: Column = Column::Iommufd;
 
-    fn file() -> anyhow::Result<Arc<Owner>> {
-        Ok(Owner::new(iommufd::Iommufd::open()?))
+    fn file() -> anyhow::Result<iommufd::Iommufd> {
+        Ok(iommufd::Iommufd::open()?)
     }
 
-    fn mapper(owner: &Arc<Owner>) -> anyhow::Result<SpaceMapper> {
+    fn mapper(owner: &iommufd::Iommufd) -> anyhow::Result<SpaceMapper> {
         Ok(SpaceMapper::new(owner)?)
     }
 
-    fn attachable(owner: &Arc<Owner>, device: pci::Device) -> anyhow::Result<BoundDevice> {
+    fn attachable(owner: &iommufd::Iommufd, device: pci::Device) -> anyhow::Result<BoundDevice> {
         Ok(owner.open_device(&device.cdev()?)?)
     }
 
@@ -200,7 +200,7 @@ impl<I: Interface> Space<I> {
             plugged: None,
             container: I::container(&mapper)?,
             number: mapper.number(),
-            ioas: Ioas::over_kernel(Kernel::new(mapper, granule)),
+            ioas: Ioas::options().granule(granule).over_mapper(mapper)?,
             ledger,
             file,
         };

@@ -7,8 +7,8 @@ use anyhow::{bail, ensure};
 use guest::machines::EDU;
 use hostmem::Backing;
 use ioas::{
-    Errno, Ioas, Kernel, KernelError, Ledger, Tracking, UnmapError,
-    iommufd::{self, IoasId, Owner, SpaceMapper},
+    Errno, Ioas, KernelError, Ledger, Tracking, UnmapError,
+    iommufd::{self, IoasId, SpaceMapper},
     vfio::Device,
 };
 use iopt::{Pending, Prot};
@@ -75,7 +75,7 @@ pub(crate) fn no_table() -> anyhow::Result<()> {
 
 /// An address space with a mock, and where memory is mapped for it to be written.
 struct Mocked {
-    owner: Arc<Owner>,
+    owner: iommufd::Iommufd,
     ioas: Ioas,
     number: IoasId,
     mock: Arc<Mock>,
@@ -89,7 +89,7 @@ impl Mocked {
         // A large leaf is dirty as a whole.
         mapper.set_huge_pages(false)?;
         let number = mapper.id();
-        let ioas = Ioas::over_kernel(Kernel::new(mapper, None));
+        let ioas = Ioas::over_mapper(mapper);
         let mock = Arc::new(Mock::new(&owner, true)?);
         ioas.attach(mock.clone())?;
         let mapping = memory(Backing::Anon4K, SIZE)?;

@@ -21,8 +21,8 @@ use guest::{
 };
 use hostmem::Mapping;
 use ioas::{
-    HostMemory, Ioas, Kernel, Ledger, Memory,
-    iommufd::{Iommufd, Owner, SpaceMapper},
+    HostMemory, Ioas, Ledger, Memory,
+    iommufd::{Iommufd, SpaceMapper},
     vfio::{Container, ContainerMapper, Group},
 };
 use iommu::{DeviceId, DomainId};
@@ -48,14 +48,14 @@ impl Space {
             Way::Type1 => {
                 edu.bind_to_vfio()?;
                 let mapper = ContainerMapper::new(Container::open()?);
-                let ioas = Ioas::over_kernel(Kernel::new(mapper, None));
+                let ioas = Ioas::over_mapper(mapper);
                 ioas.attach(Arc::new(Group::open(edu.group()?)?))?;
                 ioas
             }
             Way::Iommufd => {
                 edu.bind_to_vfio()?;
-                let owner = Owner::new(Iommufd::open()?);
-                let ioas = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
+                let owner = Iommufd::open()?;
+                let ioas = Ioas::over_mapper(SpaceMapper::new(&owner)?);
                 ioas.attach(Arc::new(owner.open_device(&edu.cdev()?)?))?;
                 ioas
             }
@@ -63,7 +63,7 @@ impl Space {
                 let tables = Arc::new(HeapTables::with_tables(TABLES)?);
                 let sizes = PageSizes::from_bits(u64::MAX);
                 let table = AnyTable::new(format, 4, sizes, Arc::clone(&tables))?;
-                let ioas = Ioas::new(DomainId(1), table);
+                let ioas = Ioas::over_table(DomainId(1), table);
                 ioas.attach(prompt(format, &tables, DEVICE)?)?;
                 ioas
             }

@@ -86,7 +86,7 @@ pub(crate) fn mapped(gib: u64) -> anyhow::Result<String> {
     let tables = Arc::new(HeapTables::with_tables(room).map_err(any)?);
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone()).map_err(any)?;
-    let space = Ioas::new(DomainId(1), table);
+    let space = Ioas::over_table(DomainId(1), table);
     let ledger = Ledger::unlimited();
     let memory = Memory::new(Arc::new(Scattered(bytes)), &ledger);
     let iova = 1 << 40;

@@ -23,7 +23,7 @@ type Space = Ioas;
 fn space(tables: &Arc<HeapTables>) -> anyhow::Result<Space> {
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, Arc::clone(tables)).map_err(any)?;
-    Ok(Ioas::new(DomainId(1), table))
+    Ok(Ioas::over_table(DomainId(1), table))
 }
 
 /// `count` areas of a page each, with a page between any two: mapped, found and unmapped one by one.

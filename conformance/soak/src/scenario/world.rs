@@ -100,7 +100,7 @@ impl World {
             .map(|source| Arc::clone(&source.mapping));
         let hardware = Hardware::new(kinds, tables, mappings.collect(), &faults);
         let hardware = hardware.map_err(Error::Tables)?;
-        let space = Ioas::with_builder(hardware.builder());
+        let space = Ioas::over_tables(hardware.builder());
         let (pinner, physical) = (Arc::new(pinner), Arc::clone(&hardware.physical));
         let memory = |(number, source): (usize, &Source)| {
             let (mapping, pinner) = (Arc::clone(&source.mapping), Arc::clone(&pinner));

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use dmaspace::devices::{DeviceReport, DevicesReport, Places, Way};
 use hostmem::{Backing, Mapping};
-use ioas::iommufd::{BoundDevice, Iommufd, Owner, RlimitMode, Space, SpaceMapper};
+use ioas::iommufd::{BoundDevice, Iommufd, RlimitMode};
 use ioas::vfio::{Device, Group, Type1};
 use ioas::{
-    Capability, Endpoint, HostMemory, Ioas, Ledger, MapError, Memory, Placement, Tracking,
-    TrackingError, UnmapError, Unsupported,
+    Capability, Endpoint, HostMemory, Ioas, Ledger, MapError, Memory, OpenSpace, Placement,
+    Tracking, TrackingError, UnmapError, Unsupported,
 };
 use iommu::NodeId;
 use iopt::{Interruption, Prot};
@@ -116,7 +116,9 @@ impl Attached {
         found: Vec<DeviceReport>,
         job: &Job<'_>,
     ) -> Result<Self, CheckError> {
-        let mut attached = Self::new(Ioas::over_kernel(Type1::open(Some(GRANULE))), job)?;
+        let first = found.first().map(cannot_open).unwrap_or_default();
+        let type1 = Type1::open().refused(&first)?;
+        let mut attached = Self::over(&type1, job)?;
         let mut groups: Vec<(u32, Arc<Group>)> = Vec::new();
         for device in found {
             // A device that is ready has one.
@@ -153,11 +155,10 @@ impl Attached {
     /// The devices, by their own nodes, with a new address space of iommufd.
     fn iommufd(found: Vec<DeviceReport>, job: &Job<'_>) -> Result<Self, CheckError> {
         let first = found.first().map(cannot_open).unwrap_or_default();
-        let owner = Owner::new(Iommufd::open().refused(&first)?);
-        let mapper = SpaceMapper::new(&owner).refused(&first)?;
-        let mut attached = Self::new(Ioas::over_kernel(Space::new(mapper, Some(GRANULE))), job)?;
+        let iommufd = Iommufd::open().refused(&first)?;
+        let mut attached = Self::over(&iommufd, job)?;
         for device in found {
-            let bound = owner.open_device(device.cdev.as_deref().unwrap_or("".as_ref()));
+            let bound = iommufd.open_device(device.cdev.as_deref().unwrap_or("".as_ref()));
             let bound = Arc::new(bound.refused(cannot_open(&device))?);
             let near = device.node.map(NodeId);
             attached.attach(&device, Endpoint::from(Arc::clone(&bound)).near(near))?;
@@ -166,12 +167,12 @@ impl Attached {
         Ok(attached)
     }
 
-    fn new(space: Ioas, job: &Job<'_>) -> Result<Self, CheckError> {
-        let placed = space.set_placement(job.asked.placement.unwrap_or_default());
-        placed.map_err(CheckError::input)?;
+    fn over(opened: &impl OpenSpace, job: &Job<'_>) -> Result<Self, CheckError> {
+        let placement = job.asked.placement.unwrap_or_default();
+        let options = Ioas::options().granule(GRANULE).placement(placement);
         Ok(Self {
             devices: Vec::new(),
-            space,
+            space: options.over(opened).map_err(CheckError::input)?,
             took_ns: 0,
         })
     }

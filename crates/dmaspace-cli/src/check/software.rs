@@ -176,7 +176,7 @@ impl OwnTables {
         // Leaves of 4 KiB, and as many tables set aside for what is released.
         let tables = NodeTables::new(2 * table_bytes(mapping.len()), TABLE_WINDOW);
         let tables = Arc::new(tables);
-        let space = Arc::new(Ioas::with_builder(Builder {
+        let space = Arc::new(Ioas::over_tables(Builder {
             software,
             memory: Arc::clone(&tables),
             next: 0,

@@ -119,7 +119,7 @@ fn pin_and_map(backing: Backing, page: u64) -> Option<Rate> {
         let tables = Arc::new(HeapTables::with_tables(TABLES).ok()?);
         let sizes = PageSizes::from_bits(u64::MAX);
         let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables).ok()?;
-        let space = Ioas::new(DomainId(1), table);
+        let space = Ioas::over_table(DomainId(1), table);
         let started = processor_ns(ClockId::ThreadCPUTime);
         let all = Span::new(0, bytes);
         space.map(1 << 32, &memory, all, Prot::RW).ok()?;

@@ -163,7 +163,7 @@ fn what_another_owner_pins_is_kept_in_all_address_spaces() {
     // A third address space, of which the balloon does not know.
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, machine.tables.clone()).unwrap();
-    let third = Ioas::new(DomainId(1), table);
+    let third = Ioas::over_table(DomainId(1), table);
     let part = Span::new(100 * PAGE, 2 * PAGE);
     third.map(0, &machine.memory, part, Prot::RW).unwrap();
     let told = machine.release(&[pages(90, 20)]);

@@ -244,7 +244,7 @@ impl Machine {
             let unit = Arc::new(unit);
             let sizes = PageSizes::from_bits(u64::MAX);
             let table = AnyTable::new(format, 4, sizes, tables.clone()).unwrap();
-            let space = Ioas::new(DomainId(1), table);
+            let space = Ioas::over_table(DomainId(1), table);
             space.attach((unit.clone(), DEVICE)).unwrap();
             let whole = Span::new(0, PAGES * PAGE);
             space.map(at, &memory, whole, Prot::RW).unwrap();

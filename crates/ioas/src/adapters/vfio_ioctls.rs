@@ -46,7 +46,7 @@ use crate::vfio::Container;
 ///
 /// let container = Arc::new(VfioContainer::new(None)?);
 /// let mapper = VfioOpsMapper::<VfioDevice>::of_container(&container)?;
-/// let space = Ioas::over_kernel(Kernel::new(mapper, None));
+/// let space = Ioas::over_mapper(mapper);
 /// let path = Path::new("/sys/bus/pci/devices/0000:01:00.0");
 /// let device = Arc::new(VfioDevice::new(path, container, false)?);
 /// space.attach(device)?;

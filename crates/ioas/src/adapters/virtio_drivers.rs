@@ -425,7 +425,7 @@ pub trait HalMemory {
 ///
 /// let tables = Arc::new(HeapTables::with_tables(64)?);
 /// let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
-/// let space = Arc::new(Ioas::new(DomainId(1), table)); // Or over VFIO or iommufd.
+/// let space = Arc::new(Ioas::over_table(DomainId(1), table)); // Or over VFIO or iommufd.
 /// let ledger = Ledger::new("DMA memory", Some(1 << 20), 0);
 /// let pages = HostPages::new(Arc::new(Mapping::new(Backing::Anon4K, 1 << 20, None)?), &ledger);
 /// let memory = DriverMemory::new(space, pages, 64 << 10)?;

@@ -38,7 +38,7 @@ use crate::space::listener::Listener;
 ///
 /// let tables = Arc::new(HeapTables::with_tables(16)?);
 /// let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
-/// let mut space = Ioas::new(DomainId(1), table);
+/// let mut space = Ioas::over_table(DomainId(1), table);
 /// let ledger = Ledger::unlimited();
 /// let ram = Memory::new(Arc::new(Synthetic::new([Span::new(0x10_0000, 1 << 20)])), &ledger);
 ///

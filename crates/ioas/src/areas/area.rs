@@ -17,7 +17,7 @@ pub struct Area {
     pub(crate) memory: Arc<Memory>,
     pub(crate) offset: u64,
     pub(crate) prot: Prot,
-    /// Extents out until it is put back: see [`Ioas::take_out`](crate::Ioas::take_out).
+    /// Taken out until it is put back: see [`Ioas::take_out`](crate::Ioas::take_out).
     pub(crate) out: bool,
     /// Released until it is restored: see [`Ioas::release`](crate::Ioas::release).
     pub(crate) released: bool,

@@ -43,6 +43,7 @@ use crate::areas::Areas;
 use crate::areas::area::HeldArea;
 use crate::areas::windows::{outside, within};
 use crate::lock::Mutex;
+use crate::memory::ledger::Account;
 use crate::own::DirtyLog;
 use crate::space::Ioas;
 use crate::space::backend::{Backend, Capabilities, Capability, Unsupported};
@@ -55,9 +56,8 @@ use crate::space::observer::Observer;
 use crate::space::placement::{Place, Placement};
 use crate::space::reservation::ForReleased;
 
-/// The back end over the mappings of a kernel: see [`vfio::Type1`](crate::vfio::Type1) and
-/// [`iommufd::Space`](crate::iommufd::Space) for each kernel interface.
-pub struct Kernel<K: Mapper> {
+/// The back end over the mappings of a kernel.
+pub(crate) struct Kernel<K: Mapper> {
     /// Opens a space when there is none for an endpoint; `None`: there is the one that was given.
     open: Option<Box<Open<K>>>,
     /// Mappings end at its multiples, bytes: see [`Kernel::new`].
@@ -115,7 +115,7 @@ impl<K: Mapper> Kernel<K> {
     /// Mappings end at multiples of `granule` bytes of device addresses, rounded up to a power of two
     /// of at least 4096: that is the largest stretch which can only be unmapped together. `None`:
     /// areas that go on in each other share a mapping however long.
-    pub fn new(mapper: K, granule: Option<u64>) -> Self {
+    pub(crate) fn new(mapper: K, granule: Option<u64>) -> Self {
         let given = Member::new(mapper, granule);
         Self::with(None, granule, Vec::from([given]))
     }
@@ -123,7 +123,7 @@ impl<K: Mapper> Kernel<K> {
     /// Over containers that `open` opens when they are needed: one when the first group is attached, and
     /// under [`Placement::PerNode`] one for the groups of each memory node. Each is closed with its last
     /// group. Live address spaces are not handed over.
-    pub fn opening(
+    pub(crate) fn opening(
         open: impl Fn() -> Result<K, KernelError> + Send + 'static,
         granule: Option<u64>,
     ) -> Self {
@@ -699,11 +699,10 @@ fn device<K: Mapper>(endpoint: Endpoint) -> Result<Arc<K::Device>, AttachError> 
 }
 
 impl Ioas {
-    /// An empty address space of a kernel: over containers of VFIO's type 1
-    /// ([`vfio::Type1`](crate::vfio::Type1)), or an address space of iommufd
-    /// ([`iommufd::Space`](crate::iommufd::Space)). Until an endpoint is attached, areas are only noted.
-    pub fn over_kernel<K: Mapper>(kernel: Kernel<K>) -> Self {
-        Self::over(Mutex::new(kernel))
+    pub(crate) fn over_kernel<K: Mapper>(kernel: Kernel<K>) -> Self {
+        let mut space = Self::over_backend(Mutex::new(kernel));
+        space.account = Account::OfKernel(K::PROFILE);
+        space
     }
 
     /// Gives the mappings to another process, which has the kernel's files: devices go on. It

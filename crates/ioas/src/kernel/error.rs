@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::string::String;
 
 use iopt::Prot;
 use runs::{Iova, Offset, Span};
@@ -24,6 +25,23 @@ pub enum KernelError {
         /// Why.
         source: io::Error,
     },
+    /// No driver of VFIO has the device.
+    #[error(
+        "{device} is not bound to a driver of VFIO, as vfio-pci (driverctl set-override {device} vfio-pci)"
+    )]
+    NotBound {
+        /// Its address.
+        device: String,
+    },
+    /// The device has no IOMMU group: there is no such device, or no IOMMU translates for it.
+    #[error("{device} has no IOMMU group")]
+    NoGroup {
+        /// Its address.
+        device: String,
+    },
+    /// The kernel has VFIO, but no IOMMU of type 1.
+    #[error("the kernel has no VFIO type 1 (the module vfio_iommu_type1)")]
+    NoType1,
     /// The kernel refused.
     #[error("{operation} was refused: {}", io::Error::from_raw_os_error(*.errno))]
     Refused {

@@ -1,4 +1,4 @@
-//! The seam to a kernel's operations: what [`Kernel`](super::Kernel) asks of a container or of an
+//! The seam to a kernel's operations: what the back end asks of a container or of an
 //! address space of iommufd.
 //!
 //! One call is one ioctl, or the few that belong together, and its errors are the kernel's numbers.

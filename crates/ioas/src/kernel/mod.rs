@@ -32,7 +32,7 @@ pub mod vfio;
 #[cfg(test)]
 pub(crate) mod headers;
 
-pub use backend::Kernel;
+pub(crate) use backend::Kernel;
 pub(crate) use error::Result;
 pub use error::{AnswerError, KernelError};
 pub use mapper::{Entering, Mapper, MapperInfo, Source};

@@ -20,30 +20,33 @@ pub struct Ledger {
     steps: AtomicU64,
     /// Others may use some of the same counter; how much cannot be read.
     others: bool,
+    /// Guest memory that is charged here.
+    #[cfg(all(feature = "linux", feature = "vm-memory"))]
+    pub(crate) guests: crate::space::guest_ram::Regions,
 }
 
 impl Ledger {
     /// An account on the kernel's `counter` of which at most `limit` bytes may be in use, and of
     /// which `in_use` bytes are already, as far as is known. `None` when no limit applies.
     pub fn new(counter: &'static str, limit: Option<u64>, in_use: u64) -> Arc<Self> {
-        Arc::new(Self {
-            counter,
-            limit,
-            in_use: in_use.into(),
-            steps: 0.into(),
-            others: false,
-        })
+        Self::with(counter, limit, in_use, false)
     }
 
     /// The same, of a counter that is kept by user: other processes may hold some of it, and no file
     /// says how much. Then a [`forecast`](Self::forecast) cannot promise that anything fits.
     pub fn of_user(counter: &'static str, limit: Option<u64>, in_use: u64) -> Arc<Self> {
+        Self::with(counter, limit, in_use, true)
+    }
+
+    fn with(counter: &'static str, limit: Option<u64>, in_use: u64, others: bool) -> Arc<Self> {
         Arc::new(Self {
             counter,
             limit,
             in_use: in_use.into(),
             steps: 0.into(),
-            others: true,
+            others,
+            #[cfg(all(feature = "linux", feature = "vm-memory"))]
+            guests: Default::default(),
         })
     }
 
@@ -127,6 +130,18 @@ impl Ledger {
             bytes,
         })
     }
+}
+
+/// The account of an address space.
+#[derive(Clone, Debug)]
+pub(crate) enum Account {
+    /// Pins of this process.
+    OfProcess,
+    /// Mappings of a kernel's interface.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    OfKernel(#[cfg_attr(not(feature = "linux"), expect(dead_code))] crate::errno::Profile),
+    /// That of what was opened, or another that was asked for.
+    Given(#[cfg_attr(not(feature = "linux"), expect(dead_code))] Arc<Ledger>),
 }
 
 /// Bytes that are charged until this is dropped.

@@ -379,6 +379,29 @@ impl Memory {
         Ok(span.len)
     }
 
+    /// Calls `each` with the physical runs of what is held of `part`, and their offsets in the object. A pin
+    /// that cannot be read is left out.
+    #[cfg(feature = "linux")]
+    pub(crate) fn for_each_run(&self, part: Span<Offset>, mut each: impl FnMut(u64, Span<Pa>)) {
+        let readers = Readers {
+            memory: self,
+            pins: self.readers(part),
+        };
+        let mut batch = [Span::default(); 64];
+        for (pin, span) in &readers.pins {
+            let Ok(mut reader) = pin.runs(*span) else {
+                continue;
+            };
+            let mut offset = span.start;
+            while let Ok(count @ 1..) = reader.next_batch(&mut batch) {
+                for run in batch.iter().take(count) {
+                    each(offset, *run);
+                    offset += run.len;
+                }
+            }
+        }
+    }
+
     /// The pins of `part`, with what each holds of it, in order; none of them is given back meanwhile.
     fn readers(&self, part: Span<Offset>) -> Vec<OfPin> {
         if part.is_empty() {

@@ -223,7 +223,7 @@ mod tests {
         let ids = DomainIds::new(3);
         assert!(ids.claim(DomainId(3)));
         assert!(ids.claim(DomainId(1)));
-        // Extents, kept by units for themselves, of too many bits.
+        // Taken, kept by units for themselves, of too many bits.
         for id in [1, 3, 0, 8, u32::MAX] {
             assert!(!ids.claim(DomainId(id)), "{id}");
         }

@@ -29,6 +29,8 @@ mod domain;
 mod encoding;
 mod fill;
 mod handover;
+#[cfg(feature = "linux")]
+pub(crate) mod software;
 mod space;
 mod spare;
 mod take_over;

@@ -10,16 +10,11 @@ use super::{BuildDomain, Own};
 use crate::space::{Core, Ioas};
 
 impl Ioas {
-    /// An empty address space over `table`, which is empty and which units know as `domain`. It is
-    /// the only domain, and mapped and pinned also while no device is attached.
-    pub fn new(domain: DomainId, table: AnyTable) -> Self {
-        Self::over(Own::new(Some((domain, table)), None))
-    }
-
-    /// An empty address space without a domain. The first device brings one, which `builder` builds,
-    /// and every device that no domain suits another one. Until then areas are only noted.
-    pub fn with_builder(builder: impl BuildDomain + 'static) -> Self {
-        Self::over(Own::new(None, Some(Box::new(builder))))
+    pub(crate) fn over_own(
+        domain: Option<(DomainId, AnyTable)>,
+        builder: Option<Box<dyn BuildDomain>>,
+    ) -> Self {
+        Self::over_backend(Own::new(domain, builder))
     }
 
     /// What `work` says of number and page table of each domain, in order: nothing over a kernel, which

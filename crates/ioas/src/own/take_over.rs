@@ -236,7 +236,7 @@ impl Ioas {
         own.domains = domains;
         *own.written.get_mut() = DirtyLog::of(&handover.written);
         own.kept = handover.kept;
-        let mut space = Self::over(own);
+        let mut space = Self::over_backend(own);
         space.state.get_mut().areas = areas;
         let core = space.gate.get_mut();
         core.allowed = allowed;

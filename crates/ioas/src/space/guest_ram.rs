@@ -4,12 +4,13 @@
 //! it is. The region is a foreign `hostmem::Mapping`, so there is one way to pin, to look and to charge
 //! for all memory of this process.
 
-use alloc::sync::Arc;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::ControlFlow;
 
-use hostmem::{GuestRegionError, Mapping, PopulateError};
+use hostmem::{GuestRegionError, Mapping, PinnerError, PopulateError};
 use iopt::{Interruption, Prot};
 use runs::{GuestAddr, Span};
 use vm_memory::bitmap::Bitmap;
@@ -17,6 +18,7 @@ use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
 };
 
+use crate::lock::Mutex;
 use crate::memory::Memory;
 use crate::memory::host::HostMemory;
 use crate::memory::ledger::Ledger;
@@ -35,7 +37,7 @@ use crate::space::operation::{Panicked, State};
 /// ```
 /// use std::sync::Arc;
 ///
-/// use ioas::{GuestRam, Ioas, Ledger};
+/// use ioas::Ioas;
 /// use iommu::DomainId;
 /// use iopt::{AnyTable, FormatId, HeapTables, Prot};
 /// use runs::PageSizes;
@@ -43,14 +45,11 @@ use crate::space::operation::{Panicked, State};
 ///
 /// let regions = [(GuestAddress(0), 1 << 20), (GuestAddress(1 << 32), 1 << 20)];
 /// let guest = GuestMemoryMmap::<()>::from_ranges(&regions)?;
-/// let ledger = Ledger::new("locked memory", Some(2 << 20), 0);
-/// let ram = GuestRam::new(&guest, &ledger)?;
-///
 /// let tables = Arc::new(HeapTables::with_tables(64)?);
 /// let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
-/// let space = Ioas::new(DomainId(1), table);
-/// match space.map_guest_ram(&ram, Prot::RW) {
-///     Ok(()) => assert_eq!(ledger.in_use(), 2 << 20),
+/// let space = Ioas::over_table(DomainId(1), table);
+/// match space.map_guest(&guest, Prot::RW) {
+///     Ok(ram) => assert_eq!(ram.regions().count(), 2),
 ///     Err(error) => println!("{error}"), // For instance: the limit, with its numbers.
 /// }
 /// space.close()?;
@@ -93,6 +92,15 @@ pub enum GuestRamError {
         /// Why not. Offsets are those in the region.
         cause: PopulateError,
     },
+    /// It cannot be mapped. No region is, with the exception that [`MapError`] names.
+    Map {
+        /// Its guest addresses.
+        region: Span<GuestAddr>,
+        /// Why not.
+        cause: MapError,
+    },
+    /// The limit on locked memory cannot be read.
+    Limit(PinnerError),
     /// The caller of [`GuestRam::populate`] wanted to stop.
     Interrupted {
         /// Bytes whose pages are there, of all regions.
@@ -105,6 +113,10 @@ impl fmt::Display for GuestRamError {
         match self {
             Self::Mapping { region, cause } => write!(f, "guest memory {region}: {cause}"),
             Self::Populate { region, cause } => write!(f, "guest memory {region}: {cause}"),
+            Self::Map { region, cause } => {
+                write!(f, "guest memory {region} cannot be mapped: {cause}")
+            }
+            Self::Limit(cause) => cause.fmt(f),
             Self::Interrupted { done } => write!(f, "interrupted after {}", runs::Bytes(*done)),
         }
     }
@@ -115,36 +127,37 @@ impl core::error::Error for GuestRamError {
         match self {
             Self::Interrupted { .. } => None,
             Self::Populate { cause, .. } => cause.source(),
+            Self::Map { cause, .. } => cause.source(),
+            Self::Limit(cause) => cause.source(),
             Self::Mapping { cause, .. } => cause.source(),
         }
     }
 }
 
-/// Why guest memory was not mapped: which region could not be, and why. No region is, with the
-/// exception that [`MapError`] names.
-#[derive(Debug)]
-pub struct RegionFailed {
-    /// Its guest addresses.
-    pub region: Span<GuestAddr>,
-    /// Why.
-    pub cause: MapError,
-}
+/// Regions that a [`Ledger`] is charged for, by their addresses in this process.
+///
+/// While one of them is alive its region stays mapped, so that the same addresses are the same memory.
+#[derive(Debug, Default)]
+pub(crate) struct Regions(Mutex<BTreeMap<(u64, u64), Weak<Memory>>>);
 
-impl fmt::Display for RegionFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { region, cause } = self;
-        write!(f, "guest memory {region} cannot be mapped: {cause}")
-    }
-}
-
-impl core::error::Error for RegionFailed {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        self.cause.source()
+impl Regions {
+    /// The memory object of `mapping`, or what `make` makes for it.
+    fn memory(&self, mapping: &Mapping, make: impl FnOnce() -> Arc<Memory>) -> Arc<Memory> {
+        let regions = &mut *self.0.lock();
+        let key = (mapping.address(), mapping.len());
+        if let Some(there) = regions.get(&key).and_then(Weak::upgrade) {
+            return there;
+        }
+        regions.retain(|_, region| region.strong_count() > 0);
+        let memory = make();
+        regions.insert(key, Arc::downgrade(&memory));
+        memory
     }
 }
 
 impl GuestRam {
-    /// The regions of `guest`, charged to `ledger`. Nothing is pinned yet.
+    /// The regions of `guest`, charged to `ledger`, before they are [mapped](Ioas::map_guest_ram): nothing is
+    /// pinned yet. Regions that this ledger knows already are the same memory, pinned and charged once.
     ///
     /// # Errors
     ///
@@ -159,14 +172,16 @@ impl GuestRam {
                 region: Span::new(region.start_addr().0, region.len()),
                 cause,
             })?);
-            let object = HostMemory::new(Arc::clone(&mapping));
+            let memory = ledger.guests.memory(&mapping, || {
+                Memory::new(Arc::new(HostMemory::new(Arc::clone(&mapping))), ledger)
+            });
             Ok(Region {
                 base: region.start_addr(),
                 mapping,
-                memory: Memory::new(Arc::new(object), ledger),
+                memory,
             })
         };
-        let regions: Result<_, _> = guest.iter().map(region).collect();
+        let regions: Result<_, GuestRamError> = guest.iter().map(region).collect();
         Ok(Self { regions: regions? })
     }
 
@@ -218,15 +233,34 @@ impl GuestRam {
 }
 
 impl Ioas {
-    /// Maps all regions of `ram` at their guest addresses, as a virtual machine's devices see its
-    /// memory without an IOMMU of the guest: all of them, or none. Each is an area; `observer` sees
-    /// one map after the other.
+    /// Maps all regions of `guest` at their guest addresses, as a virtual machine's devices see its memory
+    /// without an IOMMU of the guest: all of them, or none. Each is an area. The memory is charged to the
+    /// [account](Self::ledger) of this address space; what another one with the same account maps is
+    /// pinned and charged once, if the back end [can](crate::Capabilities::shares_pins).
+    ///
+    /// Returns the handle that a balloon and unplugging need.
     ///
     /// # Errors
     ///
-    /// The first region that cannot be mapped, see [`RegionFailed`]. What can be known beforehand is
+    /// See [`GuestRamError`].
+    pub fn map_guest<B: Bitmap + Send + Sync + 'static>(
+        &self,
+        guest: &GuestMemoryMmap<B>,
+        prot: Prot,
+    ) -> Result<GuestRam, GuestRamError> {
+        let ledger = self.ledger().map_err(GuestRamError::Limit)?;
+        let ram = GuestRam::new(guest, &ledger)?;
+        self.map_guest_ram(&ram, prot)?;
+        Ok(ram)
+    }
+
+    /// [`map_guest`](Self::map_guest) of memory that is ready: populated, or charged to another account.
+    ///
+    /// # Errors
+    ///
+    /// [`GuestRamError::Map`] of the first region that cannot be mapped. What can be known beforehand is
     /// looked at for all regions before any of them is touched.
-    pub fn map_guest_ram(&self, ram: &GuestRam, prot: Prot) -> Result<(), RegionFailed> {
+    pub fn map_guest_ram(&self, ram: &GuestRam, prot: Prot) -> Result<(), GuestRamError> {
         self.observed(&mut ()).map_guest_ram(ram, prot)
     }
 }
@@ -237,7 +271,7 @@ impl Observed<'_> {
     /// # Errors
     ///
     /// As there.
-    pub fn map_guest_ram(&mut self, ram: &GuestRam, prot: Prot) -> Result<(), RegionFailed> {
+    pub fn map_guest_ram(&mut self, ram: &GuestRam, prot: Prot) -> Result<(), GuestRamError> {
         let (ioas, observer) = (self.ioas, &mut *self.observer);
         let core = ioas.gate.read();
         let op = ioas.op(&core);
@@ -246,14 +280,14 @@ impl Observed<'_> {
             let (region, memory) = (region.span(), &region.memory);
             let whole = Span::new(0, region.len);
             let checked = op.check(region.start, memory, whole, prot);
-            areas.push(checked.map_err(|cause| RegionFailed { region, cause })?);
+            areas.push(checked.map_err(|cause| GuestRamError::Map { region, cause })?);
         }
         let named: Vec<Extent> = areas.iter().map(|area| Extent::of(area.range)).collect();
         let vacant = |state: &mut State| {
             areas.iter().try_for_each(|area| {
                 let region = area.range.cast();
                 let vacant = state.check_vacant(area.range);
-                vacant.map_err(|cause| RegionFailed { region, cause })
+                vacant.map_err(|cause| GuestRamError::Map { region, cause })
             })
         };
         let (claim, ()) = op.take(|_| &named, vacant)?;
@@ -268,7 +302,7 @@ impl Observed<'_> {
                         let refused = Interruption::Refused;
                         let _ = op.unmap_taken(claim, *before, refused, note, gone, &mut ());
                     }
-                    return Err(RegionFailed { region, cause });
+                    return Err(GuestRamError::Map { region, cause });
                 }
             }
             Ok(())
@@ -276,9 +310,9 @@ impl Observed<'_> {
     }
 }
 
-impl From<Panicked> for RegionFailed {
+impl From<Panicked> for GuestRamError {
     fn from(Panicked(range): Panicked) -> Self {
-        Self {
+        Self::Map {
             region: range.cast(),
             cause: MapError::Panicked { range },
         }

@@ -53,6 +53,7 @@ pub(crate) mod flush;
 pub(crate) mod guest_ram;
 pub(crate) mod listener;
 pub(crate) mod observer;
+pub(crate) mod open;
 pub(crate) mod operation;
 pub(crate) mod placement;
 pub(crate) mod release;
@@ -72,7 +73,9 @@ use crate::areas::area::Area;
 use crate::kernel::KernelError;
 use crate::lock::{Changed, Mutex, RwLock};
 use crate::memory::Memory;
-use crate::memory::ledger::Forecast;
+#[cfg(feature = "linux")]
+use crate::memory::ledger::Ledger;
+use crate::memory::ledger::{Account, Forecast};
 use crate::space::backend::{Backend, Capabilities, Unsupported};
 use crate::space::dirty::Tracking;
 use crate::space::endpoint::{Endpoint, EndpointId};
@@ -97,9 +100,13 @@ pub struct Unmapped {
     pub unpinned: u64,
 }
 
-/// An I/O address space: over tables of ours that units walk ([`new`](Self::new),
-/// [`with_builder`](Self::with_builder)), or over a kernel's interface
-/// ([`over_kernel`](Self::over_kernel)). What is opened is decided at run time; everything else is the same.
+/// An I/O address space: over a kernel's interface or a unit that was opened ([`over`](Self::over)), over tables of
+/// the caller's ([`over_tables`](Self::over_tables), [`over_table`](Self::over_table)), or over a foreign mapper
+#[cfg_attr(
+    any(feature = "vfio", feature = "iommufd"),
+    doc = "([`over_mapper`](Self::over_mapper))."
+)]
+/// What is opened is decided at run time; everything else is the same.
 ///
 /// Any number of threads may use one. Operations on disjoint ranges run at the same time; where ranges
 /// overlap, one waits for the other. Attaching, detaching and whatever concerns the whole address space waits for
@@ -123,6 +130,7 @@ pub struct Ioas {
     pub(crate) gate: RwLock<Core>,
     pub(crate) retired: Retired,
     pub(crate) externals: Arc<Externals>,
+    pub(crate) account: Account,
 }
 
 /// What stays as it is while operations on ranges are under way.
@@ -135,6 +143,19 @@ pub(crate) struct Core {
 }
 
 impl Ioas {
+    /// The account that guest memory is charged to: that of what was opened, unless
+    /// [another](crate::IoasOptions::ledger) was asked for. Over tables of ours it is that of
+    /// [this process](Ledger::of_process), over a foreign mapper that of
+    /// [the kernel's counter](Ledger::of_kernel).
+    ///
+    /// # Errors
+    ///
+    /// When the limit of the process cannot be read.
+    #[cfg(feature = "linux")]
+    pub fn ledger(&self) -> Result<Arc<Ledger>, hostmem::PinnerError> {
+        self.account.ledger()
+    }
+
     /// What the back end can do.
     pub fn capabilities(&self) -> Capabilities {
         self.gate.read().backend.capabilities()
@@ -202,7 +223,7 @@ impl Ioas {
     ///
     /// Under [`Placement::PerNode`] iommufd has a table for each node, over memory that is pinned once;
     /// of VFIO's type 1 there is a container for each node, if they are
-    /// [opened as they are needed](crate::Kernel::opening), and each is charged.
+    /// [opened as they are needed](crate::IoasOptions::over_mappers), and each is charged.
     ///
     /// # Errors
     ///
@@ -405,8 +426,9 @@ impl Ioas {
     }
 
     /// An empty address space over `backend`.
-    pub(crate) fn over(backend: impl Backend) -> Self {
+    pub(crate) fn over_backend(backend: impl Backend) -> Self {
         Self {
+            account: Account::OfProcess,
             state: Mutex::default(),
             given_back: Changed::default(),
             gate: RwLock::new(Core {

@@ -38,7 +38,7 @@ impl Placement {
     }
 
     /// Whether devices that could share a table may be kept from it.
-    #[cfg(all(feature = "vfio", feature = "iommufd"))]
+    #[cfg(feature = "vfio")]
     pub(crate) fn divides(self) -> bool {
         !self.joins(None, Some(NodeId(0)))
     }

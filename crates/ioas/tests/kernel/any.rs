@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use ioas::{
-    AttachError, DetachError, Endpoint, HandOverError, Ioas, Kernel, KernelError, Ledger, Memory,
+    AttachError, DetachError, Endpoint, HandOverError, Ioas, KernelError, Ledger, Memory,
     MemoryObject, Profile, Synthetic,
 };
 use iommu::{DeviceId, DomainId, RunMap, SoftwareUnit};
@@ -43,7 +43,7 @@ fn kernel<const IOMMUFD: bool>() -> Case {
     });
     let mapper = Plain::<IOMMUFD>::new(&world, &Arc::default());
     let (len, address, file) = (BYTES, Some(1 << 40), None);
-    let space = Ioas::over_kernel(Kernel::new(mapper, None));
+    let space = Ioas::over_mapper(mapper);
     case(space, Arc::<Device>::default(), Fake { len, address, file })
 }
 
@@ -55,7 +55,7 @@ fn cases() -> [Case; 3] {
     let none = RunMap::<Vec<std::sync::atomic::AtomicU64>>::new([]).unwrap();
     let unit = Arc::new(SoftwareUnit::new(tables, none));
     let own = case(
-        Ioas::new(DomainId(1), table),
+        Ioas::over_table(DomainId(1), table),
         (unit, DeviceId::pci(0, 5, 0)),
         Synthetic::new([Span::new(1 << 32, BYTES)]),
     );

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
 use ioas::{
-    AttachError, Capability, DetachError, Endpoint, Errno, Forecast, Ioas, Kernel, Ledger,
-    MapError, Memory, Placement, Tracking, TrackingError,
+    AttachError, Capability, DetachError, Endpoint, Errno, Forecast, Ioas, Ledger, MapError,
+    Memory, Placement, Tracking, TrackingError,
 };
 use iommu::NodeId;
 use iopt::{Pending, Prot};
@@ -178,7 +178,7 @@ fn another_process_takes_over_while_devices_go_on() {
     let mut mapper = Plain::<false>::new(&old.world, &Arc::default());
     mapper.space = 0;
     let mut new = Setup::<false> {
-        space: Ioas::over_kernel(Kernel::new(mapper, Some(MIB))),
+        space: Ioas::options().granule(MIB).over_mapper(mapper).unwrap(),
         world: old.world.clone(),
         ledger: Ledger::new("mm->locked_vm", Some(GIB), 0),
         device: old.device.clone(),
@@ -249,7 +249,7 @@ fn a_container_per_node_and_its_double_charge() {
     let memory = Memory::new(Arc::new(object), &ledger);
     let whole = Span::new(0, 2 * MIB);
     let mapper = Plain::<false>::new(&first.world, &Arc::default());
-    let mut second = Ioas::over_kernel(Kernel::new(mapper, None));
+    let mut second = Ioas::over_mapper(mapper);
     second.attach(Arc::new(Device::default())).unwrap();
     let map = |space: &Ioas, whole| space.map(GIB, &memory, whole, Prot::RW);
     map(&mut first.space, whole).unwrap();

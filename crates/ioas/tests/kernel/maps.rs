@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
 use ioas::{
-    AttachError, Capability, Ioas, Kernel, Ledger, MapError, Mapper, Memory, PinFailed, Shares,
-    UnmapError, pieces_needed,
+    AttachError, Capability, Ioas, Ledger, MapError, Mapper, Memory, PinFailed, Shares, UnmapError,
+    pieces_needed,
 };
 use iopt::{Interruption, Prot};
 use runs::{Iova, Offset, Span};
@@ -300,7 +300,7 @@ fn iommufd_charges_memory_once_wherever_it_is() {
     let shares: Arc<Shares> = Arc::default();
     let ledger = Ledger::new("user->locked_vm", Some(GIB), 0);
     let mut spaces: Vec<Ioas> = (0..2)
-        .map(|_| Ioas::over_kernel(Kernel::new(Plain::<true>::new(&world, &shares), None)))
+        .map(|_| Ioas::over_mapper(Plain::<true>::new(&world, &shares)))
         .collect();
     for space in &mut spaces {
         space.attach(Arc::<Device>::default()).unwrap();
@@ -383,7 +383,7 @@ fn pages_that_others_have_copied_are_charged_once_more_when_they_are_mapped_anew
         let world = World::new(Plain::<true>::PROFILE);
         let shares: Arc<Shares> = Arc::default();
         let ledger = Ledger::new("user->locked_vm", Some(GIB), 0);
-        let space = || Ioas::over_kernel(Kernel::new(Plain::<true>::new(&world, &shares), None));
+        let space = || Ioas::over_mapper(Plain::<true>::new(&world, &shares));
         let (first, second) = (space(), space());
         let (address, file) = (None, Some(File::open("/dev/null").unwrap()));
         let len = GIB;
@@ -432,7 +432,7 @@ fn two_containers_charge_twice() {
     let mut spaces: Vec<Ioas> = Vec::new();
     for n in 1..=2 {
         let mapper = Plain::<false>::new(&world, &Arc::default());
-        let space = Ioas::over_kernel(Kernel::new(mapper, None));
+        let space = Ioas::over_mapper(mapper);
         space.attach(Arc::<Device>::default()).unwrap();
         assert!(!space.capabilities().shares_pins);
         space

@@ -10,9 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use ioas::vfio::VfioOpsMapper;
-use ioas::{
-    Capability, Errno, Ioas, Kernel, KernelError, Ledger, MapError, Memory, Profile, Source,
-};
+use ioas::{Capability, Errno, Ioas, KernelError, Ledger, MapError, Memory, Profile, Source};
 use iopt::Prot;
 use runs::{Iova, Span};
 use vfio_ioctls::{VfioDevice, VfioError, VfioOps};
@@ -65,7 +63,7 @@ fn monitor(limit: u64) -> Monitor {
     let (len, address, file) = (64 * PAGE, Some(ADDRESS), None);
     let memory = Memory::new(Arc::new(Fake { len, address, file }), &ledger);
     Monitor {
-        space: Ioas::over_kernel(Kernel::new(mapper, None)),
+        space: Ioas::over_mapper(mapper),
         device: Arc::new(Opened),
         world,
         ledger,
@@ -214,7 +212,7 @@ impl VfioOps for Refusing {
 fn an_error_without_a_number_keeps_its_cause() {
     let Monitor { memory, device, .. } = monitor(u64::MAX);
     let mapper = VfioOpsMapper::<Opened>::new(Arc::new(Refusing));
-    let space = Ioas::over_kernel(Kernel::new(mapper, None));
+    let space = Ioas::over_mapper(mapper);
     space.attach(device).unwrap();
     let refused = space.map(1 << 32, &memory, Span::new(0, PAGE), Prot::RW);
     let Err(MapError::Kernel(cause)) = refused else {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
 use crate::plain_kernel::*;
-use ioas::{Ioas, Kernel, Ledger, Mapper, Memory, ReleaseError, UnmapError, pieces_needed};
+use ioas::{Ioas, Ledger, Mapper, Memory, ReleaseError, UnmapError, pieces_needed};
 use iopt::{Interruption, Prot};
 use proptest::prelude::*;
 use runs::{Bytes, Iova, Span};
@@ -106,7 +106,10 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
     let world: Arc<Mutex<World>> = World::new(Plain::<IOMMUFD>::PROFILE);
     world.lock().unwrap().entries = entries;
     let mapper = Plain::<IOMMUFD>::new(&world, &Arc::default());
-    let space = Ioas::over_kernel(Kernel::new(mapper, granule));
+    let space = Ioas::options()
+        .granule(granule)
+        .over_mapper(mapper)
+        .unwrap();
     space.set_merging(merging);
     let ledger = Ledger::new("a counter", None, 0);
     let (address, file) = (Some(MEMORY), None);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
-use ioas::{AttachError, Ioas, Kernel, Ledger, MapError, Memory, ReleaseError};
+use ioas::{AttachError, Ioas, Ledger, MapError, Memory, ReleaseError};
 use iopt::{Interruption, Prot};
 use runs::{Iova, Span};
 
@@ -141,7 +141,7 @@ fn what_is_kept_goes_to_the_process_that_takes_over() {
         let (mut new, _other) = noted::<IOMMUFD>(true);
         let mut mapper = Plain::<IOMMUFD>::new(&old.world, &Arc::default());
         mapper.space = 0;
-        let space = Ioas::over_kernel(Kernel::new(mapper, None));
+        let space = Ioas::over_mapper(mapper);
         for area in new.space.areas() {
             let (range, part) = (area.range(), area.part());
             let prot = Prot::RW;

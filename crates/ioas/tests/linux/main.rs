@@ -63,7 +63,7 @@ fn space() -> (Ioas, Arc<HostTables>) {
     let tables = Arc::new(HostTables::new(storage, 1 << 46).unwrap());
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone()).unwrap();
-    (Ioas::new(DomainId(1), table), tables)
+    (Ioas::over_table(DomainId(1), table), tables)
 }
 
 /// The physical runs of `part`.

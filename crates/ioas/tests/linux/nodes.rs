@@ -214,7 +214,7 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
         DomainIds::new(8),
         [FormatId::VtdSs],
     );
-    let space: Ioas = Ioas::with_builder(builder);
+    let space: Ioas = Ioas::over_tables(builder);
     space.set_placement(Placement::PerNode).unwrap();
     let ledger = Ledger::new("a counter", None, 0);
     let frames = Span::new(1 << 32, 1 << 20);
@@ -282,7 +282,7 @@ fn guest_memory_is_populated_on_the_node_that_its_map_names() {
         DomainIds::new(8),
         [FormatId::VtdSs],
     );
-    let space: Ioas = Ioas::with_builder(builder);
+    let space: Ioas = Ioas::over_tables(builder);
     space.set_placement(Placement::PerNode).unwrap();
     let ledger = Ledger::new("a counter", None, 0);
     let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());

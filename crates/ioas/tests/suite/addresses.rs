@@ -176,7 +176,7 @@ fn addresses_lie_in_what_devices_can_translate() {
     );
     let ids = DomainIds::new(16);
     let builder = Builder::new(tables.clone(), ids, [FormatId::VtdSs]);
-    let space: Space = Ioas::with_builder(builder);
+    let space: Space = Ioas::over_tables(builder);
     let reserved = Span::new(0, 4 * GIB);
     let mut unit = FrailUnit::new(crate::common::unit(&tables));
     unit.reserved = vec![reserved, Span::new(5 * GIB, GIB)];

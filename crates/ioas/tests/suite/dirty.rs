@@ -104,7 +104,7 @@ fn bench(units: &[(bool, bool)]) -> Bench {
 fn bench_of(format: FormatId, units: &[(bool, bool)]) -> Bench {
     let tables = Arc::new(HeapTables::with_tables(256).unwrap());
     let builder = Builder::new(tables.clone(), DomainIds::new(8), [format]);
-    let space = Ioas::with_builder(builder);
+    let space = Ioas::over_tables(builder);
     let runs = [Span::new(0x10_0000_0000, 16 * MIB)];
     let memory = Memory::new(Arc::new(Synthetic::new(runs)), &Ledger::unlimited());
     let part = Span::new(0, 8 * MIB);

@@ -100,7 +100,7 @@ fn check(ops: &[(u64, u64, Op)]) {
     let frames = (0..PAGES).map(|n| Span::new((2 * n + 1) * PAGE, PAGE));
     let memory = Memory::new(Arc::new(Synthetic::new(frames)), &Ledger::unlimited());
     let builder = Builder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);
-    let space = Ioas::with_builder(builder);
+    let space = Ioas::over_tables(builder);
     space.track_dirty(Tracking::default()).unwrap();
     let units = UNITS.map(|(tells, snoops)| {
         let mut capabilities = can(FormatId::VtdSs, SMALL, snoops);

@@ -145,7 +145,7 @@ fn without_a_domain_a_pin_pins() {
     let tables = Arc::new(HeapTables::with_tables(16).unwrap());
     let ids = ioas::DomainIds::new(8);
     let builder = ioas::Builder::new(tables, ids, [FormatId::VtdSs]);
-    let space = ioas::Ioas::with_builder(builder);
+    let space = ioas::Ioas::over_tables(builder);
     let ledger = Ledger::unlimited();
     let runs = [Span::new(0x4000_0000, 8 * PAGE)];
     let memory = Memory::new(Arc::new(Synthetic::new(runs)), &ledger);

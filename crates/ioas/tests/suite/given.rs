@@ -37,7 +37,7 @@ fn a_bar_is_reached_and_not_charged() {
     let tables = Arc::new(HeapTables::with_tables(32).unwrap());
     let mut machine = Machine::new(&tables, 1, can(FormatId::VtdSs, ALL, false));
     let builder = Builder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);
-    let mut space: Space = Ioas::with_builder(builder);
+    let mut space: Space = Ioas::over_tables(builder);
     machine.attach(&mut space).unwrap();
 
     let registers = bar(Span::new(BORDER, 2 * MIB));
@@ -176,7 +176,7 @@ fn registers_are_not_forced_to_be_coherent() {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
     let machine = Machine::new(&tables, 1, can(FormatId::VtdSs, ALL, true));
     let builder = Builder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);
-    let mut space: Space = Ioas::with_builder(builder);
+    let mut space: Space = Ioas::over_tables(builder);
     let ram = unlimited(Arc::new(Synthetic::new([Span::new(GIB, MIB)])));
     let whole = Span::new(0, MIB);
     space.map(AT, &ram, whole, Prot::RW).unwrap();

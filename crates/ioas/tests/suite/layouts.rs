@@ -59,7 +59,7 @@ fn large_pages_can_be_turned_off() {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let sizes = PageSizes::from_bits(u64::MAX).up_to(PAGE);
         let table = AnyTable::new(format, levels, sizes, tables).unwrap();
-        let space = Ioas::new(DomainId(1), table);
+        let space = Ioas::over_table(DomainId(1), table);
         let run = [Span::new(0x4000_0000, 4 * MIB)];
         let memory = unlimited(Arc::new(Synthetic::new(run)));
         let part = Span::new(0, memory.len());

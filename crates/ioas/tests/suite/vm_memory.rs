@@ -30,7 +30,7 @@ impl Bench {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let sizes = PageSizes::from_bits(u64::MAX);
         let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables).unwrap();
-        let space = Ioas::new(DomainId(1), table);
+        let space = Ioas::over_table(DomainId(1), table);
         let ledger = Ledger::unlimited();
         let runs = [Span::new(0x4000_0000, 64 * PAGE)];
         let ram = Memory::new(Arc::new(Synthetic::new(runs)), &ledger);

@@ -37,21 +37,28 @@ mod tests;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
+#[cfg(feature = "linux")]
+use std::{boxed::Box, sync::OnceLock};
 
+#[cfg(feature = "linux")]
+use hostmem::Limits;
 use iommufd_bindings::{
     iommu_destroy, iommu_ioas_change_process, iommu_option,
     iommufd_option_IOMMU_OPTION_RLIMIT_MODE as RLIMIT_MODE,
     iommufd_option_ops_IOMMU_OPTION_OP_GET as GET, iommufd_option_ops_IOMMU_OPTION_OP_SET as SET,
 };
 
-use crate::kernel::Result;
 use crate::kernel::sys::{call, open};
+use crate::kernel::{Result, Shares};
+#[cfg(feature = "linux")]
+use crate::{memory::ledger::Ledger, space::open::OpenError};
 
 pub use crate::kernel::{AnswerError, KernelError};
 pub use hwpt::{Clear, HwInfo};
 pub use ioas::IovaRanges;
 #[cfg(feature = "vfio")]
-pub use space::{Attachable, BoundDevice, Owner, Space, SpaceMapper};
+pub use space::{Attachable, BoundDevice, SpaceMapper};
 
 /// The number of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,12 +81,25 @@ pub enum RlimitMode {
     Process,
 }
 
-/// An open `/dev/iommu`.
+/// An open `/dev/iommu`. Clones are the same file.
 ///
-/// Ranges of device addresses and lengths are in bytes.
+/// [`Ioas::over`](crate::Ioas::over) opens address spaces over it, which share pins: what one of them maps
+/// already is pinned and charged once. They also share the [account](Self::ledger) of the kernel's counter.
+/// [`device`](Self::device) opens devices for them.
+///
+/// The other calls are the kernel's, one ioctl each. What an address space of this crate has mapped must not
+/// be unmapped or copied by them: that breaks what the crate promises. Ranges of device addresses and lengths
+/// are in bytes.
+#[derive(Clone, Debug)]
+pub struct Iommufd(Arc<Opened>);
+
 #[derive(Debug)]
-pub struct Iommufd {
+struct Opened {
     fd: OwnedFd,
+    #[cfg_attr(not(feature = "vfio"), expect(dead_code))]
+    shares: Arc<Shares>,
+    #[cfg(feature = "linux")]
+    ledger: OnceLock<Arc<Ledger>>,
 }
 
 impl Iommufd {
@@ -96,8 +116,31 @@ impl Iommufd {
     }
 
     /// One that is open already, like one that another process has handed over.
-    pub const fn from_fd(fd: OwnedFd) -> Self {
-        Self { fd }
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self(Arc::new(Opened {
+            fd,
+            shares: Arc::default(),
+            #[cfg(feature = "linux")]
+            ledger: OnceLock::new(),
+        }))
+    }
+
+    /// The account that mappings of its address spaces are charged to: of the counter that the kernel raises,
+    /// with the limit and what was in use when this was first called.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Kernel`]; [`OpenError::Limit`].
+    #[cfg(feature = "linux")]
+    pub fn ledger(&self) -> core::result::Result<Arc<Ledger>, OpenError> {
+        if let Some(ledger) = self.0.ledger.get() {
+            return Ok(Arc::clone(ledger));
+        }
+        let mode = self.rlimit_mode()?;
+        let limit = |cause| OpenError::Limit(Box::new(cause));
+        let limits = Limits::read().map_err(limit)?;
+        let ledger = Ledger::of_counter(mode.counter(&limits), &limits).map_err(limit)?;
+        Ok(Arc::clone(self.0.ledger.get_or_init(|| ledger)))
     }
 
     fn destroy(&self, id: u32) -> Result<()> {
@@ -154,6 +197,6 @@ impl Iommufd {
 
 impl AsFd for Iommufd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.0.fd.as_fd()
     }
 }

@@ -1,15 +1,16 @@
-//! An address space of iommufd as a back end: [`Space`].
+//! An address space of iommufd as a back end: [`SpaceMapper`].
 //!
 //! Devices that can tell what they write to get page tables made for that, as many as there are kinds
 //! of units; the others share those that the kernel makes, or with [`PerNode`](crate::Placement::PerNode) one that is made
 //! for their node: see [tables](super::tables) for the rule. Memory files are mapped as files, anything
-//! else by its address. What one of the address spaces of an [`Owner`] maps already is copied:
+//! else by its address. What one of the address spaces of an [`Iommufd`] maps already is copied:
 //! pinned and charged once, for as long as the first mapping is there.
 
 use core::any::Any;
 use core::marker::PhantomData;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::vec::Vec;
 
@@ -17,46 +18,41 @@ use iopt::Prot;
 use runs::{Iova, Span};
 
 use super::tables::Tables;
-use super::{Clear, DevId, IoasId, Iommufd, RlimitMode};
+use super::{Clear, DevId, IoasId, Iommufd};
 use crate::errno::Profile;
-use crate::kernel::{Entering, Kernel, KernelError, Mapper, MapperInfo, Result, Shares, Source};
+use crate::kernel::{Entering, KernelError, Mapper, MapperInfo, Result, Shares, Source};
+use crate::space::Ioas;
 use crate::space::endpoint::EndpointId;
+use crate::space::open::{IoasOptions, OpenError, OpenSpace};
 use crate::space::placement::Place;
 use crate::vfio::{Device, PageTable};
 
-/// The back end over an address space of iommufd.
-pub type Space<D = BoundDevice> = Kernel<SpaceMapper<D>>;
-
-/// An open iommufd whose address spaces share pins.
-#[derive(Debug)]
-pub struct Owner {
-    iommufd: Iommufd,
-    shares: Arc<Shares>,
-}
-
-impl Owner {
-    /// The owner of all that is in `iommufd`.
-    pub fn new(iommufd: Iommufd) -> Arc<Self> {
-        let shares = Arc::default();
-        Arc::new(Self { iommufd, shares })
-    }
-
-    /// Says whose memory is counted; see [`Iommufd::set_rlimit_mode`].
+impl Iommufd {
+    /// Opens the PCI device `address` (`0000:01:00.0`), which `vfio-pci` has, and binds it.
     ///
     /// # Errors
     ///
+    /// [`KernelError::NotBound`] while another driver has it; [`KernelError::Open`],
     /// [`KernelError::Refused`].
-    pub fn set_rlimit_mode(&self, mode: RlimitMode) -> Result<()> {
-        self.iommufd.set_rlimit_mode(mode)
+    pub fn device(&self, address: &str) -> Result<Arc<BoundDevice>> {
+        let entries = PathBuf::from(PCI_DEVICES).join(address).join("vfio-dev");
+        let node = fs::read_dir(entries)
+            .ok()
+            .and_then(|mut names| names.next()?.ok());
+        let node = node.ok_or_else(|| KernelError::NotBound {
+            device: address.into(),
+        })?;
+        let path = Path::new(VFIO_DEVICES).join(node.file_name());
+        self.open_device(&path).map(Arc::new)
     }
 
-    /// Opens a device's node and binds it; see [`Device::open_cdev`].
+    /// Opens a device's node, `/dev/vfio/devices/…`, and binds it; see [`Device::open_cdev`].
     ///
     /// # Errors
     ///
     /// [`KernelError::Open`], [`KernelError::Refused`].
     pub fn open_device(&self, path: &Path) -> Result<BoundDevice> {
-        let (device, id) = Device::open_cdev(path, &self.iommufd)?;
+        let (device, id) = Device::open_cdev(path, self)?;
         Ok(BoundDevice { device, id })
     }
 
@@ -66,27 +62,23 @@ impl Owner {
     ///
     /// [`KernelError::Refused`].
     pub fn bind_device(&self, node: OwnedFd) -> Result<BoundDevice> {
-        let (device, id) = Device::bind_cdev(node, &self.iommufd)?;
+        let (device, id) = Device::bind_cdev(node, self)?;
         Ok(BoundDevice { device, id })
     }
+}
 
-    /// Whose memory is counted.
-    ///
-    /// # Errors
-    ///
-    /// [`KernelError::Refused`], also when the file is none of iommufd's.
-    pub fn rlimit_mode(&self) -> Result<RlimitMode> {
-        self.iommufd.rlimit_mode()
+impl OpenSpace for Iommufd {
+    /// A new IOAS of the kernel.
+    fn open_space(&self, options: IoasOptions) -> core::result::Result<Ioas, OpenError> {
+        #[cfg(feature = "linux")]
+        let options = options.ledger_or(|| self.ledger())?;
+        options.over_mapper(SpaceMapper::new(self)?)
     }
 }
 
-/// For calls that this crate does not make. What this crate has mapped must not be unmapped or copied
-/// by them: that breaks what the crate promises.
-impl AsFd for Owner {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.iommufd.as_fd()
-    }
-}
+/// Devices by their address, as `vfio` has them, and their nodes.
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+const VFIO_DEVICES: &str = "/dev/vfio/devices";
 
 /// A device that is bound to an iommufd.
 #[derive(Debug)]
@@ -135,7 +127,7 @@ impl Attachable for BoundDevice {
 /// An address space of iommufd, and the devices in it.
 #[derive(Debug)]
 pub struct SpaceMapper<D = BoundDevice> {
-    owner: Arc<Owner>,
+    iommufd: Iommufd,
     id: IoasId,
     tables: Tables,
     /// It is not ours alone: another process goes on with it.
@@ -149,13 +141,13 @@ impl SpaceMapper {
     /// # Errors
     ///
     /// [`KernelError::Refused`].
-    pub fn new(owner: &Arc<Owner>) -> Result<Self> {
-        Self::for_devices(owner)
+    pub fn new(iommufd: &Iommufd) -> Result<Self> {
+        Self::for_devices(iommufd)
     }
 
     /// One that another process has made and hands over, for devices of VFIO.
-    pub fn existing(owner: &Arc<Owner>, id: IoasId) -> Self {
-        Self::over(owner, id)
+    pub fn existing(iommufd: &Iommufd, id: IoasId) -> Self {
+        Self::over(iommufd, id)
     }
 }
 
@@ -165,13 +157,13 @@ impl<D> SpaceMapper<D> {
     /// # Errors
     ///
     /// [`KernelError::Refused`].
-    pub fn for_devices(owner: &Arc<Owner>) -> Result<Self> {
-        Ok(Self::over(owner, owner.iommufd.alloc_ioas()?))
+    pub fn for_devices(iommufd: &Iommufd) -> Result<Self> {
+        Ok(Self::over(iommufd, iommufd.alloc_ioas()?))
     }
 
-    fn over(owner: &Arc<Owner>, id: IoasId) -> Self {
+    fn over(iommufd: &Iommufd, id: IoasId) -> Self {
         Self {
-            owner: Arc::clone(owner),
+            iommufd: iommufd.clone(),
             id,
             tables: Tables::default(),
             given_up: false,
@@ -191,7 +183,7 @@ impl<D> SpaceMapper<D> {
     ///
     /// [`KernelError::Refused`].
     pub fn set_huge_pages(&self, on: bool) -> Result<()> {
-        self.owner.iommufd.set_huge_pages(self.id, on)
+        self.iommufd.set_huge_pages(self.id, on)
     }
 }
 
@@ -199,7 +191,7 @@ impl<D> Drop for SpaceMapper<D> {
     fn drop(&mut self) {
         // It stays while a device is in it, and goes with the file.
         if !self.given_up {
-            let _ = self.owner.iommufd.destroy_ioas(self.id);
+            let _ = self.iommufd.destroy_ioas(self.id);
         }
     }
 }
@@ -212,7 +204,7 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
     const NODE_TABLES: bool = true;
 
     fn enter(&mut self, device: &D, with: Entering) -> Result<()> {
-        let iommufd = &self.owner.iommufd;
+        let iommufd = &self.iommufd;
         let info = iommufd.hw_info(device.id());
         // A unit that tells nothing tracks nothing.
         let tracks = info.is_ok_and(|info| info.dirty_tracking);
@@ -226,12 +218,11 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
 
     /// The page table that was made for it, with what that keeps of what it wrote to.
     fn left(&mut self, device: &D) {
-        self.tables
-            .left(&(&self.owner.iommufd, self.id), device.id());
+        self.tables.left(&(&self.iommufd, self.id), device.id());
     }
 
     fn info(&self) -> Result<MapperInfo> {
-        let ranges = self.owner.iommufd.iova_ranges(self.id)?;
+        let ranges = self.iommufd.iova_ranges(self.id)?;
         Ok(MapperInfo {
             granule: ranges.alignment,
             ranges: Some(ranges.ranges),
@@ -245,12 +236,12 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
             .iter()
             .map(|range| range.start..=range.last())
             .collect();
-        self.owner.iommufd.allow_iovas(self.id, &ranges)
+        self.iommufd.allow_iovas(self.id, &ranges)
     }
 
     #[allow(unsafe_code)]
     unsafe fn map(&mut self, iova: Span<Iova>, source: Source<'_>, prot: Prot) -> Result<()> {
-        let (iommufd, at) = (&self.owner.iommufd, Some(iova.start));
+        let (iommufd, at) = (&self.iommufd, Some(iova.start));
         match source {
             Source::Address(address) => {
                 let memory = Span::new(address, iova.len);
@@ -270,12 +261,12 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
     }
 
     fn unmap(&mut self, iova: Span<Iova>) -> Result<u64> {
-        self.owner.iommufd.unmap(self.id, iova)
+        self.iommufd.unmap(self.id, iova)
     }
 
     fn set_tracking(&mut self, on: bool) -> Result<()> {
         let mut tables = self.tables.tracked();
-        tables.try_for_each(|table| self.owner.iommufd.set_dirty_tracking(table, on))
+        tables.try_for_each(|table| self.iommufd.set_dirty_tracking(table, on))
     }
 
     /// While some device leaves no trace, every bit is set.
@@ -285,7 +276,7 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
         }
         let mut tables = self.tables.tracked();
         tables.try_for_each(|table| {
-            let iommufd = &self.owner.iommufd;
+            let iommufd = &self.iommufd;
             iommufd.dirty_bitmap(table, iova, page, bitmap, Clear::Yes)
         })
     }
@@ -307,7 +298,7 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
         devices: &[Arc<D>],
         _mappings: &[(Span<Iova>, Source<'_>)],
     ) -> Result<()> {
-        self.owner.iommufd.change_process()?;
+        self.iommufd.change_process()?;
         for device in devices {
             self.tables.taken_over(device.id());
         }
@@ -335,6 +326,6 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
     }
 
     fn shares(&self) -> Option<&Arc<Shares>> {
-        Some(&self.owner.shares)
+        Some(&self.iommufd.0.shares)
     }
 }

@@ -2,8 +2,9 @@
 
 use std::ffi::CString;
 use std::format;
+use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use vfio_bindings::bindings::vfio::{
     VFIO_GROUP_FLAGS_CONTAINER_SET, VFIO_GROUP_FLAGS_VIABLE, vfio_group_status,
@@ -39,6 +40,23 @@ impl Group {
     pub fn open(number: u32) -> Result<Self> {
         let path = PathBuf::from(format!("/dev/vfio/{number}"));
         open(&path).map(|fd| Self { fd })
+    }
+
+    /// Opens the group of the PCI device `address` (`0000:01:00.0`).
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::NoGroup`], [`KernelError::Open`].
+    pub fn of_device(address: &str) -> Result<Self> {
+        let link = PathBuf::from("/sys/bus/pci/devices")
+            .join(address)
+            .join("iommu_group");
+        let group = fs::read_link(link).ok();
+        let number = group.as_deref().and_then(Path::file_name);
+        let number = number.and_then(|name| name.to_str()?.parse().ok());
+        Self::open(number.ok_or_else(|| KernelError::NoGroup {
+            device: address.into(),
+        })?)
     }
 
     /// A group that is open already.

@@ -10,36 +10,83 @@ use std::sync::Arc;
 use iopt::Prot;
 use runs::{Iova, Span};
 
-use super::container::{Container, IommuModel};
+use super::container::{Container, Extension, IommuModel};
 use super::group::Group;
 use crate::errno::Profile;
-use crate::kernel::{Entering, Kernel, KernelError, Mapper, MapperInfo, Result, Source};
+use crate::kernel::{Entering, KernelError, Mapper, MapperInfo, Result, Source};
+use crate::space::Ioas;
+use crate::space::open::{IoasOptions, OpenError, OpenSpace};
 
-/// The back end over VFIO's type 1: one container that is given ([`Kernel::new`]), or containers that are
-/// opened as they are needed ([`Type1::open`]), which do for [`Placement::PerNode`](crate::Placement::PerNode).
+/// VFIO's type 1. Clones are the same handle.
 ///
-/// Containers that iommufd plays do as well, opened as for [`Container::from_fd`].
+/// A container of type 1 is one address space, so each [`Ioas::over`] opens one of its own: memory that two of
+/// them map is pinned and charged twice, on the account that all of this process
+#[cfg_attr(feature = "linux", doc = "[share](crate::Ledger::of_kernel).")]
+#[cfg_attr(not(feature = "linux"), doc = "share.")]
+/// A device opens once its [group](Self::group) is attached:
 ///
 /// ```no_run
-/// use std::sync::Arc;
+/// use ioas::{Ioas, vfio::Type1};
 ///
-/// use ioas::{Endpoint, Ioas, Placement, vfio::{Group, Type1}};
+/// let type1 = Type1::open()?;
+/// let space = Ioas::over(&type1)?;
+/// let group = type1.group("0000:01:00.0")?;
+/// space.attach(group.clone())?;
+/// let device = group.device("0000:01:00.0")?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
+/// With [`Placement::PerNode`](crate::Placement::PerNode) an address space has a container for the groups of each
+/// memory node, opened as they are needed:
+///
+/// ```no_run
+/// use ioas::{Endpoint, Ioas, Placement, vfio::Type1};
 /// use iommu::NodeId;
 ///
-/// let space = Ioas::over_kernel(Type1::open(None));
-/// space.set_placement(Placement::PerNode)?;
-/// for (number, node) in [(17, 0), (42, 1)] {
-///     space.attach(Endpoint::from(Arc::new(Group::open(number)?)).near(NodeId(node)))?;
+/// let type1 = Type1::open()?;
+/// let space = Ioas::options().placement(Placement::PerNode).over(&type1)?;
+/// for (device, node) in [("0000:01:00.0", 0), ("0000:81:00.0", 1)] {
+///     space.attach(Endpoint::from(type1.group(device)?).near(NodeId(node)))?;
 /// }
 /// assert_eq!(space.places().len(), 2);
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
-pub type Type1 = Kernel<ContainerMapper>;
+#[derive(Clone, Debug)]
+pub struct Type1(());
 
 impl Type1 {
-    /// Containers of type 1 itself, opened as they are needed; see [`Kernel::new`] for `granule`.
-    pub fn open(granule: Option<u64>) -> Self {
-        Self::opening(|| Container::open().map(ContainerMapper::new), granule)
+    /// Makes sure that the kernel has type 1.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Open`], [`KernelError::Version`]; [`KernelError::NoType1`] of a kernel without it.
+    pub fn open() -> Result<Self> {
+        let model = Extension::Model(IommuModel::Type1V2);
+        match Container::open()?.check_extension(model)? {
+            true => Ok(Self(())),
+            false => Err(KernelError::NoType1),
+        }
+    }
+
+    /// Opens the IOMMU group of the PCI device `address` (`0000:01:00.0`).
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::NoGroup`]; [`KernelError::Open`] while its devices are not bound to `vfio-pci`, and
+    /// when another process has it.
+    pub fn group(&self, address: &str) -> Result<Arc<Group>> {
+        Group::of_device(address).map(Arc::new)
+    }
+}
+
+impl OpenSpace for Type1 {
+    /// A new container.
+    fn open_space(&self, options: IoasOptions) -> core::result::Result<Ioas, OpenError> {
+        let open = || Container::open().map(ContainerMapper::new);
+        match options.divides() {
+            true => options.over_mappers(open),
+            false => options.over_mapper(open()?),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use super::{ALL, Bench, group, node};
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
 use ioas::{
-    AttachError, Capability, Endpoint, Ioas, Kernel, Ledger, Memory, Placement, Profile, UnmapError,
+    AttachError, Capability, Endpoint, Ioas, Ledger, Memory, Placement, Profile, UnmapError,
 };
 use iopt::{Interruption, Prot};
 use runs::Span;
@@ -175,7 +175,7 @@ fn a_container_that_keeps_its_mappings_is_used_again() {
         let world = Arc::clone(&world);
         move || Ok(PlainIommufd::new(&world, &Arc::default()))
     };
-    let space = Ioas::over_kernel(Kernel::opening(open, None));
+    let space = Ioas::options().over_mappers(open).unwrap();
     space.set_placement(Placement::PerNode).unwrap();
     let ledger = Ledger::new("mm->locked_vm", Some(GIB), 0);
     let (address, file) = (Some(1 << 40), None);

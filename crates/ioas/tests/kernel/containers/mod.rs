@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
 use ioas::{
-    Area, Endpoint, Errno, Ioas, Kernel, KernelError, Ledger, MapError, Memory, Placement, Profile,
+    Area, Endpoint, Errno, Ioas, KernelError, Ledger, MapError, Memory, Placement, Profile,
 };
 use iommu::NodeId;
 use iopt::Prot;
@@ -55,7 +55,7 @@ impl Bench {
                 false => Ok(PlainType1::new(&world, &Arc::default())),
             }
         };
-        let space = Ioas::over_kernel(Kernel::opening(open, granule));
+        let space = Ioas::options().granule(granule).over_mappers(open).unwrap();
         space.set_placement(Placement::PerNode).unwrap();
         Self {
             space,

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use ioas::{Ioas, Kernel, Ledger, MapError, Mapper, Memory};
+use ioas::{Ioas, Ledger, MapError, Mapper, Memory};
 use iopt::Prot;
 use runs::{Iova, Offset, Span};
 
@@ -22,7 +22,10 @@ pub(crate) fn setup<const IOMMUFD: bool>(granule: Option<u64>) -> Setup<IOMMUFD>
     let world = World::new(Plain::<IOMMUFD>::PROFILE);
     let mapper = Plain::<IOMMUFD>::new(&world, &Arc::default());
     Setup {
-        space: Ioas::over_kernel(Kernel::new(mapper, granule)),
+        space: Ioas::options()
+            .granule(granule)
+            .over_mapper(mapper)
+            .unwrap(),
         world,
         ledger: Ledger::new("mm->locked_vm", Some(64 * GIB), 0),
         device: Arc::default(),

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use ioas::{
-    AttachError, Builder, DomainIds, Ioas, Kernel, Ledger, Mapper, Memory, MemoryObject, PinUser,
-    Profile, Synthetic, WhenUnmapped,
+    AttachError, Builder, DomainIds, Ioas, Ledger, Mapper, Memory, MemoryObject, PinUser, Profile,
+    Synthetic, WhenUnmapped,
 };
 use iommu::{
     Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, RunMap, SoftwareUnit, Unit,
@@ -131,7 +131,7 @@ impl OwnTables {
         let runs = [Span::new(1 << 32, MEMORY)];
         let object: Arc<dyn MemoryObject> = Arc::new(Synthetic::new(runs).refusing(BAD));
         let mut own = Self {
-            space: Ioas::with_builder(builder),
+            space: Ioas::over_tables(builder),
             memory: Memory::new(object, &ledger),
             tables,
             ledger,
@@ -199,7 +199,7 @@ impl<const IOMMUFD: bool> Models<Plain<IOMMUFD>> {
             file: None,
         };
         let mut models = Self {
-            space: Ioas::over_kernel(Kernel::new(mapper, None)),
+            space: Ioas::over_mapper(mapper),
             memory: Memory::new(Arc::new(fake), &ledger),
             devices: ALL.map(|which| Arc::new(device(which))),
             world,

@@ -73,7 +73,7 @@ fn tables(file: &Mapping) -> Arc<HostTables> {
 fn first_owner(tables: Arc<HostTables>, memory: &Arc<Memory>) -> Space {
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables).unwrap();
-    let space = Ioas::new(DOMAIN, table);
+    let space = Ioas::over_table(DOMAIN, table);
     let whole = Span::new(0, BYTES);
     space.map(AT, memory, whole, Prot::RW).unwrap();
     let part = Span::new(MIB, 3 * MIB);

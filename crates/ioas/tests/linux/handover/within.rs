@@ -209,7 +209,7 @@ fn domains_and_what_devices_have_written_go_along() {
     let builder =
         |tables: &Arc<HostTables>, ids| Builder::new(tables.clone(), ids, [FormatId::VtdSs]);
     let old_tables = tables(&table_file);
-    let old = Space::with_builder(builder(&old_tables, DomainIds::new(8)));
+    let old = Space::over_tables(builder(&old_tables, DomainIds::new(8)));
     let first = memory(also(&data), &pinner, &Ledger::unlimited());
     let whole = Span::new(0, BYTES);
     old.map(AT, &first, whole, Prot::RW).unwrap();

@@ -103,7 +103,7 @@ impl Bench {
         let ledger = Ledger::new("a counter", Some(4 * GIB), 0);
         let object = Arc::new(Frail::new(Synthetic::new(runs)));
         Self {
-            space: Ioas::with_builder(Builder::new(tables.clone(), ids.clone(), formats)),
+            space: Ioas::over_tables(Builder::new(tables.clone(), ids.clone(), formats)),
             tables,
             ids,
             memory: Memory::new(object.clone(), &ledger),

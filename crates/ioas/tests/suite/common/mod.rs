@@ -48,7 +48,7 @@ pub(crate) fn table(format: FormatId, levels: u8, tables: &Arc<HeapTables>) -> A
 }
 
 pub(crate) fn space(format: FormatId, levels: u8, tables: &Arc<HeapTables>) -> Space {
-    Ioas::new(DOMAIN, table(format, levels, tables))
+    Ioas::over_table(DOMAIN, table(format, levels, tables))
 }
 
 /// `object` with an account of its own, which refuses nothing.

@@ -106,7 +106,7 @@ impl Bench {
         };
         let ids = DomainIds::new(4);
         let builder = Builder::on_nodes(memory, ids.clone(), [FormatId::VtdSs, FormatId::AmdV1]);
-        let space = Ioas::with_builder(builder);
+        let space = Ioas::over_tables(builder);
         space.set_placement(placement).unwrap();
         let ledger = Ledger::new("a counter", Some(4 * GIB), 0);
         let runs = [Span::new(FRAME, GIB), Span::new(3 * FRAME + MIB, GIB - MIB)];

@@ -1,0 +1,282 @@
+//! A software IOMMU over memory of this process: [`SoftwareIommu`].
+//!
+//! Its unit walks tables as hardware does, and its devices reach memory by the physical runs of the pins, not
+//! by what a table says: a wrong entry leads to wrong data. Runs are learned when a device comes to an address
+//! that is not known yet, and all are dropped when anything is unmapped.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ptr::with_exposed_provenance;
+use core::slice;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use iommu::{BadTarget, DeviceId, FlushError, Port, RunMap, SoftwareUnit, TargetMemory};
+use iopt::FormatId;
+use runs::{Iova, Offset, Pa, Span};
+
+use super::{Builder, DomainIds};
+use crate::areas::area::Area;
+use crate::lock::Mutex;
+use crate::memory::Memory;
+use crate::memory::host::{HostTables, MappedStorage};
+use crate::space::Ioas;
+use crate::space::endpoint::Endpoint;
+use crate::space::listener::Listener;
+use crate::space::open::{IoasOptions, OpenError, OpenSpace};
+
+/// Bytes of table memory: for 8 GiB of 4 KiB leaves.
+const TABLE_BYTES: u64 = 16 << 20;
+/// Addresses of tables: above all memory, and above what stands in for frames.
+const TABLE_WINDOW: u64 = 1 << 46;
+/// Bits of a domain's number.
+const DOMAIN_BITS: u32 = 16;
+
+/// The unit of a [`SoftwareIommu`].
+pub type SoftwareIommuUnit = SoftwareUnit<Arc<HostTables>, Arc<PinnedMemory>>;
+
+/// The port of a device behind a [`SoftwareIommu`].
+pub type SoftwarePort = Port<Arc<HostTables>, Arc<PinnedMemory>>;
+
+/// An IOMMU in software with tables in VT-d's second-stage format, for device models, tests, and to learn by.
+/// Clones are the same IOMMU.
+///
+/// [`Ioas::over`] opens address spaces over it. They pin memory of this process, whose limit applies.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use hostmem::{Backing, Mapping};
+/// use ioas::{HostMemory, Ioas, Memory, SoftwareIommu};
+/// use iommu::DeviceId;
+/// use iopt::Prot;
+/// use runs::Span;
+/// # use std::sync::{Arc, atomic::Ordering};
+///
+/// let iommu = SoftwareIommu::new()?;
+/// let space = Ioas::over(&iommu)?;
+/// let device = DeviceId::pci(0, 5, 0);
+/// space.attach(iommu.device(device))?;
+///
+/// let mapping = Arc::new(Mapping::new(Backing::Anon4K, 0x10000, None)?);
+/// let object = Arc::new(HostMemory::new(mapping.clone()));
+/// let memory = Memory::new(object, &space.ledger()?);
+/// space.map(0x10_0000, &memory, Span::new(0, 0x10000), Prot::RW)?;
+///
+/// // The device reads what the processor has written.
+/// mapping.cells()[0x3000 / 8].store(7, Ordering::Relaxed);
+/// let mut word = [0];
+/// iommu.port(device).read(0x10_3000, &mut word)?;
+/// assert_eq!(word, [7]);
+/// space.close()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct SoftwareIommu {
+    unit: Arc<SoftwareIommuUnit>,
+    ids: Arc<DomainIds>,
+}
+
+impl core::fmt::Debug for SoftwareIommu {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SoftwareIommu").finish_non_exhaustive()
+    }
+}
+
+impl SoftwareIommu {
+    /// An IOMMU without devices.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Tables`].
+    pub fn new() -> Result<Self, OpenError> {
+        let storage = MappedStorage::new(TABLE_BYTES, None).map_err(OpenError::Tables)?;
+        let tables = HostTables::new(storage, TABLE_WINDOW);
+        let tables = Arc::new(tables.map_err(|cause| OpenError::Tables(Box::new(cause)))?);
+        let unit = SoftwareUnit::new(tables, Arc::new(PinnedMemory::default()));
+        Ok(Self {
+            unit: Arc::new(unit),
+            ids: DomainIds::new(DOMAIN_BITS),
+        })
+    }
+
+    /// A device, to be [attached](Ioas::attach).
+    pub fn device(&self, device: DeviceId) -> Endpoint {
+        Endpoint::from((Arc::clone(&self.unit), device))
+    }
+
+    /// A port by which `device` accesses memory; one for each thread that plays the device.
+    pub fn port(&self, device: DeviceId) -> SoftwarePort {
+        self.unit.port(device)
+    }
+
+    /// The unit: its faults, its counters, its table memory.
+    pub const fn unit(&self) -> &Arc<SoftwareIommuUnit> {
+        &self.unit
+    }
+}
+
+impl OpenSpace for SoftwareIommu {
+    /// An address space without a domain, which the first device brings.
+    fn open_space(&self, options: IoasOptions) -> Result<Ioas, OpenError> {
+        let ids = Arc::clone(&self.ids);
+        let tables = Arc::clone(self.unit.tables());
+        let memory = Arc::clone(self.unit.data());
+        let number = memory.spaces.fetch_add(1, Ordering::Relaxed);
+        options
+            .listener(Arc::new(Space { memory, number }))
+            .over_tables(Builder::new(tables, ids, [FormatId::VtdSs]))
+    }
+}
+
+/// Pinned memory of this process by physical address, as devices behind a [`SoftwareIommu`] reach it.
+#[derive(Debug, Default)]
+pub struct PinnedMemory {
+    spaces: AtomicU64,
+    areas: Mutex<Vec<Mapped>>,
+    runs: RwLock<RunMap<Piece>>,
+}
+
+/// A part of an area that is mapped.
+#[derive(Debug)]
+struct Mapped {
+    space: u64,
+    range: Span<Iova>,
+    memory: Arc<Memory>,
+    offset: u64,
+}
+
+impl Mapped {
+    /// The same memory at `range`, which lies in it.
+    fn at(&self, range: Span<Iova>) -> Self {
+        Self {
+            space: self.space,
+            range,
+            memory: Arc::clone(&self.memory),
+            offset: self.offset + (range.start - self.range.start),
+        }
+    }
+}
+
+/// A physical run, where it is in this process.
+#[derive(Debug)]
+struct Piece {
+    /// Stays mapped in this process while this is there.
+    _memory: Arc<Memory>,
+    address: u64,
+    words: usize,
+}
+
+impl AsRef<[AtomicU64]> for Piece {
+    #[allow(unsafe_code)]
+    fn as_ref(&self) -> &[AtomicU64] {
+        let words = with_exposed_provenance(self.address as usize);
+        // SAFETY: the memory object promises with its `ProcessMemory` that this memory stays mapped while the
+        // object is there, which this piece holds, and that this process has no references to it but to atomic
+        // cells. `learn` takes whole words at multiples of 8 within the object.
+        unsafe { slice::from_raw_parts(words, self.words) }
+    }
+}
+
+impl PinnedMemory {
+    /// Reads where the memory of all areas lies that is pinned now.
+    fn learn(&self) {
+        let mut found: Vec<(Span<Pa>, Piece)> = Vec::new();
+        for area in self.areas.lock().iter() {
+            let Some(process) = area.memory.object().in_process() else {
+                continue;
+            };
+            let part = Span::<Offset>::new(area.offset, area.range.len);
+            area.memory.for_each_run(part, |offset, run| {
+                let address = process.address() + offset;
+                if address % 8 == 0 && run.is_aligned(8) {
+                    let piece = Piece {
+                        _memory: Arc::clone(&area.memory),
+                        address,
+                        words: (run.len / 8) as usize,
+                    };
+                    found.push((run, piece));
+                }
+            });
+        }
+        // Memory that is mapped twice is the same memory, whichever mapping is taken.
+        found.sort_by_key(|(run, _)| run.start);
+        let mut known = RunMap::default();
+        let mut end = 0;
+        for (run, mut piece) in found {
+            let behind = run.start + run.len;
+            let skipped = end.max(run.start) - run.start;
+            if behind <= end {
+                continue;
+            }
+            piece.address += skipped;
+            piece.words -= (skipped / 8) as usize;
+            // It begins where the last one ended, or behind.
+            if known.insert(run.start + skipped, piece).is_ok() {
+                end = behind;
+            }
+        }
+        *self.runs.write().unwrap_or_else(PoisonError::into_inner) = known;
+    }
+}
+
+impl TargetMemory for PinnedMemory {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
+        {
+            let runs = self.runs.read().unwrap_or_else(PoisonError::into_inner);
+            if runs.with_cells(span, &mut |_| ()).is_ok() {
+                return runs.with_cells(span, visit);
+            }
+        }
+        self.learn();
+        let runs = self.runs.read().unwrap_or_else(PoisonError::into_inner);
+        runs.with_cells(span, visit)
+    }
+}
+
+/// An address space, as its areas come and go.
+struct Space {
+    memory: Arc<PinnedMemory>,
+    number: u64,
+}
+
+impl Listener for Space {
+    fn mapped(&self, area: &Area) {
+        self.memory.areas.lock().push(Mapped {
+            space: self.number,
+            range: area.range(),
+            memory: Arc::clone(area.memory()),
+            offset: area.part().start,
+        });
+    }
+
+    fn unmapped(&self, range: Span<Iova>) -> Result<(), FlushError> {
+        let areas = &mut *self.memory.areas.lock();
+        let (gone, mut rest): (Vec<_>, Vec<_>) = core::mem::take(areas)
+            .into_iter()
+            .partition(|area| area.space == self.number && area.range.overlaps(&range));
+        for area in gone {
+            let (first, last) = (area.range.start, area.range.last());
+            if first < range.start {
+                rest.push(area.at(Span::new(first, range.start - first)));
+            }
+            if range.last() < last {
+                rest.push(area.at(Span::new(range.last() + 1, last - range.last())));
+            }
+        }
+        *areas = rest;
+        // Waits for copies under way.
+        let runs = &mut *self
+            .memory
+            .runs
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *runs = RunMap::default();
+        Ok(())
+    }
+}

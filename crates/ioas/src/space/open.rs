@@ -1,0 +1,211 @@
+//! Address spaces over what was opened: an [`Iommufd`](crate::iommufd::Iommufd), a
+//! [`Type1`](crate::vfio::Type1), a [`SoftwareIommu`](crate::SoftwareIommu), or tables of the caller's.
+//!
+//! What was opened decides how an address space maps, and holds the account that it is charged to. All
+//! address spaces over it share that account.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use iommu::DomainId;
+use iopt::AnyTable;
+
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+use crate::kernel::{Kernel, KernelError, Mapper};
+use crate::memory::ledger::{Account, Ledger};
+use crate::memory::object::Cause;
+use crate::own::BuildDomain;
+use crate::space::Ioas;
+use crate::space::backend::Unsupported;
+use crate::space::listener::Listener;
+use crate::space::placement::Placement;
+
+/// Opens address spaces: a handle on an interface of the kernel, or on a unit with tables of ours.
+pub trait OpenSpace {
+    /// An empty address space with what `options` ask for. [`IoasOptions::over_mapper`] and
+    /// [`IoasOptions::over_tables`] make one.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    fn open_space(&self, options: IoasOptions) -> Result<Ioas, OpenError>;
+}
+
+/// Why there is no address space.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The kernel opens none.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The back end lacks what was asked for.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// The limit on locked memory cannot be read.
+    #[error("cannot read the limit on locked memory")]
+    Limit(#[source] Cause),
+    /// There is no memory for page tables.
+    #[error("there is no memory for page tables")]
+    Tables(#[source] Cause),
+}
+
+/// Options of a new address space: [`Ioas::options`].
+#[derive(Default)]
+#[must_use = "nothing is opened before `over`"]
+pub struct IoasOptions {
+    #[cfg_attr(not(any(feature = "vfio", feature = "iommufd")), expect(dead_code))]
+    granule: Option<u64>,
+    ledger: Option<Arc<Ledger>>,
+    placement: Placement,
+    listeners: Vec<Arc<dyn Listener>>,
+}
+
+impl core::fmt::Debug for IoasOptions {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("IoasOptions")
+            .field("ledger", &self.ledger)
+            .field("placement", &self.placement)
+            .field("listeners", &self.listeners.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl IoasOptions {
+    /// Mappings of a kernel end at multiples of `bytes` of device addresses, rounded up to a power of two of
+    /// at least 4096: the largest stretch that can only be unmapped, or released by a balloon, as a whole.
+    /// Otherwise areas that go on in each other share a mapping however long. Tables of ours have no such
+    /// stretch.
+    pub fn granule(self, bytes: impl Into<Option<u64>>) -> Self {
+        let granule = bytes.into();
+        Self { granule, ..self }
+    }
+
+    /// Charges guest memory to `ledger` instead of the account of what was opened.
+    pub fn ledger(self, ledger: Arc<Ledger>) -> Self {
+        let ledger = Some(ledger);
+        Self { ledger, ..self }
+    }
+
+    /// Which devices share a page table: see [`Ioas::set_placement`].
+    pub fn placement(self, placement: Placement) -> Self {
+        Self { placement, ..self }
+    }
+
+    /// Notifies `listener` of each area that comes or goes: see [`Ioas::add_listener`].
+    pub fn listener(mut self, listener: Arc<dyn Listener>) -> Self {
+        self.listeners.push(listener);
+        self
+    }
+
+    /// An address space over `opened`.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn over(self, opened: &(impl OpenSpace + ?Sized)) -> Result<Ioas, OpenError> {
+        opened.open_space(self)
+    }
+
+    /// The same with `ledger`, unless another was asked for.
+    #[cfg(all(feature = "linux", feature = "vfio", feature = "iommufd"))]
+    pub(crate) fn ledger_or(
+        self,
+        ledger: impl FnOnce() -> Result<Arc<Ledger>, OpenError>,
+    ) -> Result<Self, OpenError> {
+        match self.ledger {
+            Some(_) => Ok(self),
+            None => Ok(self.ledger(ledger()?)),
+        }
+    }
+
+    /// An address space over `mapper`, to which nothing is attached and which maps nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Unsupported`].
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    pub fn over_mapper<K: Mapper>(self, mapper: K) -> Result<Ioas, OpenError> {
+        let kernel = Kernel::new(mapper, self.granule);
+        self.set_up(Ioas::over_kernel(kernel))
+    }
+
+    /// An address space over mappers that `open` opens when they are needed: one when the first device is
+    /// attached, and under [`Placement::PerNode`] one for the devices of each memory node. Each is closed
+    /// with its last device. Such an address space is not handed over.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Unsupported`].
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    pub fn over_mappers<K: Mapper>(
+        self,
+        open: impl Fn() -> Result<K, KernelError> + Send + 'static,
+    ) -> Result<Ioas, OpenError> {
+        let kernel = Kernel::opening(open, self.granule);
+        self.set_up(Ioas::over_kernel(kernel))
+    }
+
+    /// An address space over page tables that `builder` builds: see [`Ioas::over_tables`].
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Unsupported`].
+    pub fn over_tables(self, builder: impl BuildDomain + 'static) -> Result<Ioas, OpenError> {
+        self.set_up(Ioas::over_tables(builder))
+    }
+
+    /// True when a new address space is to have a page table for each node.
+    #[cfg(feature = "vfio")]
+    pub(crate) fn divides(&self) -> bool {
+        self.placement.divides()
+    }
+
+    fn set_up(self, mut space: Ioas) -> Result<Ioas, OpenError> {
+        if let Some(ledger) = self.ledger {
+            space.account = Account::Given(ledger);
+        }
+        if self.placement != Placement::default() {
+            space.set_placement(self.placement)?;
+        }
+        for listener in self.listeners {
+            space.add_listener(listener);
+        }
+        Ok(space)
+    }
+}
+
+impl Ioas {
+    /// An empty address space over `opened`, with default options.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn over(opened: &(impl OpenSpace + ?Sized)) -> Result<Self, OpenError> {
+        Self::options().over(opened)
+    }
+
+    /// Options of a new address space: another limit, listeners, placement, the kernel's granule.
+    pub fn options() -> IoasOptions {
+        IoasOptions::default()
+    }
+
+    /// An empty address space over `mapper`, a kernel's interface, to which nothing is attached and which
+    /// maps nothing.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    pub fn over_mapper(mapper: impl Mapper) -> Self {
+        Self::over_kernel(Kernel::new(mapper, None))
+    }
+
+    /// An empty address space over `table`, which is empty and which units know as `domain`. It is
+    /// the only domain, and mapped and pinned also while no device is attached.
+    pub fn over_table(domain: DomainId, table: AnyTable) -> Self {
+        Self::over_own(Some((domain, table)), None)
+    }
+
+    /// An empty address space without a domain. The first device brings one, which `builder` builds,
+    /// and every device that no domain suits another one. Until then areas are only noted.
+    pub fn over_tables(builder: impl BuildDomain + 'static) -> Self {
+        Self::over_own(None, Some(alloc::boxed::Box::new(builder)))
+    }
+}
