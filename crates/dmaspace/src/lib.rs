@@ -8,7 +8,7 @@
 //! * [`firmware`]: reserved regions and units of the tables DMAR and IVRS;
 //! * the crates below, whole: [`runs`], [`iopt`], [`hostmem`], [`iommu`], [`ioas`], [`virtio_balloon`]; with the
 //!   feature `virtio-iommu` also `virtio_iommu`;
-//! * vhost-user is in the crate `dmaspace-vhost`; the program is in `dmaspace-cli`.
+//! * with the feature `vhost`, `vhost`: vhost-user back ends; the program is in `dmaspace-cli`.
 //!
 //! A guide for each user is in `docs/guides` of the repository.
 
@@ -19,9 +19,13 @@ pub mod devices;
 pub mod firmware;
 pub mod layout;
 pub mod topology;
+#[cfg(feature = "vhost")]
+pub mod vhost;
 
 pub use {hostmem, ioas, iommu, iopt, runs, virtio_balloon};
 
+#[cfg(feature = "vfio-user")]
+pub use dmaspace_vfio_user as vfio_user;
 #[cfg(feature = "virtio-iommu")]
 pub use virtio_iommu;
 
