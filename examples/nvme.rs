@@ -18,12 +18,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use hostmem::{Backing, Counter, Limits, Mapping};
-use ioas::iommufd::{Iommufd, Owner, SpaceMapper};
-use ioas::vfio::{Container, ContainerMapper, Device, Group, Registers, config};
-use ioas::{HostMemory, Ioas, Kernel, Ledger, Memory};
-use iopt::Prot;
-use runs::Span;
+use dmaspace::ioas::Kernel;
+use dmaspace::iommufd::{Iommufd, Owner, SpaceMapper};
+use dmaspace::vfio::{Container, ContainerMapper, Device, Group, Registers, config};
+use dmaspace::{Backing, Counter, HostMemory, Ioas, Ledger, Limits, Mapping, Memory, Prot, Span};
 
 /// What the device calls the beginning of our memory: any address that its unit translates.
 const IOVA: u64 = 0x1_0000_0000;

@@ -7,10 +7,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use hostmem::{Counter, Limits, Pinner};
-use ioas::{GuestRam, Ioas, Kernel, Ledger, vfio::VfioOpsMapper};
-use iopt::Prot;
-use runs::Span;
+use dmaspace::{Counter, GuestRam, Ioas, Ledger, Limits, Pinner, Prot, Span};
+use dmaspace::{ioas::Kernel, vfio::VfioOpsMapper};
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioOps};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 

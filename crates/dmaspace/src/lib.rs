@@ -9,7 +9,8 @@
 //!
 //! **Address spaces**: [`Ioas`] with its [`Area`]s; [`Prot`]; [`Memory`] and [`HostMemory`], charged to a [`Ledger`]; [`GuestRam`], a
 //! guest's memory of the crate `vm-memory`; [`Endpoint`], what can be attached; [`Capabilities`]; [`Tracking`] and [`Harvested`]; an
-//! [`Observer`] of one operation, a [`Listener`] of all; [`ExternalPin`] and [`GuestIommu`] for device models in the process. Errors:
+//! [`Observer`] of one operation, a [`Listener`] of all; [`GuestIommu`] and [`ExternalPin`] ([`WhenUnmapped`]) for device models in the
+//! process. Errors:
 //! [`MapError`], [`UnmapError`], [`AttachError`], [`DetachError`], [`CloseError`], [`ReleaseError`], [`TrackingError`],
 //! [`HarvestError`], [`Unsupported`].
 //!
@@ -79,7 +80,7 @@ pub use runs::{GuestAddr, Iova, Offset, Pa, PageSizes, Run, Span};
 pub use ioas::{
     Area, AttachError, Capabilities, CloseError, DetachError, Endpoint, ExternalPin, HarvestError,
     Harvested, HostMemory, Ioas, Ledger, Listener, MapError, Memory, Observer, ReleaseError,
-    Tracking, TrackingError, UnmapError, Unsupported,
+    Tracking, TrackingError, UnmapError, Unsupported, WhenUnmapped,
 };
 #[cfg(feature = "vm-memory")]
 #[doc(inline)]
