@@ -2,35 +2,69 @@
 //!
 //! # Names at the top level
 //!
-//! Their users are authors of monitors, of drivers and of devices; everything else is reached by the crates below.
+//! Authors of monitors, of drivers and of devices need these. Everything else is in the [modules](#modules).
 //!
-//! **Addresses**, all in bytes: [`Span`] and [`Run`]; [`Iova`], [`Pa`], [`GuestAddr`] and [`Offset`] name the space of a span;
-//! [`PageSizes`].
+//! ## Addresses
 //!
-//! **Address spaces**: [`Ioas`] with its [`Area`]s; [`Prot`]; [`Memory`] and [`HostMemory`], charged to a [`Ledger`]; [`GuestRam`], a
-//! guest's memory of the crate `vm-memory`; [`Endpoint`], what can be attached; [`Capabilities`]; [`Tracking`] and [`Harvested`]; an
-//! [`Observer`] of one operation, a [`Listener`] of all; [`GuestIommu`] and [`ExternalPin`] ([`WhenUnmapped`]) for device models in the
-//! process. Errors:
-//! [`MapError`], [`UnmapError`], [`AttachError`], [`DetachError`], [`CloseError`], [`ReleaseError`], [`TrackingError`],
-//! [`HarvestError`], [`Unsupported`].
+//! In bytes, as all lengths are.
 //!
-//! **Memory of this process**: [`Mapping`] of a kind of [`Backing`], by pages of a [`HugeSize`]; [`Pinner`]; the [`Limits`] of the
-//! process by [`Counter`]; [`ShrinkWatch`] for files that another process may shorten.
+//! * [`Span`]: a stretch of one address space; [`Iova`], [`Pa`], [`GuestAddr`] and [`Offset`] name the space;
+//! * [`Run`]: a stretch that is contiguous in device addresses and in memory;
+//! * [`PageSizes`]: a set of page sizes.
 //!
-//! **DMA buffers of a driver**: [`Dma`] and [`DmaBuffer`]; with the feature `virtio-drivers` [`VirtioHal`], [`DriverMemory`],
-//! [`HalMemory`] and [`HostPages`].
+//! ## Address spaces
 //!
-//! **Over the kernel**: [`Container`], [`Group`], [`VfioDevice`]; [`BoundDevice`]; [`KernelError`]. More is in [`vfio`] and [`iommufd`].
+//! * [`Ioas`]: the memory that devices of one owner see, in [`Area`]s with their [`Prot`];
+//! * [`Memory`]: a memory object with its pins, charged to a [`Ledger`]; [`HostMemory`] is one of this process;
+//! * [`GuestRam`]: a guest's memory of the crate `vm-memory` (feature `vm-memory`);
+//! * [`Endpoint`]: a device that can be attached;
+//! * [`Capabilities`]: operations that a back end offers beside map and unmap;
+//! * [`Tracking`], [`Harvested`]: dirty pages;
+//! * [`Observer`]: steps of one operation; [`Listener`]: areas that come and go;
+//! * [`GuestIommu`], [`ExternalPin`] and [`WhenUnmapped`]: access for device models in this process;
+//! * errors: [`MapError`], [`UnmapError`], [`AttachError`], [`DetachError`], [`CloseError`], [`ReleaseError`], [`TrackingError`],
+//!   [`HarvestError`], [`Unsupported`].
 //!
-//! **Own page tables**: a [`TableBuilder`] with [`DomainIds`], or one [`AnyTable`] of a [`FormatId`]; their memory as [`HeapTables`],
-//! [`HostTables`] or by node as [`NodeTables`]; [`Placement`].
+//! ## Memory of this process
 //!
-//! **IOMMU units**: the trait [`Unit`]; [`DeviceId`], [`DomainId`], [`NodeId`]; a [`SoftwareUnit`] over a [`RunMap`]; [`Fault`],
-//! [`FlushError`].
+//! * [`Mapping`]: a memory object of a kind of [`Backing`], of which hugetlb has a [`HugeSize`];
+//! * [`Pinner`]: pins it, within the [`Limits`] of the process by [`Counter`];
+//! * [`ShrinkWatch`]: a mapping of a file that another process may shorten.
 //!
-//! **Balloon**: a [`BalloonDevice`] with its [`BalloonSettings`], [`BalloonMonitor`] and [`BalloonEvent`]s; [`GuestDiscard`] behind the
-//! trait [`Discarder`]; the guest's [`MemoryMap`] of [`Region`]s and [`Part`]s; [`BalloonDma`] and [`RegionMemory`], so that devices
-//! release memory first.
+//! ## DMA buffers of a driver
+//!
+//! * [`Dma`], [`DmaBuffer`]: a mapping for each request;
+//! * [`VirtioHal`], [`HalMemory`], [`DriverMemory`], [`HostPages`]: memory for drivers of the crate `virtio-drivers` (feature
+//!   `virtio-drivers`).
+//!
+//! ## Kernel interfaces
+//!
+//! * [`Container`], [`Group`], [`VfioDevice`]: VFIO's type 1 (feature `vfio`; more in [`vfio`]);
+//! * [`BoundDevice`]: a device that is bound to an iommufd (feature `iommufd`; more in [`iommufd`]);
+//! * [`KernelError`]: a call to the kernel that failed.
+//!
+//! ## Own page tables
+//!
+//! * [`TableBuilder`]: builds the table of each new domain, numbered by [`DomainIds`];
+//! * [`AnyTable`]: one table, in the format of a [`FormatId`];
+//! * [`HeapTables`], [`HostTables`], [`NodeTables`]: memory for tables on the heap, of the host, and on each node;
+//! * [`Placement`]: the node of each table.
+//!
+//! ## IOMMU units
+//!
+//! * [`Unit`]: the seam to a unit, which knows devices by [`DeviceId`], domains by [`DomainId`], its node by [`NodeId`];
+//! * [`SoftwareUnit`]: a unit in software, over the memory of a [`RunMap`];
+//! * [`Fault`]: a blocked access; [`FlushError`]: a flush that did not end.
+//!
+//! ## Balloon
+//!
+//! The device needs the feature `vm-memory`.
+//!
+//! * [`BalloonDevice`]: the virtio device without its bus, with [`BalloonSettings`];
+//! * [`BalloonMonitor`]: notified of [`BalloonEvent`]s;
+//! * [`Discarder`]: the seam behind which memory returns to the machine; [`GuestDiscard`] does so for `vm-memory`;
+//! * [`MemoryMap`]: the guest's memory, of [`Region`]s; a [`Part`] lies in one of them;
+//! * [`BalloonDma`]: address spaces that release memory before it is discarded; [`RegionMemory`]: what it needs of each region.
 //!
 //! # Modules
 //!
