@@ -7,12 +7,12 @@
 
 use std::error::Error;
 
-use iommu::{AmdVi, DomainId, Unit, amdvi};
-use iopt::{
+use iommu::iopt::{
     Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, TableOps as _, format::AmdV1,
 };
+use iommu::runs::Span;
+use iommu::{AmdVi, DomainId, Unit, amdvi};
 use machine::{DEVICE, Machine, PC};
-use runs::Span;
 
 /// Where the unit's PCI capability block has the registers, and ACPI's IVRS table too (section 5.2.2, IVHD
 /// block). QEMU's are always here.

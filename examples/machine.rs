@@ -27,7 +27,7 @@ use std::{
 #[path = "machine/in_process.rs"]
 pub mod in_process;
 
-use hostmem::{Backing, Mapping};
+use dmaspace::{Backing, Mapping};
 use iommu::DeviceId;
 use qtest::{
     HALT,

@@ -17,12 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use hostmem::{Backing, Mapping};
-use ioas::iommufd::Iommufd;
-use ioas::vfio::{Container, ContainerMapper, Device, Group, Registers, Type1, config};
-use ioas::{HostMemory, Ioas, Memory};
-use iopt::Prot;
-use runs::Span;
+use dmaspace::vfio::{Container, ContainerMapper, Device, Group, Registers, config};
+use dmaspace::{Backing, HostMemory, Ioas, Iommufd, Mapping, Memory, Prot, Span, Type1};
 
 /// What the device calls the beginning of our memory: any address that its unit translates.
 const IOVA: u64 = 0x1_0000_0000;

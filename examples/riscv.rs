@@ -8,12 +8,12 @@
 
 use std::error::Error;
 
-use iommu::{DomainId, RiscvIommu, Unit, riscv};
-use iopt::{
+use iommu::iopt::{
     Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, TableOps as _, format::RiscV,
 };
+use iommu::runs::Span;
+use iommu::{DomainId, RiscvIommu, Unit, riscv};
 use machine::{DEVICE, Machine, RISCV};
-use runs::Span;
 
 /// The unit is a PCI function here, of base class 8 (system peripheral), sub-class 6 (IOMMU). One that is
 /// none is found by ACPI's RIMT or by the device tree (`riscv,iommu`).

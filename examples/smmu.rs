@@ -13,11 +13,11 @@ use std::{
     sync::atomic::{AtomicU32, Ordering, fence},
 };
 
+use iommu::iopt::walk::{Access, Walker};
+use iommu::iopt::{Gather, HeapTables, NoRuns, Prot, Table, TableMemory, TableOps as _};
+use iommu::iopt::{format::ArmStage1, format::K4};
+use iommu::runs::Span;
 use iommu::{DeviceId, DomainId, Registers, Smmu, Unit, smmu};
-use iopt::walk::{Access, Walker};
-use iopt::{Gather, HeapTables, NoRuns, Prot, Table, TableMemory, TableOps as _};
-use iopt::{format::ArmStage1, format::K4};
-use runs::Span;
 
 /// The stream id of the device. ACPI's IORT or the device tree (`iommus`) makes it from a requester id.
 const DEVICE: DeviceId = DeviceId(0x28);

@@ -7,11 +7,11 @@
 
 use std::error::Error;
 
+use iommu::iopt::{Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, TableOps as _};
+use iommu::iopt::{format::ArmStage1, format::K4};
+use iommu::runs::Span;
 use iommu::{DomainId, SmmuV3, Unit, smmuv3};
-use iopt::{Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, TableOps as _};
-use iopt::{format::ArmStage1, format::K4};
 use machine::{ARM, DEVICE, Machine};
-use runs::Span;
 
 /// Where ACPI's IORT or the device tree (`arm,smmu-v3`) has the registers. In QEMU's `virt` it is always
 /// here.

@@ -7,10 +7,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use hostmem::{Counter, Limits};
-use ioas::{Ioas, vfio::VfioOpsMapper};
-use iopt::Prot;
-use runs::Span;
+use dmaspace::vfio::VfioOpsMapper;
+use dmaspace::{Counter, Ioas, Limits, Prot, Span};
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioOps};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 

@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use ioas::{DriverMemory, HalMemory, HostPages, Ioas, Ledger, VirtioHal};
-use iopt::{AnyTable, FormatId, HeapTables};
-use runs::{GuestAddr, PageSizes, Span};
-use virtio_balloon::{Format as _, GuestPage, LePfns, Source};
+use dmaspace::virtio_balloon::{Format as _, GuestPage, LePfns, Source};
+use dmaspace::{AnyTable, DomainId, FormatId, HeapTables, Ioas, Ledger};
+use dmaspace::{DriverMemory, GuestAddr, HalMemory, HostPages, PageSizes, Span, VirtioHal};
 use virtio_drivers::{device::common::Feature, queue::VirtQueue, transport::Transport};
 
 static MEMORY: OnceLock<DriverMemory> = OnceLock::new();
@@ -43,7 +42,7 @@ impl<T: Transport> Balloon<T> {
 fn main() -> anyhow::Result<()> {
     let tables = Arc::new(HeapTables::with_tables(64)?);
     let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
-    let space = Arc::new(Ioas::over_table(iommu::DomainId(1), table));
+    let space = Arc::new(Ioas::over_table(DomainId(1), table));
     let (device, mapping) = machine::in_process::InProcess::new(&space)?;
     let pages = HostPages::new(mapping, &Ledger::new("DMA memory", Some(16 << 20), 0));
     device.add_memory(pages.memory());

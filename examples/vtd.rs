@@ -7,12 +7,12 @@
 
 use std::error::Error;
 
-use iommu::{DomainId, Unit, Vtd, vtd};
-use iopt::{
+use iommu::iopt::{
     Arena, AtomicMeta, Gather, NoRuns, Prot, Table, TableMemory, TableOps as _, format::VtdSs,
 };
+use iommu::runs::Span;
+use iommu::{DomainId, Unit, Vtd, vtd};
 use machine::{DEVICE, Machine, PC};
-use runs::Span;
 
 /// Where ACPI's DMAR table has the registers (chapter "BIOS Considerations", DRHD structure). In QEMU's PC
 /// it is always here.

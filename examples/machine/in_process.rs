@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use hostmem::Mapping;
-use ioas::{GuestIommu, Ioas, Memory};
-use virtio_balloon::Features;
-use virtio_balloon::device::{Device, Discard, Event, GuestDiscard, Monitor, Settings};
+use dmaspace::virtio_balloon::Features;
+use dmaspace::virtio_balloon::device::Discard;
+use dmaspace::{BalloonDevice, BalloonEvent, BalloonMonitor, BalloonSettings};
+use dmaspace::{GuestDiscard, GuestIommu, Ioas, Mapping, Memory};
 use virtio_drivers::PhysAddr;
 use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
 use virtio_queue::{Queue, QueueT};
@@ -20,15 +20,15 @@ const RING: u16 = 64;
 /// Prints what the device has to say.
 struct Log;
 
-impl Monitor for Log {
-    fn event(&mut self, event: Event) {
+impl BalloonMonitor for Log {
+    fn event(&mut self, event: BalloonEvent) {
         println!("balloon: {event:?}");
     }
 }
 
 /// The device, and the transport to it.
 pub struct InProcess {
-    device: Device<GuestDiscard, (), Log, Discard>,
+    device: BalloonDevice<GuestDiscard, (), Log, Discard>,
     rings: Vec<Queue>,
     memory: IommuMemory<GuestMemoryMmap, GuestIommu>,
     status: DeviceStatus,
@@ -53,7 +53,13 @@ impl InProcess {
         let iommu = GuestIommu::new(Duration::from_secs(1));
         let memory = IommuMemory::new(guest, iommu, true, ());
         space.add_listener(memory.iommu().clone());
-        let device = Device::new(Settings::default(), regions, GuestDiscard::new(), (), Log)?;
+        let device = BalloonDevice::new(
+            BalloonSettings::default(),
+            regions,
+            GuestDiscard::new(),
+            (),
+            Log,
+        )?;
         let rings = (0..device.queues()).map(|_| Queue::new(RING));
         let this = Self {
             rings: rings.collect::<Result<_, _>>()?,

@@ -1,3 +1,3 @@
 #![no_main]
 
-dmaspace_fuzz::target!(dmaspace_vhost, "vhost_user");
+dmaspace_fuzz::target!(dmaspace, "vhost_user");

@@ -1,12 +1,12 @@
 //! The bodies of the fuzz targets, which the tests of their crates replay the corpus through as well.
 
 pub mod allocated;
+#[path = "../../crates/dmaspace/tests/fuzz_bodies/mod.rs"]
+pub mod dmaspace;
 #[path = "../../crates/dmaspace-cli/tests/fuzz_bodies/mod.rs"]
 pub mod dmaspace_cli;
 #[path = "../../crates/dmaspace-vfio-user/tests/fuzz_bodies/mod.rs"]
 pub mod dmaspace_vfio_user;
-#[path = "../../crates/dmaspace-vhost/tests/fuzz_bodies/mod.rs"]
-pub mod dmaspace_vhost;
 #[path = "../../crates/ioas/tests/fuzz_bodies/mod.rs"]
 pub mod ioas;
 #[path = "../../crates/iommu/tests/fuzz_bodies/mod.rs"]

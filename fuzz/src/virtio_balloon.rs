@@ -6,7 +6,7 @@ pub mod bodies;
 pub mod device;
 
 /// All targets.
-pub const TARGETS: [bodies::Target; 8] = {
-    let [a, b, c, d, e, f, g] = bodies::TARGETS;
-    [a, b, c, d, e, f, g, device::TARGET]
+pub const TARGETS: [bodies::Target; 4] = {
+    let [a, b, c] = bodies::TARGETS;
+    [a, b, c, device::TARGET]
 };

@@ -19,7 +19,7 @@ pub(crate) const PROBE: &str = "xtask/probe";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The crates with `unsafe`, and those above them.
-const PACKAGES: [&str; 11] = [
+const PACKAGES: [&str; 10] = [
     "dmaspace-runs",
     "dmaspace-iopt",
     "dmaspace-hostmem",
@@ -29,7 +29,6 @@ const PACKAGES: [&str; 11] = [
     "dmaspace-virtio-iommu",
     "dmaspace",
     "dmaspace-vfio-user",
-    "dmaspace-vhost",
     "dmaspace-cli",
 ];
 

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow, ensure};
-use dmaspace_vhost::{Backend, Link, Memory, Vring};
+use dmaspace::vhost::{Backend, Link, Memory, Vring};
 use vhost_user_backend::VringT as _;
 use virtio_queue::QueueT as _;
 use vm_memory::{Bytes as _, GuestAddress, GuestAddressSpace as _};

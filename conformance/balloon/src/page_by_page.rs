@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
-use dmaspace_vhost::{Backend, Link, Memory, Vring};
+use dmaspace::vhost::{Backend, Link, Memory, Vring};
 use rustix::fs::{FallocateFlags, fallocate};
 use vhost_user_backend::VringT as _;
 use virtio_queue::QueueT as _;

@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use dmaspace_vhost::{Iommu, IommuHost, Link};
+use dmaspace::vhost::{Iommu, IommuHost, Link};
 use hostmem::{FrameSource, Mapping, Pinner};
 use ioas::{
     AttachError, Cause, DetachError, DomainIds, HostMemory, Ioas, Ledger, Memory, MemoryObject,

@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use dmaspace_vhost::{BalloonJob, BalloonReport, Command, Event, Operator, StatsReport};
+use dmaspace::vhost::{BalloonJob, BalloonReport, Command, Event, Operator, StatsReport};
 use hostmem::ShrinkWatch;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use virtio_balloon::BulkBit;

@@ -35,7 +35,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hostmem::{Mapping, PeerFile, ShrinkWatch};
-use ioas::{AttachError, Builder, DomainIds, FixedRuns, Ioas, Ledger, Listener, Memory, Tracking};
+use ioas::{
+    AttachError, DomainIds, FixedRuns, Ioas, Ledger, Listener, Memory, TableBuilder, Tracking,
+};
 use iommu::{Config, DeviceId, Fault, SoftwareUnit, Unit as _};
 use iopt::{FormatId, HeapTables, Interruption, Pending, Prot, Shown};
 use runs::{Iova, Pa, Span};
@@ -168,7 +170,7 @@ impl ClientMemory {
         };
         config.capabilities.dirty_tracking = true;
         let unit = SoftwareUnit::with_config(tables.clone(), (), config);
-        let builder = Builder::new(tables.clone(), DomainIds::new(16), [FormatId::VtdSs]);
+        let builder = TableBuilder::new(tables.clone(), DomainIds::new(16), [FormatId::VtdSs]);
         let space = Ioas::over_tables(builder);
         space.attach((Arc::new(unit.clone()), DEVICE))?;
         let view = View::new(

@@ -10,7 +10,7 @@ use crate::machine::{HugeSize, Machine, ThpMode};
 const HUGE_2M: u64 = HugeSize::TwoMiB.bytes();
 const HUGE_1G: u64 = HugeSize::OneGiB.bytes();
 
-/// What a memory object consists of.
+/// Kind of memory of which a memory object consists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Backing {
     /// Anonymous private memory in 4 KiB pages, never in huge ones.

@@ -62,7 +62,7 @@ impl fmt::Display for InUse {
     }
 }
 
-/// What the kernel lets this process lock.
+/// Limits of this process on locked memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The soft `RLIMIT_MEMLOCK` in bytes; `None` when it is unlimited.

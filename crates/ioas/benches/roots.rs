@@ -15,7 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use ioas::{Builder, Cause, DomainIds, Ioas, Ledger, Memory, Observer, Placement, Step, Synthetic};
+use ioas::{
+    Cause, DomainIds, Ioas, Ledger, Memory, Observer, Placement, Step, Synthetic, TableBuilder,
+};
 use iommu::{Capabilities, Config, DeviceId, FormatSupport, NodeId, RunMap, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Prot};
 use runs::{Pa, PageSizes, Span};
@@ -70,7 +72,7 @@ fn space(placement: Placement, format: FormatId, memories: &[Tables]) -> Space {
         let tables = node.and_then(|node| nodes.get(node.0 as usize));
         tables.cloned().ok_or(Cause::from("no such node"))
     };
-    let space = Ioas::over_tables(Builder::on_nodes(memory, DomainIds::new(8), [format]));
+    let space = Ioas::over_tables(TableBuilder::on_nodes(memory, DomainIds::new(8), [format]));
     space.set_placement(placement).unwrap();
     let mut capabilities = Capabilities::new().with_format(FormatSupport {
         format,

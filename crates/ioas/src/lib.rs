@@ -68,8 +68,8 @@ pub use memory::{Hold, Memory};
 #[cfg(feature = "linux")]
 pub use own::software::{PinnedMemory, SoftwareIommu, SoftwareIommuUnit, SoftwarePort};
 pub use own::{
-    BuildDomain, Builder, BuilderError, DecodeError, DomainIds, HandOverError, HandedArea,
-    HandedDomain, Handover, Leaving, TakeOverError, TakenDomain,
+    BuildDomain, DecodeError, DomainIds, HandOverError, HandedArea, HandedDomain, Handover,
+    Leaving, TableBuilder, TableBuilderError, TakeOverError, TakenDomain,
 };
 pub use space::backend::{Capabilities, Capability, Unsupported};
 pub use space::dirty::{HarvestError, Harvested, Tracking, TrackingError};

@@ -213,7 +213,7 @@ impl fmt::Display for Table<'_> {
     }
 }
 
-/// Why a flush did not come to an end. Nothing that it covers may be reused.
+/// Reason why a flush did not come to an end. Nothing that it covers may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlushError {

@@ -18,6 +18,8 @@
 //! with the walker of [`iopt::walk`], caches as hardware does (and so shows what was not flushed),
 //! and moves data through [`TargetMemory`]. Each device thread owns a `Port`.
 //!
+//! The crates [`iopt`] and [`runs`], which define tables and spans, are re-exported.
+//!
 //! [`codes`] names the faults of every unit and puts them into classes; with `std`, `log` decodes the lines that
 //! a kernel prints of them.
 
@@ -52,6 +54,8 @@ mod suite;
 mod target;
 mod unit;
 pub mod vtd;
+
+pub use {iopt, runs};
 
 pub use amdvi::AmdVi;
 pub use capabilities::{Capabilities, FormatSupport};

@@ -166,7 +166,7 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// What a unit tags cached translations with.
+/// Number of a domain, with which a unit tags cached translations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DomainId(pub u32);
 

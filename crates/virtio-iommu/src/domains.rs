@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ioas::{AttachError, Builder, DetachError, DomainIds, Ioas};
+use ioas::{AttachError, DetachError, DomainIds, Ioas, TableBuilder};
 use iommu::{DeviceId, Unit};
 use iopt::{ErasableMemory, FormatId};
 use runs::{Iova, Span};
@@ -113,7 +113,7 @@ struct NoUnit(u32);
 impl<M: ErasableMemory + Clone> Domains for Units<M> {
     fn space(&mut self) -> Result<Ioas, ioas::Cause> {
         let (tables, ids) = (self.tables.clone(), Arc::clone(&self.ids));
-        let builder = Builder::new(tables, ids, self.formats.iter().copied());
+        let builder = TableBuilder::new(tables, ids, self.formats.iter().copied());
         Ok(Ioas::over_tables(builder))
     }
 

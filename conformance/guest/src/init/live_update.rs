@@ -30,7 +30,7 @@ use anyhow::{Context as _, ensure};
 use guest::machines::Machine;
 use hostmem::{Backing, FrameSource, LiveUpdate, LiveUpdateError, Mapping, Pinner};
 use ioas::{
-    Builder, DomainIds, Handover, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory,
+    DomainIds, Handover, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, TableBuilder,
     TakeOverError, TakenDomain,
 };
 use iommu::{DeviceId, RunMap, SoftwareUnit, Unit as _};
@@ -177,7 +177,7 @@ fn first(words: &str) -> anyhow::Result<Infallible> {
         TABLES_AT,
     )?);
     let unit: Arc<SoftUnit> = Arc::new(SoftwareUnit::new(tables.clone(), learn(&mappings)?));
-    let builder = Builder::new(tables, DomainIds::new(16), [FormatId::VtdSs]);
+    let builder = TableBuilder::new(tables, DomainIds::new(16), [FormatId::VtdSs]);
     let space = Ioas::over_tables(builder);
     let ledger = Ledger::unlimited();
     let memories = objects(&mappings, &ledger);

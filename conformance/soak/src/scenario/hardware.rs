@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioas::{Builder, Cause, DomainIds, HostTables, MappedStorage};
+use ioas::{Cause, DomainIds, HostTables, MappedStorage, TableBuilder};
 use iommu::{
     AttachError, Capabilities, Config, DeviceId, DomainId, FlushError, NodeId, SoftwareUnit, Unit,
     UnitError,
@@ -207,10 +207,10 @@ impl Hardware {
     }
 
     /// Builds the domains of devices that come, on whatever node is asked for.
-    pub(crate) fn builder(&self) -> Builder {
+    pub(crate) fn builder(&self) -> TableBuilder {
         let formats: Vec<FormatId> = self.kinds.iter().map(|kind| kind.format).collect();
         let tables = self.tables.clone();
-        Builder::on_nodes(move |_| Ok(tables.clone()), DomainIds::new(16), formats)
+        TableBuilder::on_nodes(move |_| Ok(tables.clone()), DomainIds::new(16), formats)
     }
 
     /// Device `number`, and its unit.

@@ -17,7 +17,12 @@
 //! Kernels pin by themselves: of memory that only they pin, address spaces that are not given here are
 //! not known. Two [`Memory`]s over the same pages do not know of each other either.
 
+#[cfg(feature = "vm-memory")]
+mod guest;
 mod reasons;
+
+#[cfg(feature = "vm-memory")]
+pub use guest::{GuestBalloon, GuestBalloonError, Kept};
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -29,13 +34,13 @@ use iopt::Interruption;
 use runs::{Iova, Span};
 use virtio_balloon::{Dma, MemoryMap, Part, Reason};
 
-/// What a region of a guest's memory has where devices see it, and a balloon discards it by what backs it:
-/// the whole of `memory` lies in the region, and what `discard` is for, too.
+/// Memory of one region of a guest, as devices map it and as a balloon discards it: the region holds the whole of
+/// `memory`, and of the mapping that `discard` is for.
 #[derive(Debug)]
 pub struct RegionMemory {
-    /// What address spaces map.
+    /// Memory object that address spaces map.
     pub memory: Arc<Memory>,
-    /// What gives it back to the machine.
+    /// Gives it back to the machine.
     pub discard: Discard,
 }
 
@@ -51,7 +56,8 @@ impl Borrow<Discard> for RegionMemory {
     }
 }
 
-/// What a balloon asks before it discards memory: see the module.
+/// Address spaces that release memory before a balloon discards it, and restore it afterwards. The [module](self) has
+/// the order.
 #[derive(Default)]
 pub struct BalloonDma {
     spaces: Vec<Arc<Ioas>>,

@@ -1,4 +1,4 @@
-//! Table memory of the host by memory node: what [`Builder::on_nodes`](crate::Builder::on_nodes) asks.
+//! Table memory of the host by memory node: what [`TableBuilder::on_nodes`](crate::TableBuilder::on_nodes) asks.
 //!
 //! Each node that tables are wanted on gets an arena of its own, when the first of its domains comes:
 //!

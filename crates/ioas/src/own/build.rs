@@ -101,7 +101,7 @@ impl DomainIds {
 }
 
 /// Builds tables in the first of the formats that the unit walks, with as many levels as it offers.
-pub struct Builder {
+pub struct TableBuilder {
     memories: Box<Memories>,
     ids: Arc<DomainIds>,
     formats: Vec<FormatId>,
@@ -111,9 +111,9 @@ pub struct Builder {
 type Memories =
     dyn FnMut(Option<NodeId>, FormatId, u8, PageSizes) -> Result<AnyTable, Cause> + Send;
 
-impl fmt::Debug for Builder {
+impl fmt::Debug for TableBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder")
+        f.debug_struct("TableBuilder")
             .field("ids", &self.ids)
             .field("formats", &self.formats)
             .finish_non_exhaustive()
@@ -122,7 +122,7 @@ impl fmt::Debug for Builder {
 
 /// Why a table was not built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BuilderError {
+pub enum TableBuilderError {
     /// The unit walks none of the formats.
     #[error("the unit walks none of these formats:{}", Formats(.tried))]
     NoFormat {
@@ -143,7 +143,7 @@ impl fmt::Display for Formats<'_> {
     }
 }
 
-impl Builder {
+impl TableBuilder {
     /// Tables in `memory`, whatever node they are for, in the first of `formats` that a unit walks,
     /// numbered by `ids`.
     pub fn new<M>(
@@ -174,7 +174,7 @@ impl Builder {
     }
 }
 
-impl BuildDomain for Builder {
+impl BuildDomain for TableBuilder {
     fn build(
         &mut self,
         unit: &dyn Unit,
@@ -185,10 +185,10 @@ impl BuildDomain for Builder {
         let support = self.formats.iter().find_map(|format| can.format(*format));
         let Some(support) = support else {
             let tried = self.formats.clone();
-            return Err(BuilderError::NoFormat { tried }.into());
+            return Err(TableBuilderError::NoFormat { tried }.into());
         };
         let levels = levels(&can, support.levels);
-        let id = self.ids.take().ok_or(BuilderError::NoDomainId)?;
+        let id = self.ids.take().ok_or(TableBuilderError::NoDomainId)?;
         let table = (self.memories)(node, support.format, levels, support.page_sizes);
         let table = table.inspect_err(|_| self.ids.give_back(id))?;
         Ok((id, table))

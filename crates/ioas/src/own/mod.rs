@@ -47,7 +47,7 @@ use iommu::{DeviceId, DomainId};
 use iopt::AnyTable;
 use runs::{Iova, Pa, Span};
 
-pub use build::{BuildDomain, Builder, BuilderError, DomainIds};
+pub use build::{BuildDomain, DomainIds, TableBuilder, TableBuilderError};
 pub use encoding::DecodeError;
 pub use handover::{HandOverError, HandedArea, HandedDomain, Handover, Leaving};
 pub use take_over::{TakeOverError, TakenDomain};

@@ -16,7 +16,7 @@ use iommu::{BadTarget, DeviceId, FlushError, Port, RunMap, SoftwareUnit, TargetM
 use iopt::FormatId;
 use runs::{Iova, Offset, Pa, Span};
 
-use super::{Builder, DomainIds};
+use super::{DomainIds, TableBuilder};
 use crate::areas::area::Area;
 use crate::lock::Mutex;
 use crate::memory::Memory;
@@ -126,7 +126,7 @@ impl OpenSpace for SoftwareIommu {
         let number = memory.spaces.fetch_add(1, Ordering::Relaxed);
         options
             .listener(Arc::new(Space { memory, number }))
-            .over_tables(Builder::new(tables, ids, [FormatId::VtdSs]))
+            .over_tables(TableBuilder::new(tables, ids, [FormatId::VtdSs]))
     }
 }
 

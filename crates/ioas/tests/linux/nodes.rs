@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use hostmem::{Backing, FrameSource, KernelNodes, Mapping, NodePolicy, Pinner};
 use ioas::{
-    Builder, DomainIds, HostMemory, Ioas, Ledger, Memory, NodeTables, Placement, Synthetic,
+    DomainIds, HostMemory, Ioas, Ledger, Memory, NodeTables, Placement, Synthetic, TableBuilder,
 };
 use iommu::{Config, DeviceId, NodeId, RunMap, SoftwareUnit, Unit};
 use iopt::{FormatId, Prot, TableMemory};
@@ -209,7 +209,7 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
     let told = Notified::nodes([0, 1]);
     let tables = Arc::new(NodeTables::with_nodes(BYTES, BASE, told));
     let memories = tables.clone();
-    let builder = Builder::on_nodes(
+    let builder = TableBuilder::on_nodes(
         move |node| memories.memory(node),
         DomainIds::new(8),
         [FormatId::VtdSs],
@@ -277,7 +277,7 @@ fn guest_memory_is_populated_on_the_node_that_its_map_names() {
     let told = Notified::nodes([0, 1]);
     let tables = Arc::new(NodeTables::with_nodes(BYTES, BASE, told.clone()));
     let memories = tables.clone();
-    let builder = Builder::on_nodes(
+    let builder = TableBuilder::on_nodes(
         move |node| memories.memory(node),
         DomainIds::new(8),
         [FormatId::VtdSs],

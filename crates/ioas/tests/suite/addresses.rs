@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::common::*;
 use ioas::{
-    Builder, DomainIds, HandedArea, HandedDomain, Handover, Ioas, Ledger, MapError, Memory,
-    Synthetic, TakenDomain,
+    DomainIds, HandedArea, HandedDomain, Handover, Ioas, Ledger, MapError, Memory, Synthetic,
+    TableBuilder, TakenDomain,
 };
 use iommu::Unit;
 use iopt::{FormatId, HeapTables, Prot};
@@ -175,7 +175,7 @@ fn addresses_lie_in_what_devices_can_translate() {
         &Ledger::unlimited(),
     );
     let ids = DomainIds::new(16);
-    let builder = Builder::new(tables.clone(), ids, [FormatId::VtdSs]);
+    let builder = TableBuilder::new(tables.clone(), ids, [FormatId::VtdSs]);
     let space: Space = Ioas::over_tables(builder);
     let reserved = Span::new(0, 4 * GIB);
     let mut unit = FrailUnit::new(crate::common::unit(&tables));

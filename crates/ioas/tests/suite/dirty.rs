@@ -10,7 +10,7 @@ use std::thread;
 
 use crate::common::*;
 use ioas::{
-    Builder, DomainIds, Ioas, Ledger, Memory, Synthetic, Tracking, TrackingError, UnmapError,
+    DomainIds, Ioas, Ledger, Memory, Synthetic, TableBuilder, Tracking, TrackingError, UnmapError,
     WhenUnmapped,
 };
 use iommu::{
@@ -103,7 +103,7 @@ fn bench(units: &[(bool, bool)]) -> Bench {
 
 fn bench_of(format: FormatId, units: &[(bool, bool)]) -> Bench {
     let tables = Arc::new(HeapTables::with_tables(256).unwrap());
-    let builder = Builder::new(tables.clone(), DomainIds::new(8), [format]);
+    let builder = TableBuilder::new(tables.clone(), DomainIds::new(8), [format]);
     let space = Ioas::over_tables(builder);
     let runs = [Span::new(0x10_0000_0000, 16 * MIB)];
     let memory = Memory::new(Arc::new(Synthetic::new(runs)), &Ledger::unlimited());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::common::machines::{SMALL, can};
 use crate::common::*;
 use ioas::{
-    Builder, DomainIds, ExternalPin, Ioas, Ledger, Memory, Synthetic, Tracking, WhenUnmapped,
+    DomainIds, ExternalPin, Ioas, Ledger, Memory, Synthetic, TableBuilder, Tracking, WhenUnmapped,
 };
 use iommu::{Config, DeviceId, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Interruption, Pending, Prot};
@@ -99,7 +99,7 @@ fn check(ops: &[(u64, u64, Op)]) {
     // No two pages go on in each other: each is a leaf, and dirty by itself.
     let frames = (0..PAGES).map(|n| Span::new((2 * n + 1) * PAGE, PAGE));
     let memory = Memory::new(Arc::new(Synthetic::new(frames)), &Ledger::unlimited());
-    let builder = Builder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);
+    let builder = TableBuilder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);
     let space = Ioas::over_tables(builder);
     space.track_dirty(Tracking::default()).unwrap();
     let units = UNITS.map(|(tells, snoops)| {

@@ -144,7 +144,7 @@ fn what_is_pinned_already_is_not_charged_again_and_a_pin_outlives_its_area() {
 fn without_a_domain_a_pin_pins() {
     let tables = Arc::new(HeapTables::with_tables(16).unwrap());
     let ids = ioas::DomainIds::new(8);
-    let builder = ioas::Builder::new(tables, ids, [FormatId::VtdSs]);
+    let builder = ioas::TableBuilder::new(tables, ids, [FormatId::VtdSs]);
     let space = ioas::Ioas::over_tables(builder);
     let ledger = Ledger::unlimited();
     let runs = [Span::new(0x4000_0000, 8 * PAGE)];

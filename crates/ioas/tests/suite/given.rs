@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::machines::{ALL, AT, Machine, can};
 use crate::common::*;
 use ioas::{
-    Builder, DomainIds, FixedRuns, Ioas, Ledger, MapError, Memory, MemoryObject, Synthetic,
+    DomainIds, FixedRuns, Ioas, Ledger, MapError, Memory, MemoryObject, Synthetic, TableBuilder,
     Tracking, UnalignedRun, WhenUnmapped,
 };
 use iopt::format::{ArmConfig, ArmGranule};
@@ -36,7 +36,7 @@ fn bar(bar: Span<Pa>) -> Arc<Memory> {
 fn a_bar_is_reached_and_not_charged() {
     let tables = Arc::new(HeapTables::with_tables(32).unwrap());
     let mut machine = Machine::new(&tables, 1, can(FormatId::VtdSs, ALL, false));
-    let builder = Builder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);
+    let builder = TableBuilder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);
     let mut space: Space = Ioas::over_tables(builder);
     machine.attach(&mut space).unwrap();
 
@@ -175,7 +175,7 @@ fn registers_are_device_memory_where_a_format_has_memory_types() {
 fn registers_are_not_forced_to_be_coherent() {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
     let machine = Machine::new(&tables, 1, can(FormatId::VtdSs, ALL, true));
-    let builder = Builder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);
+    let builder = TableBuilder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);
     let mut space: Space = Ioas::over_tables(builder);
     let ram = unlimited(Arc::new(Synthetic::new([Span::new(GIB, MIB)])));
     let whole = Span::new(0, MIB);

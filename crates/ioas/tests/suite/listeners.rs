@@ -206,7 +206,7 @@ fn a_listener_that_another_thread_has_invalidate_is_waited_for() {
 fn what_two_areas_over_the_whole_address_space_were_is_forgotten() {
     let halves = [0, 1 << 63].map(|start| Span::<Iova>::new(start, 1 << 63));
     let tables = Arc::new(HeapTables::with_tables(1).unwrap());
-    let builder = ioas::Builder::new(tables, ioas::DomainIds::new(8), [FormatId::VtdSs]);
+    let builder = ioas::TableBuilder::new(tables, ioas::DomainIds::new(8), [FormatId::VtdSs]);
     let space = ioas::Ioas::over_tables(builder);
     let memory = ioas::FixedRuns::new([Span::new(0, 1 << 63)], PAGE).unwrap();
     let memory = Memory::new(Arc::new(memory), &Ledger::unlimited());

@@ -6,7 +6,7 @@ use super::discarder::NotDiscarded;
 use crate::dma::Reason;
 use crate::stats::Stats;
 
-/// The monitor: whom the device tells what has happened.
+/// The monitor, notified by the device of what has happened.
 ///
 /// Calls come from within calls of the device, on the same thread.
 pub trait Monitor {
@@ -43,7 +43,7 @@ pub enum Hint {
     Discard,
 }
 
-/// Something that has happened.
+/// An event of a device that its monitor hears of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {

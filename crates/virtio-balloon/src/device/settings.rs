@@ -14,7 +14,7 @@ use crate::map::Region;
 use crate::queues::Numbering;
 use crate::stats::ByteOrder;
 
-/// What a device offers, and how it behaves.
+/// Features that a device offers, and how it behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Features of balloons to offer (VIRTIO 1.3, 5.5.3). By default `MUST_TELL_HOST`, `STATS_VQ`,

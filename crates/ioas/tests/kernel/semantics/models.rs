@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use ioas::{
-    AttachError, Builder, DomainIds, Ioas, Ledger, Mapper, Memory, MemoryObject, PinUser, Profile,
-    Synthetic, WhenUnmapped,
+    AttachError, DomainIds, Ioas, Ledger, Mapper, Memory, MemoryObject, PinUser, Profile,
+    Synthetic, TableBuilder, WhenUnmapped,
 };
 use iommu::{
     Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, RunMap, SoftwareUnit, Unit,
@@ -126,7 +126,7 @@ impl Unit for Narrowed {
 impl OwnTables {
     pub(crate) fn new() -> Self {
         let tables = Arc::new(HeapTables::with_tables(256).unwrap());
-        let builder = Builder::new(tables.clone(), DomainIds::new(16), [FormatId::VtdSs]);
+        let builder = TableBuilder::new(tables.clone(), DomainIds::new(16), [FormatId::VtdSs]);
         let ledger = Ledger::new("mm->locked_vm", Some(LIMIT), 0);
         let runs = [Span::new(1 << 32, MEMORY)];
         let object: Arc<dyn MemoryObject> = Arc::new(Synthetic::new(runs).refusing(BAD));

@@ -1,6 +1,8 @@
 //! Between two owners in this process.
 
-use ioas::{BuildDomain, Builder, DomainIds, HandOverError, MapError, TakeOverError, Tracking};
+use ioas::{
+    BuildDomain, DomainIds, HandOverError, MapError, TableBuilder, TakeOverError, Tracking,
+};
 use iommu::{Config, Unit};
 use iopt::Pending;
 
@@ -207,7 +209,7 @@ fn domains_and_what_devices_have_written_go_along() {
         .each_ref()
         .map(|unit| -> Arc<dyn Unit> { Arc::new(unit.clone()) });
     let builder =
-        |tables: &Arc<HostTables>, ids| Builder::new(tables.clone(), ids, [FormatId::VtdSs]);
+        |tables: &Arc<HostTables>, ids| TableBuilder::new(tables.clone(), ids, [FormatId::VtdSs]);
     let old_tables = tables(&table_file);
     let old = Space::over_tables(builder(&old_tables, DomainIds::new(8)));
     let first = memory(also(&data), &pinner, &Ledger::unlimited());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioas::{AttachError, Builder, DomainIds, Ioas, Ledger, MapError, Memory, Synthetic};
+use ioas::{AttachError, DomainIds, Ioas, Ledger, MapError, Memory, Synthetic, TableBuilder};
 use iommu::{Capabilities, Config, DeviceId, DomainId, FormatSupport, Port, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Prot};
 use runs::{Offset, PageSizes, Span};
@@ -103,7 +103,7 @@ impl Bench {
         let ledger = Ledger::new("a counter", Some(4 * GIB), 0);
         let object = Arc::new(Frail::new(Synthetic::new(runs)));
         Self {
-            space: Ioas::over_tables(Builder::new(tables.clone(), ids.clone(), formats)),
+            space: Ioas::over_tables(TableBuilder::new(tables.clone(), ids.clone(), formats)),
             tables,
             ids,
             memory: Memory::new(object.clone(), &ledger),

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ioas::{Builder, Cause, DomainIds, Ioas, Ledger, Memory, Place, Placement, Synthetic};
+use ioas::{Cause, DomainIds, Ioas, Ledger, Memory, Place, Placement, Synthetic, TableBuilder};
 use iommu::{Config, DeviceId, NodeId, Port, SoftwareUnit};
 use iopt::walk::{BadAddress, WalkMemory};
 use iopt::{FormatId, HeapTables, Prot};
@@ -105,7 +105,8 @@ impl Bench {
                 .ok_or(Cause::from("no such node"))
         };
         let ids = DomainIds::new(4);
-        let builder = Builder::on_nodes(memory, ids.clone(), [FormatId::VtdSs, FormatId::AmdV1]);
+        let builder =
+            TableBuilder::on_nodes(memory, ids.clone(), [FormatId::VtdSs, FormatId::AmdV1]);
         let space = Ioas::over_tables(builder);
         space.set_placement(placement).unwrap();
         let ledger = Ledger::new("a counter", Some(4 * GIB), 0);

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dmaspace_vhost::{BalloonJob, Command, Event, Operator};
+use dmaspace::vhost::{BalloonJob, Command, Event, Operator};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::Bytes;

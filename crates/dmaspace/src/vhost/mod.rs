@@ -1,13 +1,38 @@
-#![doc = include_str!("../README.md")]
+//! vhost-user back ends for monitors such as QEMU: a memory balloon as a program of its own, and a virtual IOMMU over
+//! the address spaces of the process that serves it.
 //!
-//! # What is where
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use dmaspace::vhost::{BalloonJob, Command, Event, Operator};
+//!
+//! /// Has no commands, and prints what happens.
+//! struct Printer;
+//!
+//! impl Operator for Printer {
+//!     fn next(&mut self, patience: Duration) -> Option<Command> {
+//!         std::thread::sleep(patience);
+//!         None
+//!     }
+//!
+//!     fn tell(&mut self, event: &Event) {
+//!         println!("{event:?}");
+//!     }
+//! }
+//!
+//! let job = BalloonJob { socket: "/run/balloon".into(), target: 1 << 30, stats: None, bulk: None, reporting: true };
+//! job.run(&mut Printer)?;
+//! Ok::<_, dmaspace::vhost::BalloonError>(())
+//! ```
+//!
+//! The program [`dmaspace balloon`](https://github.com/dmaspace/dmaspace/blob/main/docs/balloon-monitor.md) is this balloon.
 //!
 //! [`BalloonJob`] listens on a socket, serves one front end after the other, and keeps the device's
-//! state between them ([`device`](self)). It sees the guest's memory by the files that the front end
+//! state between them. It sees the guest's memory by the files that the front end
 //! shares, and nothing else of the front end: **devices that another program gives to the guest are not
 //! asked before memory is given back**. A guest with a passed-through device must not have this balloon
-//! beside it; there the device belongs into the monitor (`virtio_balloon::device`), where it asks
-//! by `virtio_balloon::Dma`.
+//! beside it; there the device belongs into the monitor ([`virtio_balloon::device`]), where it asks
+//! by [`virtio_balloon::Dma`].
 //!
 //! A front end's messages are taken for what they are, whatever is in them. The files that they bring are memory (of `tmpfs`
 //! or `hugetlbfs`), events, local sockets to be called by, and the socket of its channel; any other ends the link by name. None is
@@ -23,8 +48,6 @@
 //!
 //! [`Link`] is the layer below, for other devices: one front end on `vhost-user-backend`, with the message
 //! that tells of a changed configuration, which `vhost` does not send.
-
-#![forbid(unsafe_code)]
 
 mod channel;
 mod device;

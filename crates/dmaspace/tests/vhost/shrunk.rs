@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use dmaspace_vhost::{Backend, Link, Memory, Vring};
+use dmaspace::vhost::{Backend, Link, Memory, Vring};
 use hostmem::ShrinkWatch;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use vm_memory::GuestAddressSpace as _;

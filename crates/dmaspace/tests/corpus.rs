@@ -22,4 +22,4 @@ use allocated::Counting;
 #[global_allocator]
 static ALLOCATOR: Counting<{ 512 << 20 }> = Counting;
 
-replay::tests!("dmaspace_vhost", fuzz_bodies::TARGETS, changed);
+replay::tests!("dmaspace", fuzz_bodies::TARGETS, changed);

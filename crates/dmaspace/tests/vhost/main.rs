@@ -16,7 +16,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dmaspace_vhost::{BalloonError, BalloonJob, BalloonReport, Command, Event, Operator};
+use dmaspace::vhost::{BalloonError, BalloonJob, BalloonReport, Command, Event, Operator};
 use hostmem::{Backing, HugeSize, Mapping, RaisedPool};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,

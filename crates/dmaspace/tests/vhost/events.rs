@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use dmaspace_vhost::{Backend, Link, Memory, Vring};
+use dmaspace::vhost::{Backend, Link, Memory, Vring};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::ioctl_fionbio;
 use rustix::net::sockopt::{set_socket_linger, set_socket_send_buffer_size};
