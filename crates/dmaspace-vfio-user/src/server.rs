@@ -33,7 +33,7 @@ pub struct Server {
     pub(crate) irqs: Arc<Irqs>,
 }
 
-/// What a client did.
+/// Requests of a client, counted.
 #[derive(Debug)]
 pub struct Served {
     /// Its requests, without those that were refused.

@@ -57,7 +57,7 @@ impl DmaBuffer {
     }
 }
 
-/// Why a buffer was not mapped. Nothing has changed then.
+/// Failure of a map: nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmaError {
@@ -92,7 +92,7 @@ pub enum DmaError {
     Map(MapError),
 }
 
-/// What became of a buffer that was not unmapped as it should be.
+/// Failure of an unmap, and the state of its buffer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmaUnmapError {

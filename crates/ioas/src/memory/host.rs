@@ -29,7 +29,7 @@ pub struct HostMemory {
     effort: Arc<Effort>,
 }
 
-/// How much work it was to pin and to find runs, over all pins of a [`HostMemory`].
+/// Work of pinning and of finding runs, over all pins of a [`HostMemory`].
 #[derive(Debug, Default)]
 pub struct Effort {
     calls: AtomicU64,

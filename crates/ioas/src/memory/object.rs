@@ -122,7 +122,7 @@ pub trait RunReader {
     fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause>;
 }
 
-/// Why a part was not pinned. Nothing of it is.
+/// Failure of a pin: nothing is pinned.
 #[derive(Debug, thiserror::Error)]
 pub enum PinFailed {
     /// `progress` wanted to stop.
