@@ -610,15 +610,16 @@ impl RunReader for Runs<'_> {
                 self.reader = None;
                 continue;
             }
-            let (mut left, mut empty) = (self.left, false);
-            let mut complete = self.joiner.push_all(batch, |run| {
-                empty |= run.is_empty();
-                left = left.wrapping_sub(run.len);
+            // Apart from the joiner's loop, which is the faster for it.
+            let left = (self.left, false);
+            let (left, empty) = batch.iter().fold(left, |(left, empty), run| {
+                (left.wrapping_sub(run.len), empty | run.is_empty())
             });
             if empty {
                 return Err(RangeError::Empty.into());
             }
             self.left = left;
+            let mut complete = self.joiner.push_all(batch, |_| ());
             if left == 0 {
                 complete = self.finish(out, complete);
             }

@@ -114,8 +114,9 @@ impl<'a> Fill<'a> {
                 let count = reader.next_batch(self.batch).map_err(MapError::Runs)?;
                 let runs = self.batch.get(..count);
                 let runs = runs.ok_or(MapError::BatchTooLong { count, room })?;
-                let found: u128 = runs.iter().map(|run| u128::from(run.len)).sum();
-                let found = u64::try_from(found).unwrap_or(u64::MAX);
+                // Lengths beyond 2^64 together the tables refuse.
+                let lengths = runs.iter().map(|run| run.len);
+                let found = lengths.fold(0, u64::wrapping_add);
                 // Never more than the range: what lies behind it belongs to others.
                 if found > self.range.len - self.mapped {
                     return Err(self.differ(self.mapped.saturating_add(found)));
