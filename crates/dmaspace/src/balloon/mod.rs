@@ -109,7 +109,7 @@ fn places<T: Borrow<Arc<Memory>>>(
                 places.push(Place { device, part });
             }
         });
-        // Mostly a part lies in one area. Parts come joined, so nothing else can go on in another one.
+        // Mostly a part lies in one area. Parts touch nowhere, so that no place goes on in one of another part.
         if places.len() - first > 1 {
             join_from(&mut places, first);
         }

@@ -56,7 +56,7 @@ fn a_run_across_the_border_of_two_batches_keeps_its_large_leaf() {
     }
 }
 
-/// What a reader of a hold has, in batches of three, and not joined any further.
+/// Runs as `reader` has them, in batches of three, not joined any further.
 fn as_read(reader: &mut dyn RunReader) -> Vec<Span<Pa>> {
     let (mut batch, mut runs) = ([Span::default(); 3], Vec::new());
     loop {
