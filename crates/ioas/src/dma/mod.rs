@@ -364,7 +364,7 @@ impl Dma {
             let mut batch = [Span::<Pa>::default(); BATCH];
             let mut fill = Fill::new(domains, &mut batch, Span::new(at, part.len), leaves);
             let filled = match (given, held) {
-                (_, Part::Hold(hold)) => fill.run(hold, part, &mut ()),
+                (_, Part::Hold(hold)) => hold.with_runs(part, |runs| fill.stream(runs, &mut ())),
                 (Some(given), _) => fill.stream(&mut given.reader(part), &mut ()),
                 // Not reached: what is not given is held.
                 (None, _) => Err(MapError::RunsDiffer {

@@ -216,7 +216,7 @@ struct HostRuns<'a> {
 impl RunReader for HostRuns<'_> {
     fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         let before = self.frames.entries_read();
-        let count = self.frames.next_batch(out)?;
+        let count = self.frames.next_pieces(out)?;
         self.effort
             .entries_read
             .fetch_add(self.frames.entries_read() - before, Ordering::Relaxed);
