@@ -11,7 +11,6 @@ use crate::memory::Memory;
 use crate::space::Ioas;
 use crate::space::error::MapError;
 use crate::space::extents::Extent;
-use crate::space::observer::Observed;
 use crate::space::operation::{Claim, Op};
 
 /// Ranges in ascending order; an error is one that is empty, ends beyond 2^64, or overlaps another one.
@@ -65,30 +64,13 @@ impl Ioas {
         part: Span<Offset>,
         prot: Prot,
     ) -> Result<u64, MapError> {
-        self.observed(&mut ()).map_anywhere(memory, part, prot)
-    }
-}
-
-impl Observed<'_> {
-    /// [`Ioas::map_anywhere`], observed.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn map_anywhere(
-        &mut self,
-        memory: &Arc<Memory>,
-        part: Span<Offset>,
-        prot: Prot,
-    ) -> Result<u64, MapError> {
-        let (ioas, observer) = (self.ioas, &mut *self.observer);
-        let core = ioas.gate.read();
-        let op = ioas.op(&core);
+        let core = self.gate.read();
+        let op = self.op(&core);
         let (claim, iova) = op.choose(part)?;
         claim.run(|claim| {
             let area = op.check(iova, memory, part, prot)?;
-            ioas.state.lock().check_vacant(area.range)?;
-            op.map_taken(claim, area, observer)?;
+            self.state.lock().check_vacant(area.range)?;
+            op.map_taken(claim, area, &mut ())?;
             Ok(iova)
         })
     }

@@ -11,14 +11,13 @@
 
 use alloc::vec::Vec;
 use core::convert::Infallible;
-use core::mem;
 
 use iopt::Interruption;
 use runs::{Iova, Span};
 
 use crate::space::error::{MapError, UnmapError};
 use crate::space::extents::Extent;
-use crate::space::observer::{Observed, Observer, Step, observed};
+use crate::space::observer::Observed;
 use crate::space::operation::{Claim, Op, State};
 use crate::space::{Ioas, Unmapped, check_unmap};
 
@@ -54,7 +53,36 @@ impl Ioas {
         range: Span<Iova>,
         interruption: Interruption,
     ) -> Result<u64, UnmapError> {
-        self.observed(&mut ()).take_out(range, interruption)
+        if !check_unmap(range)? {
+            return Ok(0);
+        }
+        let (core, extent) = (self.gate.read(), Extent::of(range));
+        let op = self.op(&core);
+        let check = |state: &mut State| match state.first_hole(range) {
+            Some(at) => Err(UnmapError::Hole { range, at }),
+            None => Ok(()),
+        };
+        let (claim, ()) = op.take(|state| [state.hull(extent)], check)?;
+        claim.run(|claim| {
+            self.externals.drop_pins(range)?;
+            let cuts = op.cut_around(range, interruption)?;
+            let mut gone = self.retired.gone();
+            let emptied = op.empty(claim, extent, interruption, &mut |_| ());
+            emptied.inspect_err(|_| op.join_cuts(cuts))?;
+            // Given back outside of the lock.
+            let mut reserved = Vec::new();
+            {
+                let areas = &mut self.state.lock().areas.0;
+                let Ok(()) = areas.try_for_each_mut(extent.first, extent.last, |span, area| {
+                    area.out = true;
+                    reserved.extend(area.reserved.take());
+                    gone.add(span, area.hold.take());
+                    Ok::<_, Infallible>(())
+                });
+            }
+            drop(reserved);
+            op.flush_gone(&mut gone, &mut ())
+        })
     }
 
     /// Puts back what was [taken out](Self::take_out) in `range`: pinned and mapped again as before,
@@ -68,7 +96,34 @@ impl Ioas {
     /// the range: nothing has changed then. After another error, areas that came before are back, and
     /// the others still out.
     pub fn put_back(&self, range: Span<Iova>, interruption: Interruption) -> Result<(), MapError> {
-        self.observed(&mut ()).put_back(range, interruption)
+        if range.is_empty() {
+            return Ok(());
+        }
+        if Span::<Iova>::checked(range.start, range.len).is_none() {
+            return Err(MapError::BeyondEnd { start: range.start });
+        }
+        let (core, extent) = (self.gate.read(), Extent::of(range));
+        let op = self.op(&core);
+        let check = |state: &mut State| {
+            for end in [range.start, range.last()] {
+                let there = state.areas.0.at(end).filter(|(_, area)| area.out);
+                if let Some((out, _)) = there.filter(|(out, _)| !range.covers(out)) {
+                    return Err(MapError::NotOut { range, out });
+                }
+            }
+            let outs = state.areas.0.overlapping(range.start, range.last());
+            let outs = outs.filter(|(_, area)| area.out);
+            Ok(Vec::from_iter(outs.map(|(span, _)| span.start)))
+        };
+        let (claim, starts) = op.take(|state| [state.hull(extent)], check)?;
+        claim.run(|claim| {
+            self.retired
+                .make_way(&*core.backend, range)
+                .map_err(MapError::Flush)?;
+            starts
+                .into_iter()
+                .try_for_each(|start| op.put_back(claim, start, interruption))
+        })
     }
 }
 
@@ -98,93 +153,6 @@ impl Observed<'_> {
             unmapped.inspect_err(|_| op.join_cuts(cuts))
         })
     }
-
-    /// [`Ioas::take_out`], observed.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn take_out(
-        &mut self,
-        range: Span<Iova>,
-        interruption: Interruption,
-    ) -> Result<u64, UnmapError> {
-        let (ioas, observer) = (self.ioas, &mut *self.observer);
-        if !check_unmap(range)? {
-            return Ok(0);
-        }
-        let (core, extent) = (ioas.gate.read(), Extent::of(range));
-        let op = ioas.op(&core);
-        let check = |state: &mut State| match state.first_hole(range) {
-            Some(at) => Err(UnmapError::Hole { range, at }),
-            None => Ok(()),
-        };
-        let (claim, ()) = op.take(|state| [state.hull(extent)], check)?;
-        claim.run(|claim| {
-            ioas.externals.drop_pins(range)?;
-            let cuts = op.cut_around(range, interruption)?;
-            let mut gone = ioas.retired.gone();
-            observed(observer, Step::EmptyTables, |_| {
-                let emptied = op.empty(claim, extent, interruption, &mut |_| ());
-                emptied.inspect_err(|_| op.join_cuts(cuts))?;
-                let mut bytes = 0;
-                // Given back outside of the lock.
-                let mut reserved = Vec::new();
-                let areas = &mut ioas.state.lock().areas.0;
-                let Ok(()) = areas.try_for_each_mut(extent.first, extent.last, |span, area| {
-                    if !mem::replace(&mut area.out, true) {
-                        bytes += span.len;
-                    }
-                    reserved.extend(area.reserved.take());
-                    gone.add(span, area.hold.take());
-                    Ok::<_, Infallible>(())
-                });
-                Ok::<_, UnmapError>((reserved, bytes))
-            })?;
-            op.flush_gone(&mut gone, observer)
-        })
-    }
-
-    /// [`Ioas::put_back`], observed.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn put_back(
-        &mut self,
-        range: Span<Iova>,
-        interruption: Interruption,
-    ) -> Result<(), MapError> {
-        let (ioas, observer) = (self.ioas, &mut *self.observer);
-        if range.is_empty() {
-            return Ok(());
-        }
-        if Span::<Iova>::checked(range.start, range.len).is_none() {
-            return Err(MapError::BeyondEnd { start: range.start });
-        }
-        let (core, extent) = (ioas.gate.read(), Extent::of(range));
-        let op = ioas.op(&core);
-        let check = |state: &mut State| {
-            for end in [range.start, range.last()] {
-                let there = state.areas.0.at(end).filter(|(_, area)| area.out);
-                if let Some((out, _)) = there.filter(|(out, _)| !range.covers(out)) {
-                    return Err(MapError::NotOut { range, out });
-                }
-            }
-            let outs = state.areas.0.overlapping(range.start, range.last());
-            let outs = outs.filter(|(_, area)| area.out);
-            Ok(Vec::from_iter(outs.map(|(span, _)| span.start)))
-        };
-        let (claim, starts) = op.take(|state| [state.hull(extent)], check)?;
-        claim.run(|claim| {
-            ioas.retired
-                .make_way(&*core.backend, range)
-                .map_err(MapError::Flush)?;
-            starts
-                .into_iter()
-                .try_for_each(|start| op.put_back(claim, start, interruption, observer))
-        })
-    }
 }
 
 impl Op<'_> {
@@ -194,7 +162,6 @@ impl Op<'_> {
         claim: &Claim<'_>,
         start: u64,
         interruption: Interruption,
-        observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
         let Some(mut edit) = self.edit(start) else {
             return Ok(());
@@ -203,7 +170,7 @@ impl Op<'_> {
         let (there, back) = (!edit.area.released, edit.area.range);
         if there {
             let owned = || claim.widen(Extent::of(back));
-            backend.map(&mut edit.area, &owned, self.retired(), observer)?;
+            backend.map(&mut edit.area, &owned, self.retired(), &mut ())?;
             self.retired().listeners.mapped(&edit.area);
         } else if backend.is_live() {
             let kept = edit.area.reserve(backend.times_charged());

@@ -31,7 +31,6 @@ use crate::memory::object::Cause;
 use crate::space::backend::Unsupported;
 use crate::space::error::UnmapError;
 use crate::space::extents::Extent;
-use crate::space::observer::Observed;
 use crate::space::operation::{Op, Panicked};
 use crate::space::{Core, Ioas, Unmapped};
 
@@ -218,7 +217,10 @@ impl Ioas {
         range: Span<Iova>,
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<Unmapped, UnmapError> {
-        self.observed(&mut ()).unmap_reporting(range, note)
+        let core = self.gate.read();
+        let mut gone = self.retired.gone();
+        self.op(&core)
+            .unmap(range, core.backend.is_blind(), note, &mut gone, &mut ())
     }
 
     /// Which parts of which memory are at the device addresses `range`: the addresses, the memory,
@@ -233,25 +235,6 @@ impl Ioas {
             Some((here, Arc::clone(&area.memory), Span::new(offset, here.len)))
         });
         parts.collect()
-    }
-}
-
-impl Observed<'_> {
-    /// [`Ioas::unmap_reporting`], observed.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn unmap_reporting(
-        &mut self,
-        range: Span<Iova>,
-        note: &mut dyn FnMut(Span<Iova>),
-    ) -> Result<Unmapped, UnmapError> {
-        let (ioas, observer) = (self.ioas, &mut *self.observer);
-        let core = ioas.gate.read();
-        let mut gone = ioas.retired.gone();
-        ioas.op(&core)
-            .unmap(range, core.backend.is_blind(), note, &mut gone, observer)
     }
 }
 

@@ -26,7 +26,6 @@
 //! released it and [`Memory::first_held`](crate::Memory::first_held) returns `None`.
 
 use alloc::vec::Vec;
-use core::convert::Infallible;
 use core::error::Error;
 use core::fmt;
 
@@ -39,7 +38,6 @@ use crate::own::DirtyLog;
 use crate::space::error::{MapError, UnmapError};
 use crate::space::extents::Extent;
 use crate::space::flush::UnmappedHolds;
-use crate::space::observer::{Observed, Observer, Step, observed};
 use crate::space::operation::{Claim, Op};
 use crate::space::{Ioas, check_unmap};
 
@@ -118,7 +116,10 @@ impl Ioas {
         interruption: Interruption,
         kept: &mut dyn FnMut(Span<Iova>, ReleaseError),
     ) -> u64 {
-        self.observed(&mut ()).release(ranges, interruption, kept)
+        let core = self.gate.read();
+        let op = self.op(&core);
+        op.take_each(ranges)
+            .run(|claim| op.release(claim, ranges, interruption, kept))
     }
 
     /// Takes `ranges` back, as far as they are [released](Self::release): pinned and mapped as before,
@@ -133,35 +134,8 @@ impl Ioas {
         interruption: Interruption,
         failed: &mut dyn FnMut(Span<Iova>, MapError),
     ) {
-        self.observed(&mut ()).restore(ranges, interruption, failed)
-    }
-}
-
-impl Observed<'_> {
-    /// [`Ioas::release`], observed.
-    pub fn release(
-        &mut self,
-        ranges: &[Span<Iova>],
-        interruption: Interruption,
-        kept: &mut dyn FnMut(Span<Iova>, ReleaseError),
-    ) -> u64 {
-        let (ioas, observer) = (self.ioas, &mut *self.observer);
-        let core = ioas.gate.read();
-        let op = ioas.op(&core);
-        op.take_each(ranges)
-            .run(|claim| op.release(claim, ranges, interruption, kept, observer))
-    }
-
-    /// [`Ioas::restore`], observed.
-    pub fn restore(
-        &mut self,
-        ranges: &[Span<Iova>],
-        interruption: Interruption,
-        failed: &mut dyn FnMut(Span<Iova>, MapError),
-    ) {
-        let (ioas, observer) = (self.ioas, &mut *self.observer);
-        let core = ioas.gate.read();
-        let op = ioas.op(&core);
+        let core = self.gate.read();
+        let op = self.op(&core);
         op.take_each(ranges).run(|claim| {
             let mut back = Vec::new();
             for &range in ranges.iter().filter(|range| !range.is_empty()) {
@@ -169,10 +143,10 @@ impl Observed<'_> {
                     Err(cause) => failed(range, cause),
                     Ok(stretches) => {
                         for span in stretches {
-                            let flushed = ioas.retired.make_way(&*core.backend, span);
+                            let flushed = self.retired.make_way(&*core.backend, span);
                             let mapped = flushed
                                 .map_err(MapError::Flush)
-                                .and_then(|()| op.map_released(claim, span, observer));
+                                .and_then(|()| op.map_released(claim, span));
                             match mapped {
                                 Ok(()) => back.push(span),
                                 Err(cause) => failed(span, cause),
@@ -199,7 +173,6 @@ impl Op<'_> {
         ranges: &[Span<Iova>],
         interruption: Interruption,
         kept: &mut dyn FnMut(Span<Iova>, ReleaseError),
-        observer: &mut dyn Observer,
     ) -> u64 {
         let mut going = PartialRelease {
             ranges: Vec::new(),
@@ -209,38 +182,30 @@ impl Op<'_> {
             written: DirtyLog::default(),
         };
         for range in ranges {
-            let emptied = self.empty_for_release(claim, *range, interruption, &mut going, observer);
+            let emptied = self.empty_for_release(claim, *range, interruption, &mut going);
             if let Err(cause) = emptied {
                 kept(*range, cause);
             }
         }
-        let flushed = observed(observer, Step::Flush, |_| {
-            self.retired().flush(&*self.core.backend)?;
-            Ok(((), 0))
-        });
-        if let Err(cause) = flushed {
+        if let Err(cause) = self.retired().flush(&*self.core.backend) {
             going.gone.wait();
             let written = going.written.ranges();
             written.for_each(|range| self.externals().note_written(range));
             for range in going.ranges {
-                self.map_what_was_emptied(claim, range, &going.areas, observer);
+                self.map_what_was_emptied(claim, range, &going.areas);
                 kept(range, UnmapError::Flush(cause).into());
             }
             return 0;
         }
         let mut failed = Vec::new();
-        let released = observed(observer, Step::Unpin, |_| {
-            let mut held = going.held.iter();
-            let (unpinned, _) = going.gone.release(|cause| {
-                let area = held.next();
-                failed.extend(area.copied().zip(cause));
-            });
-            Ok::<_, Infallible>((unpinned, unpinned))
+        let mut held = going.held.iter();
+        let (unpinned, _) = going.gone.release(|cause| {
+            let area = held.next();
+            failed.extend(area.copied().zip(cause));
         });
         for (area, cause) in failed {
             kept(area, UnmapError::Unpin(cause).into());
         }
-        let Ok(unpinned) = released;
         for range in &going.ranges {
             self.join_inside(*range);
         }
@@ -254,7 +219,6 @@ impl Op<'_> {
         range: Span<Iova>,
         interruption: Interruption,
         going: &mut PartialRelease<'_>,
-        observer: &mut dyn Observer,
     ) -> Result<(), ReleaseError> {
         if !check_unmap(range)? {
             return Ok(());
@@ -278,13 +242,8 @@ impl Op<'_> {
                 return Err(ReleaseError::SetAside(cause));
             }
         }
-        let emptied = observed(observer, Step::EmptyTables, |_| {
-            let note = &mut |written| going.written.add(written);
-            let emptied = self.empty(claim, Extent::of(range), interruption, note);
-            let bytes = fresh.iter().map(|span| span.len).sum();
-            emptied.map(|()| ((), bytes))
-        });
-        if let Err(cause) = emptied {
+        let note = &mut |written| going.written.add(written);
+        if let Err(cause) = self.empty(claim, Extent::of(range), interruption, note) {
             fresh.iter().for_each(|span| backend.give_back(*span));
             self.join_cuts(cuts);
             return Err(cause.into());
@@ -310,15 +269,9 @@ impl Op<'_> {
 
     /// A unit or listener has not invalidated what was emptied in `range`: has devices see it again, the same
     /// memory, which is still pinned. What cannot be mapped stays released.
-    fn map_what_was_emptied(
-        self,
-        claim: &Claim<'_>,
-        range: Span<Iova>,
-        areas: &[Span<Iova>],
-        observer: &mut dyn Observer,
-    ) {
+    fn map_what_was_emptied(self, claim: &Claim<'_>, range: Span<Iova>, areas: &[Span<Iova>]) {
         for span in areas.iter().filter(|span| range.covers(span)) {
-            let _ = self.map_released(claim, *span, observer);
+            let _ = self.map_released(claim, *span);
         }
         self.join_inside(range);
         self.resize_at(range, Interruption::Refused);
@@ -363,19 +316,14 @@ impl Op<'_> {
     }
 
     /// Has devices see the released area `span` again. After an error it is still released.
-    fn map_released(
-        self,
-        claim: &Claim<'_>,
-        span: Span<Iova>,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
+    fn map_released(self, claim: &Claim<'_>, span: Span<Iova>) -> Result<(), MapError> {
         let Some(mut edit) = self.edit(span.start) else {
             return Ok(());
         };
         let backend = &self.core.backend;
         if !edit.area.out {
             let owned = || claim.widen(Extent::of(span));
-            backend.map_again(&mut edit.area, &owned, self.retired(), observer)?;
+            backend.map_again(&mut edit.area, &owned, self.retired(), &mut ())?;
             self.retired().listeners.mapped(&edit.area);
         } else {
             backend.give_back(span);
