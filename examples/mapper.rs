@@ -142,8 +142,8 @@ fn main() -> anyhow::Result<()> {
 
     println!("memory is unplugged");
     space.unmap(Span::new(4 << 30, REGION))?;
-    space.detach(&device)?;
     println!("power off");
+    space.detach(&device)?;
     drop(balloon);
     Ok(Arc::into_inner(space).map_or(Ok(()), Ioas::close)?)
 }
