@@ -15,7 +15,7 @@ pub const INTX: usize = 0;
 /// MSI-X among them (`VFIO_PCI_MSIX_IRQ_INDEX`).
 pub const MSIX: usize = 2;
 
-/// What the device has, as the client asks for it.
+/// Description of a device, as the client asks for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Description {
     /// Bytes of each region; 0 for one that is not there. All can be read and written, by messages only: none can be mapped

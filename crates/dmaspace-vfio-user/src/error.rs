@@ -6,7 +6,7 @@ use iommu::FlushError;
 use runs::{Iova, Span};
 use rustix::io::Errno;
 
-/// Why a request was refused. Nothing has changed, and the connection goes on.
+/// Refusal of a request: nothing has changed, and the connection goes on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -164,7 +164,7 @@ impl Refusal {
     }
 }
 
-/// Why memory of the client was not mapped.
+/// Failure to map memory of the client.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapRefusal {
@@ -253,7 +253,7 @@ pub enum MapRefusal {
     Space(#[from] ioas::MapError),
 }
 
-/// Why memory was not unmapped.
+/// Failure to unmap memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnmapRefusal {
@@ -295,7 +295,7 @@ pub enum UnmapRefusal {
     Space(#[from] ioas::UnmapError),
 }
 
-/// Why written pages were not tracked or reported.
+/// Failure to track or report written pages.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirtyRefusal {

@@ -31,6 +31,7 @@ mod error;
 mod irqs;
 mod memory;
 mod migration;
+mod requests;
 mod server;
 mod socket;
 mod translation;

@@ -62,7 +62,7 @@ const WINDOWS: Span<Pa> = Span::new(1 << 40, (1 << 51) - (1 << 40));
 /// `f_type` of memory files of huge pages. Source: statfs(2).
 const HUGETLBFS: u64 = 0x9584_58f6;
 
-/// What a client may take of this process.
+/// Limits on what a client may take of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Maps at the same time (`max_dma_maps`).
@@ -136,7 +136,7 @@ struct MemoryFile {
     maps: usize,
 }
 
-/// How much there is: see [`ClientMemory::counts`].
+/// Amounts in use: see [`ClientMemory::counts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Maps, with those of memory that is not shared.
@@ -534,7 +534,7 @@ impl ClientMemory {
     }
 }
 
-/// Why there is no server.
+/// Failure to make a server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {

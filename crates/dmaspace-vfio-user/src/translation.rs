@@ -128,7 +128,7 @@ impl fmt::Debug for UnitIommu {
     }
 }
 
-/// What an access has looked up; it is under way until this is dropped.
+/// Translation that an access uses; the access is under way until this is dropped.
 pub struct Held<'a> {
     iotlb: Iotlb,
     iommu: &'a UnitIommu,

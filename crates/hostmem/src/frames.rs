@@ -4,7 +4,8 @@
 //! offsets, in batches that the caller chooses and with fixed memory of its own: 44 KiB, and 32 KiB
 //! for each of at most three threads that help where there is much to read.
 //! A run ends only where the memory is not contiguous: neighbouring folios are joined, also over
-//! the end of a batch.
+//! the end of a batch. [Pieces](Frames::next_pieces) are what is read before that: pages, or what is known to
+//! be contiguous.
 //!
 //! A huge page is one look. Where the backing does not say which pages are huge, `PAGEMAP_SCAN`
 //! does; one 8-byte entry of `/proc/self/pagemap` then gives the frame of the whole page. Entries
@@ -165,6 +166,24 @@ impl<'a> Frames<'a> {
             if ended {
                 break;
             }
+        }
+        Ok(filled)
+    }
+
+    /// As [`next_batch`](Self::next_batch), but neighbours are not joined: for callers who join the runs of
+    /// several pins anyway. A reader is asked in one of the two ways from its beginning to its end.
+    ///
+    /// # Errors
+    ///
+    /// As [`next_batch`](Self::next_batch).
+    pub fn next_pieces(&mut self, out: &mut [Span<Pa>]) -> Result<usize, FramesError> {
+        let mut filled = 0;
+        for slot in out {
+            let Some(piece) = self.next_piece()? else {
+                break;
+            };
+            *slot = piece;
+            filled += 1;
         }
         Ok(filled)
     }

@@ -24,7 +24,7 @@ pub struct GuestBalloon {
     regions: Vec<Region<RegionMemory>>,
 }
 
-/// Why there is no balloon over a guest's memory.
+/// Failure of a balloon over a guest's memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuestBalloonError {
@@ -45,7 +45,7 @@ pub enum GuestBalloonError {
     Refused(Refusal),
 }
 
-/// Why a part of what the guest has given up is not the machine's.
+/// Reason why the machine has not got a part that the guest has given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Kept {
     /// A device still has it.

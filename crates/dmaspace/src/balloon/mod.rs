@@ -105,30 +105,39 @@ fn places<T: Borrow<Arc<Memory>>>(
     parts: &[Part],
 ) -> Vec<Place> {
     let mut places: Vec<Place> = Vec::with_capacity(parts.len());
-    let mut here = Vec::new();
     for (part, memory) in memories(map, parts) {
+        let first = places.len();
         space.areas_over(memory, part.offsets, |area| {
             let (device, begin) = (area.range(), area.part().start);
             if let Some(both) = Span::new(begin, device.len).intersection(&part.offsets) {
                 let device = Span::new(device.start + (both.start - begin), both.len);
                 let part = Part::new(part.region, both);
-                here.push(Place { device, part });
+                places.push(Place { device, part });
             }
         });
-        here.sort_unstable();
-        for place in here.drain(..) {
-            match places.last_mut() {
-                // What was cut when something was released.
-                Some(before) if before.goes_on_in(&place) => {
-                    before.device.len += place.device.len;
-                    before.part.offsets.len += place.part.offsets.len;
-                }
-                _ => places.push(place),
-            }
+        // Mostly a part lies in one area. Parts touch nowhere, so that no place goes on in one of another part.
+        if places.len() - first > 1 {
+            join_from(&mut places, first);
         }
     }
     places.sort_unstable();
     places
+}
+
+/// Joins the places of one part, those from `first` on, where only the border of two areas is between them:
+/// areas are cut when something is released, and devices see no border there.
+fn join_from(places: &mut Vec<Place>, first: usize) {
+    let mut stretches = places.split_off(first);
+    stretches.sort_unstable();
+    stretches.dedup_by(|next, before| {
+        let joins = before.goes_on_in(next);
+        if joins {
+            before.device.len += next.device.len;
+            before.part.offsets.len += next.part.offsets.len;
+        }
+        joins
+    });
+    places.append(&mut stretches);
 }
 
 impl BalloonDma {
@@ -290,5 +299,26 @@ mod tests {
         assert!(one.goes_on_in(&place(8, part(0, 2, 1))));
         assert!(!one.goes_on_in(&place(8, part(1, 2, 1))));
         assert!(!one.goes_on_in(&place(9, part(0, 2, 1))));
+    }
+
+    #[test]
+    fn areas_that_were_cut_are_one_place_of_a_part() {
+        let place = |device, pages, first| Place {
+            device: Span::new(device * PAGE, pages * PAGE),
+            part: part(0, first, pages),
+        };
+        // Another part, which is not looked at, and one that is seen at two device addresses, with a hole in
+        // the second.
+        let before = place(9, 1, 4);
+        let mut places = vec![before];
+        places.extend(
+            [(12, 3, 7), (10, 2, 5), (31, 1, 6), (15, 1, 10)].map(|(at, n, of)| place(at, n, of)),
+        );
+        places.push(place(33, 3, 8));
+        join_from(&mut places, 1);
+        assert_eq!(
+            places,
+            [before, place(10, 6, 5), place(31, 1, 6), place(33, 3, 8)]
+        );
     }
 }

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 pub use ready::NotReady;
 
-/// Where the kernel shows devices.
+/// Directories in which the kernel shows devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
     /// Where sysfs is mounted.
@@ -39,7 +39,7 @@ impl Default for Places {
     }
 }
 
-/// What the kernel shows cannot be read.
+/// Failure to read what the kernel shows.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {path}")]
 pub struct DevicesError {
@@ -95,7 +95,7 @@ pub struct DeviceReport {
     pub bind: Vec<String>,
 }
 
-/// Whether a device can be used.
+/// State of a device: ready for use or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {

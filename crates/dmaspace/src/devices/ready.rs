@@ -2,7 +2,7 @@
 
 use super::{DeviceReport, DevicesReport, State, Way};
 
-/// Why a device cannot be used in a way. Nothing was opened or changed.
+/// Obstacle to the use of a device. Nothing was opened or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {

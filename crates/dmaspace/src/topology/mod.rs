@@ -139,7 +139,7 @@ pub struct DevicePlace {
     pub emulated: Option<String>,
 }
 
-/// Why there is no such topology.
+/// Failure to read a topology.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::Topology;
 use super::check::is_address;
 
-/// Where an IOMMU unit is.
+/// Place of an IOMMU unit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnitAddress {

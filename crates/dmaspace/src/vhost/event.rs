@@ -66,7 +66,7 @@ pub enum Event {
     },
 }
 
-/// Where a balloon stands. Counts go on from the start of the program.
+/// State of a balloon. Counts go on from the start of the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BalloonReport {
     /// Wanted in the balloon.
@@ -95,7 +95,7 @@ pub struct BalloonReport {
     pub refused: u64,
 }
 
-/// What the guest says of itself; what it does not say is left out.
+/// Statistics of the guest; what it does not say is left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub struct StatsReport {

@@ -34,7 +34,7 @@ pub struct BalloonJob {
     pub reporting: bool,
 }
 
-/// What can be asked of a balloon that runs.
+/// Request to a balloon that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Have this many bytes in it.
@@ -49,7 +49,7 @@ pub enum Command {
     End,
 }
 
-/// Who runs a balloon.
+/// Owner of a balloon that runs.
 pub trait Operator {
     /// The next command; `None` when there is none for `patience`.
     fn next(&mut self, patience: Duration) -> Option<Command>;
@@ -58,7 +58,7 @@ pub trait Operator {
     fn tell(&mut self, event: &Event);
 }
 
-/// Why there is no balloon.
+/// Failure to start a balloon.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BalloonError {

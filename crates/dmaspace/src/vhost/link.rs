@@ -81,7 +81,7 @@ const fn wake<B: Backend>() -> u16 {
     B::QUEUES + 1
 }
 
-/// Why there is no link.
+/// Failure to open a link.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {

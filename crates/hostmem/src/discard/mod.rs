@@ -35,6 +35,7 @@ mod kernel;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -43,7 +44,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use runs::{Joiner, Offset, Span, Va};
+use runs::{Offset, Span, Va, merge_sorted};
 use thiserror::Error;
 
 use crate::backing::Backing;
@@ -346,7 +347,7 @@ impl Discard {
         runs: &[Span<Offset>],
         kept: &mut dyn FnMut(Span<Offset>, Kept),
     ) -> Result<Discarded, DiscardError> {
-        self.check(runs)?;
+        let runs = self.checked(runs)?;
         Ok(self.discard_checked(runs.iter().copied(), kept))
     }
 
@@ -375,14 +376,18 @@ impl Discard {
         runs: &[Span<Offset>],
         kept: &mut dyn FnMut(Span<Offset>, Kept),
     ) -> Result<(Discarded, Result<Freed, CountError>), DiscardError> {
-        self.check(runs)?;
-        Ok(count::counted(self, runs, kept))
+        let runs = self.checked(runs)?;
+        Ok(count::counted(self, &runs, kept))
     }
 
-    fn check(&self, runs: &[Span<Offset>]) -> Result<(), DiscardError> {
+    /// The runs, joined if any of them touch. Mostly they come joined, as out of a balloon, and are taken as they are.
+    fn checked<'r>(
+        &self,
+        runs: &'r [Span<Offset>],
+    ) -> Result<Cow<'r, [Span<Offset>]>, DiscardError> {
         let len = self.memory.len();
         let whole = Span::new(0, len);
-        let mut end = 0;
+        let (mut end, mut touching) = (0, false);
         for (index, &run) in runs.iter().enumerate() {
             if !whole.covers(&run) {
                 return Err(DiscardError::Outside { index, run, len });
@@ -390,24 +395,26 @@ impl Discard {
             if run.start < end {
                 return Err(DiscardError::Descends { index, run });
             }
+            touching |= index > 0 && run.start == end;
             end = run.start + run.len;
         }
-        Ok(())
+        if !touching {
+            return Ok(runs.into());
+        }
+        let mut joined = runs.to_vec();
+        let count = merge_sorted(&mut joined);
+        joined.truncate(count);
+        Ok(joined.into())
     }
 
+    /// Discards these runs, which ascend and touch nowhere.
     fn discard_checked(
         &self,
         runs: impl Iterator<Item = Span<Offset>>,
         kept: &mut dyn FnMut(Span<Offset>, Kept),
     ) -> Discarded {
         let mut batch = Batch::new(self, kept);
-        let mut joiner = Joiner::new();
         for run in runs {
-            if let Some(run) = joiner.push(run) {
-                self.take(run, &mut batch);
-            }
-        }
-        if let Some(run) = joiner.finish() {
             self.take(run, &mut batch);
         }
         batch.flush();

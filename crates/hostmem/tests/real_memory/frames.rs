@@ -1,7 +1,7 @@
 //! Runs of what is pinned, beside the page map.
 
 use hostmem::{Backing, FrameSource};
-use runs::Span;
+use runs::{Joiner, Span};
 
 use super::*;
 
@@ -91,4 +91,36 @@ fn a_mapping_of_mixed_page_sizes_yields_the_right_runs() {
         frames_page_by_page(&mapping, Span::new(0, len))
     );
     assert_eq!(entries, folios.huge / (2 * MIB) + folios.small / PAGE);
+}
+
+#[test]
+fn pieces_are_the_same_runs_before_they_are_joined() {
+    let _turn = turn();
+    let len = 16 * MIB;
+    for backing in [Backing::Anon4K, Backing::Thp, Backing::Memfd] {
+        let Some(pinner) = pinner(2 * MIB, len) else {
+            return;
+        };
+        let Some(Memory { mapping, _pool }) = memory(backing, len) else {
+            continue;
+        };
+        let pin = pinner.pin(&mapping, Span::new(0, len), &mut on).unwrap();
+        let source = FrameSource::detect(&mapping);
+        let part = Span::new(3 * PAGE, len - 8 * PAGE);
+        let (runs, entries) = runs_of(&pin, part, source, 5);
+        let mut frames = pin.runs(part, source).unwrap();
+        let (mut joiner, mut joined) = (Joiner::new(), Vec::new());
+        let mut batch = [Span::default(); 7];
+        loop {
+            let count = frames.next_pieces(&mut batch).unwrap();
+            let pieces = batch[..count].iter();
+            joined.extend(pieces.filter_map(|piece| joiner.push(*piece)));
+            if count == 0 {
+                break;
+            }
+        }
+        joined.extend(joiner.finish());
+        assert_eq!(joined, runs, "{backing}");
+        assert_eq!(frames.entries_read(), entries, "{backing}");
+    }
 }

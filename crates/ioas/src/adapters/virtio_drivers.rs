@@ -80,7 +80,7 @@ pub unsafe trait PageSource: Send + Sync {
     fn free(&self, pages: DmaPages);
 }
 
-/// Why a driver has no memory for a device, or memory was not given back.
+/// Failure to get memory for a device, or to give it back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverMemoryError {
@@ -388,7 +388,7 @@ unsafe fn copy_out(from: NonNull<u8>, buffer: NonNull<[u8]>) {
     }
 }
 
-/// Where a [`VirtioHal`] finds its memory: `Hal` has functions without a receiver, so that it is static.
+/// Memory of a [`VirtioHal`]: `Hal` has functions without a receiver, so that it is static.
 pub trait HalMemory {
     /// The memory; `None` before it is set up: then nothing is allocated.
     fn memory() -> Option<&'static DriverMemory>;

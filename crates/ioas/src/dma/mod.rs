@@ -57,7 +57,7 @@ impl DmaBuffer {
     }
 }
 
-/// Why a buffer was not mapped. Nothing has changed then.
+/// Failure of a map: nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmaError {
@@ -92,7 +92,7 @@ pub enum DmaError {
     Map(MapError),
 }
 
-/// What became of a buffer that was not unmapped as it should be.
+/// Failure of an unmap, and the state of its buffer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DmaUnmapError {
@@ -364,7 +364,7 @@ impl Dma {
             let mut batch = [Span::<Pa>::default(); BATCH];
             let mut fill = Fill::new(domains, &mut batch, Span::new(at, part.len), leaves);
             let filled = match (given, held) {
-                (_, Part::Hold(hold)) => fill.run(hold, part, &mut ()),
+                (_, Part::Hold(hold)) => hold.with_runs(part, |runs| fill.stream(runs, &mut ())),
                 (Some(given), _) => fill.stream(&mut given.reader(part), &mut ()),
                 // Not reached: what is not given is held.
                 (None, _) => Err(MapError::RunsDiffer {

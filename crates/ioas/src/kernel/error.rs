@@ -116,7 +116,7 @@ pub enum KernelError {
     Name,
 }
 
-/// What is wrong with an answer.
+/// Flaw in an answer of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnswerError {

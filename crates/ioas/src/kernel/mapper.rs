@@ -19,7 +19,7 @@ use super::shares::Shares;
 use crate::errno::Profile;
 use crate::space::placement::{Place, Placement};
 
-/// What of device addresses can be mapped now.
+/// Device addresses that can be mapped now, and in which units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapperInfo {
     /// What ends of mappings must be multiples of, bytes.
@@ -32,7 +32,7 @@ pub struct MapperInfo {
     pub page_sizes: Option<PageSizes>,
 }
 
-/// What is behind a mapping.
+/// Memory behind a mapping.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// Memory of this process at this address.
@@ -48,7 +48,7 @@ pub enum Source<'a> {
     },
 }
 
-/// How a device comes in.
+/// Circumstances in which a device is attached.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entering {
     /// What it writes to is tracked from the beginning, if possible.

@@ -121,7 +121,7 @@ pub(super) fn attach_refused(profile: Profile, error: KernelError) -> AttachErro
     }
 }
 
-/// Why a device was not detached.
+/// Failure of a detach.
 pub(super) fn detach_refused(error: &KernelError) -> DetachError {
     match error {
         KernelError::Refused { operation, errno } => DetachError::Kernel {

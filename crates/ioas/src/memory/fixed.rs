@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
-use runs::{Joiner, Offset, Pa, Span};
+use runs::{Joinable, Offset, Pa, Span};
 
 use crate::memory::ledger::Ledger;
 use crate::memory::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
@@ -34,7 +34,7 @@ use crate::space::error::MapError;
 /// ```
 #[derive(Clone, Debug)]
 pub struct FixedRuns {
-    /// With their offsets.
+    /// Joined, with their offsets.
     runs: Arc<[(u64, Span<Pa>)]>,
     len: u64,
     mmio: bool,
@@ -65,8 +65,13 @@ impl FixedRuns {
             let pages = page.is_power_of_two() && run.is_aligned(page);
             let checked = Span::<Pa>::checked(run.start, run.len).filter(|_| pages);
             let sum = checked.and_then(|run| len.checked_add(run.len));
-            whole.push((len, run));
+            let offset = len;
             len = sum.ok_or(UnalignedRun { run, page })?;
+            let before: Option<&mut (u64, Span<Pa>)> = whole.last_mut();
+            match before.and_then(|(_, before)| Some((before.join(&run)?, before))) {
+                Some((joined, before)) => *before = joined,
+                None => whole.push((offset, run)),
+            }
         }
         Ok(Self {
             runs: whole.into(),
@@ -160,32 +165,22 @@ impl Memory {
         }
         let hold = self.hold(part, &mut ())?;
         let mut runs = Vec::new();
-        let mut joiner = Joiner::new();
         let found = hold.with_runs(part, |reader| {
             let mut batch = [Span::<Pa>::default(); 256];
             let (mut found, room) = (0u64, batch.len());
-            let mut add = |run: Span<Pa>, ends: u64| runs.push((ends - run.len, run));
-            let mut joined = 0;
             loop {
                 let count = reader.next_batch(&mut batch).map_err(MapError::Runs)?;
                 let Some(batch) = batch.get(..count) else {
                     return Err(MapError::BatchTooLong { count, room });
                 };
                 for run in batch {
+                    runs.push((found, *run));
                     found = found.saturating_add(run.len);
-                    if let Some(whole) = joiner.push(*run) {
-                        joined += whole.len;
-                        add(whole, joined);
-                    }
                 }
                 if count == 0 || found > part.len {
-                    break;
+                    return Ok(found);
                 }
             }
-            if let Some(whole) = joiner.finish() {
-                add(whole, joined + whole.len);
-            }
-            Ok(found)
         })?;
         if found != part.len {
             let pinned = part.len;

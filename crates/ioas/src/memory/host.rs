@@ -29,7 +29,7 @@ pub struct HostMemory {
     effort: Arc<Effort>,
 }
 
-/// How much work it was to pin and to find runs, over all pins of a [`HostMemory`].
+/// Work of pinning and of finding runs, over all pins of a [`HostMemory`].
 #[derive(Debug, Default)]
 pub struct Effort {
     calls: AtomicU64,
@@ -216,7 +216,7 @@ struct HostRuns<'a> {
 impl RunReader for HostRuns<'_> {
     fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         let before = self.frames.entries_read();
-        let count = self.frames.next_batch(out)?;
+        let count = self.frames.next_pieces(out)?;
         self.effort
             .entries_read
             .fetch_add(self.frames.entries_read() - before, Ordering::Relaxed);

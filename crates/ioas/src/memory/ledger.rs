@@ -210,7 +210,7 @@ impl Drop for Charge {
     }
 }
 
-/// Whether a request fits under the limit.
+/// Answer to whether a request fits under the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forecast {
     /// It does.

@@ -45,7 +45,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem;
 
-use runs::{Offset, Pa, Span};
+use iopt::RangeError;
+use runs::{Joiner, Offset, Pa, Span};
 
 use crate::areas::range_map::RangeMap;
 use crate::lock::{Changed, Guard, Mutex};
@@ -536,7 +537,8 @@ impl Hold {
         self.part
     }
 
-    /// Has `work` read the physical runs of `part`, which lies in what is held.
+    /// Has `work` read the physical runs of `part`, which lies in what is held. They are joined: a run ends
+    /// only where the memory is not contiguous, wherever its readers end their batches, or pins.
     pub fn with_runs<T>(
         &self,
         part: Span<Offset>,
@@ -550,6 +552,8 @@ impl Hold {
         work(&mut Runs {
             pins: &readers.pins,
             reader: None,
+            joiner: Joiner::new(),
+            left: part.len,
         })
     }
 
@@ -597,27 +601,65 @@ impl Drop for Readers<'_> {
     }
 }
 
-/// Reads the runs of a part, pin after pin.
+/// Reads the runs of a part, pin after pin, and joins them: the one place where that is done on the way to
+/// a table.
 struct Runs<'a> {
     pins: &'a [OfPin],
     reader: Option<Box<dyn RunReader + 'a>>,
+    joiner: Joiner<Span<Pa>>,
+    /// Bytes that are still to be read, if readers read what they have to.
+    left: u64,
+}
+
+impl Runs<'_> {
+    /// Puts the last run behind the first `count` runs of `out`, if there is room: nothing follows that it
+    /// could be joined with. Returns how many there are then.
+    fn finish(&mut self, out: &mut [Span<Pa>], count: usize) -> usize {
+        let Some(slot) = out.get_mut(count) else {
+            return count;
+        };
+        let last = self.joiner.finish();
+        *slot = last.unwrap_or_default();
+        count + usize::from(last.is_some())
+    }
 }
 
 impl RunReader for Runs<'_> {
     fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         loop {
-            if let Some(reader) = &mut self.reader {
-                let count = reader.next_batch(out)?;
-                if count > 0 {
-                    return Ok(count);
-                }
-                self.reader = None;
-            }
-            let Some(((pin, part), rest)) = self.pins.split_first() else {
-                return Ok(0);
+            let Some(reader) = &mut self.reader else {
+                let Some(((pin, part), rest)) = self.pins.split_first() else {
+                    return Ok(self.finish(out, 0));
+                };
+                self.reader = Some(pin.runs(*part)?);
+                self.pins = rest;
+                continue;
             };
-            self.reader = Some(pin.runs(*part)?);
-            self.pins = rest;
+            let count = reader.next_batch(out)?;
+            // More than there is room for is the caller's to refuse.
+            let Some(batch) = out.get_mut(..count) else {
+                return Ok(count);
+            };
+            if batch.is_empty() {
+                self.reader = None;
+                continue;
+            }
+            // Apart from the joiner's loop, which is the faster for it.
+            let left = (self.left, false);
+            let (left, empty) = batch.iter().fold(left, |(left, empty), run| {
+                (left.wrapping_sub(run.len), empty | run.is_empty())
+            });
+            if empty {
+                return Err(RangeError::Empty.into());
+            }
+            self.left = left;
+            let mut complete = self.joiner.push_all(batch, |_| ());
+            if left == 0 {
+                complete = self.finish(out, complete);
+            }
+            if complete > 0 {
+                return Ok(complete);
+            }
         }
     }
 }

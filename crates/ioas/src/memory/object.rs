@@ -118,11 +118,12 @@ pub trait Pinned: fmt::Debug + Send + Sync {
 pub trait RunReader {
     /// Fills `out` with the next runs (physical address and length in bytes, none empty) and
     /// returns how many; 0 at the end only. A run may go on in the next batch, and neighbours need
-    /// not be joined: the reader joins them. All runs together have the length of the part.
+    /// not be joined: [`Hold::with_runs`](crate::Hold::with_runs) joins them. All runs together have the
+    /// length of the part.
     fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause>;
 }
 
-/// Why a part was not pinned. Nothing of it is.
+/// Failure of a pin: nothing is pinned.
 #[derive(Debug, thiserror::Error)]
 pub enum PinFailed {
     /// `progress` wanted to stop.

@@ -120,7 +120,7 @@ impl fmt::Debug for TableBuilder {
     }
 }
 
-/// Why a table was not built.
+/// Failure to build a table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableBuilderError {
     /// The unit walks none of the formats.

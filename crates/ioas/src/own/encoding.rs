@@ -19,7 +19,7 @@ use crate::space::dirty::Tracking;
 const MAGIC: u64 = u64::from_le_bytes(*b"dmsHO\0\0\x01");
 const WORD: usize = 8;
 
-/// Why bytes are no [`Handover`].
+/// Flaw in bytes that should be a [`Handover`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {

@@ -1,8 +1,8 @@
 //! From pinned memory to the entries of every domain's table, batch by batch, in one pass.
 //!
-//! The batch is the only memory that this takes, whatever the number of runs. Runs are joined
-//! while they stream by, also over the border of two batches, so that the leaves do not depend on
-//! where a reader happens to end a batch.
+//! The batch is the only memory that this takes, whatever the number of runs. Runs come joined, also
+//! over the border of two batches ([`Hold::with_runs`](crate::Hold::with_runs)), so that the leaves do
+//! not depend on where a reader happens to end a batch.
 //!
 //! # Several roots
 //!
@@ -31,13 +31,12 @@
 
 use alloc::vec::Vec;
 
-use iopt::{AnyPlanned, Prot, RangeError};
-use runs::{Iova, Joiner, Offset, Pa, Span};
+use iopt::{AnyPlanned, Prot};
+use runs::{Iova, Pa, Span};
 
 use super::domain::Domain;
 use crate::areas::area::HeldArea;
 use crate::lock::pause;
-use crate::memory::Hold;
 use crate::memory::object::RunReader;
 use crate::space::error::MapError;
 use crate::space::observer::{Observer, Step, observed};
@@ -69,6 +68,11 @@ impl Leaves {
             ..fresh
         }
     }
+
+    /// The permissions of leaves in the table of `domain`.
+    fn prot_in(self, domain: &Domain) -> Prot {
+        domain.prot(self.prot, self.mmio)
+    }
 }
 
 /// What is to be mapped where, and how far it is.
@@ -98,101 +102,44 @@ impl<'a> Fill<'a> {
         }
     }
 
-    /// Finds the runs of `part`, which `hold` holds, and fills the tables.
-    pub(crate) fn run(
-        &mut self,
-        hold: &Hold,
-        part: Span<Offset>,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
-        hold.with_runs(part, |reader| self.stream(reader, observer))
-    }
-
-    /// Fills the tables with what `reader` reads.
+    /// Fills the tables with the runs that `reader` reads, none of which goes on in the next one.
     pub(crate) fn stream(
         &mut self,
         reader: &mut dyn RunReader,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let mut joiner = Joiner::new();
-        let mut found = 0;
+        let room = self.batch.len();
         loop {
-            let (count, mut complete) = observed(observer, Step::FindRuns, |_| {
-                let before = found;
-                let batch = self.read(&mut *reader, &mut joiner, &mut found)?;
-                Ok::<_, MapError>((batch, found - before))
+            let (count, bytes) = observed(observer, Step::FindRuns, |_| {
+                let count = reader.next_batch(self.batch).map_err(MapError::Runs)?;
+                let runs = self.batch.get(..count);
+                let runs = runs.ok_or(MapError::BatchTooLong { count, room })?;
+                // Lengths beyond 2^64 together the tables refuse.
+                let lengths = runs.iter().map(|run| run.len);
+                let found = lengths.fold(0, u64::wrapping_add);
+                // Never more than the range: what lies behind it belongs to others.
+                if found > self.range.len - self.mapped {
+                    return Err(self.differ(self.mapped.saturating_add(found)));
+                }
+                Ok(((count, found), found))
             })?;
             if count == 0 {
                 break;
             }
-            // Everything is found: nothing follows that the last run could be joined with.
-            if found == self.range.len {
-                if let Some(slot) = self.batch.get_mut(complete) {
-                    if let Some(run) = joiner.finish() {
-                        *slot = run;
-                        complete += 1;
-                    }
-                }
-            }
-            self.fill(complete, observer)?;
-        }
-        if found != self.range.len {
-            return Err(self.differ(found));
-        }
-        // The last run, for which the batch had no room.
-        let Some((slot, run)) = self.batch.first_mut().zip(joiner.finish()) else {
-            return Ok(());
-        };
-        *slot = run;
-        self.fill(1, observer)
-    }
-
-    /// Reads a batch and joins it. Returns how many runs were read, and how many of those at the
-    /// front of the batch are complete; the one behind them is still in the joiner.
-    fn read(
-        &mut self,
-        reader: &mut dyn RunReader,
-        joiner: &mut Joiner<Span<Pa>>,
-        found: &mut u64,
-    ) -> Result<(usize, usize), MapError> {
-        let room = self.batch.len();
-        let count = reader.next_batch(self.batch).map_err(MapError::Runs)?;
-        if count > room {
-            return Err(MapError::BatchTooLong { count, room });
-        }
-        let batch = &mut self.batch[..count];
-        let (mut sum, mut empty) = (*found, false);
-        let complete = joiner.push_all(batch, |run| {
-            empty |= run.is_empty();
-            sum = sum.saturating_add(run.len);
-        });
-        if empty {
-            return Err(MapError::Table(RangeError::Empty.into()));
-        }
-        // Never more than the range: what lies behind it belongs to others.
-        if sum > self.range.len {
-            return Err(self.differ(sum));
-        }
-        *found = sum;
-        Ok((count, complete))
-    }
-
-    /// Maps the first `count` runs of the batch.
-    fn fill(&mut self, count: usize, observer: &mut dyn Observer) -> Result<(), MapError> {
-        if count > 0 {
             observed(observer, Step::FillTables, |_| {
-                let runs = &self.batch[..count];
-                let bytes: u64 = runs.iter().map(|run| run.len).sum();
-                let at = self.range.start + self.mapped;
+                let (at, runs) = (self.range.start + self.mapped, &self.batch[..count]);
                 map(self.domains, at, runs, self.leaves)?;
                 self.mapped += bytes;
                 Ok::<_, MapError>(((), bytes))
             })?;
+            if observer.progress(Step::FillTables, self.mapped).is_break() {
+                return Err(MapError::Interrupted);
+            }
         }
-        if observer.progress(Step::FillTables, self.mapped).is_break() {
-            return Err(MapError::Interrupted);
+        match self.mapped == self.range.len {
+            true => Ok(()),
+            false => Err(self.differ(self.mapped)),
         }
-        Ok(())
     }
 
     const fn differ(&self, found: u64) -> MapError {
@@ -218,7 +165,12 @@ pub(crate) fn map(
 ) -> Result<(), MapError> {
     let (mut all_there, mut round) = (false, 0);
     loop {
-        match map_once(domains, at, runs, leaves) {
+        let mapped = match (domains, leaves.released) {
+            // A table that is alone plans, reserves and fills in one call, with short cuts.
+            ([domain], false) => domain.table.map(at, runs, leaves.prot_in(domain)),
+            _ => map_in_all(domains, at, runs, leaves),
+        };
+        match mapped {
             Err(iopt::TableMapError::NoTables(_)) if !all_there && round < ROUNDS => {
                 all_there = true;
                 for domain in domains {
@@ -234,24 +186,22 @@ pub(crate) fn map(
     }
 }
 
-fn map_once(
+/// Plans the runs in each of `domains`, and fills when all have planned.
+fn map_in_all(
     domains: &[Domain],
     at: u64,
     runs: &[Span<Pa>],
     leaves: Leaves,
 ) -> Result<(), iopt::TableMapError> {
-    let prot = |domain: &Domain| domain.prot(leaves.prot, leaves.mmio);
-    // A table that is alone plans, reserves and fills in one call, with short cuts.
-    if let ([domain], false) = (domains, leaves.released) {
-        return domain.table.map(at, runs, prot(domain));
-    }
     let spares = domains
         .iter()
         .map(|domain| leaves.released.then(|| domain.spare.lock()));
     let mut spares: Vec<_> = spares.collect();
     let planned = domains.iter().zip(&mut spares).map(|(domain, spare)| {
         let spare = spare.as_mut().map(|spare| spare.tables());
-        domain.table.plan_map(at, runs, prot(domain), spare)
+        domain
+            .table
+            .plan_map(at, runs, leaves.prot_in(domain), spare)
     });
     let planned: Vec<_> = planned.collect::<Result<_, _>>()?;
     planned.into_iter().try_for_each(AnyPlanned::fill)

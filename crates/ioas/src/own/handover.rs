@@ -84,7 +84,7 @@ pub struct HandedArea {
     pub cut: [bool; 2],
 }
 
-/// Why an address space is not handed over. It is as it was.
+/// Failure of a hand-over: the address space is as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandOverError {

@@ -298,7 +298,7 @@ fn fill(
     };
     batches.with(|batch| {
         let mut fill = Fill::new(domains, batch, area.range, Leaves::of(area));
-        let result = fill.run(hold, area.part(), observer);
+        let result = hold.with_runs(area.part(), |runs| fill.stream(runs, observer));
         (result, fill.mapped)
     })
 }

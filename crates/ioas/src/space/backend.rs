@@ -20,7 +20,7 @@ use crate::space::flush::Retired;
 use crate::space::observer::Observer;
 use crate::space::placement::{Place, Placement};
 
-/// What a back end can do that others cannot.
+/// Abilities of a back end that others lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The back end's name.

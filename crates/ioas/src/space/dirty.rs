@@ -35,7 +35,7 @@ use crate::space::observer::Observed;
 use crate::space::operation::{Op, Panicked};
 use crate::space::{Core, Ioas, Unmapped};
 
-/// How to track.
+/// Options of dirty tracking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracking {
     /// The largest leaf in bytes, a page size of the tables: larger ones are split. `None`: leaves
@@ -56,7 +56,7 @@ impl Default for Tracking {
     }
 }
 
-/// What a harvest has found.
+/// Result of a harvest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Harvested {
     /// Bytes of leaves that were dirty, of all domains together.
@@ -66,7 +66,7 @@ pub struct Harvested {
     pub blind: bool,
 }
 
-/// Why tracking did not begin. It is off, and leaves are as they were, or smaller.
+/// Failure to begin tracking: it is off, and leaves are as they were, or smaller.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrackingError {
@@ -87,7 +87,7 @@ pub enum TrackingError {
     Flush(FlushError),
 }
 
-/// Why what devices have written to was not learned.
+/// Failure of a harvest.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HarvestError {

@@ -75,7 +75,7 @@ impl<D: Any + Send + Sync> From<Arc<D>> for Endpoint {
     }
 }
 
-/// What an [`Endpoint`] is known by while it is attached.
+/// Identity of an [`Endpoint`] while it is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EndpointId {
     /// A device behind a unit.

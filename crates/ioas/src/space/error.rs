@@ -155,7 +155,7 @@ impl From<PinFailed> for MapError {
     }
 }
 
-/// Why an unmap is not complete.
+/// Failure of an unmap.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnmapError {
@@ -228,7 +228,7 @@ pub enum UnmapError {
     Unpin(#[source] Cause),
 }
 
-/// Why a device was not attached. Nothing has changed.
+/// Failure of an attach: nothing has changed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AttachError {
@@ -318,7 +318,7 @@ impl Error for AttachError {
     }
 }
 
-/// Why a device was not detached.
+/// Failure of a detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DetachError {
     /// It is not attached to this address space.

@@ -44,7 +44,7 @@ pub trait PinUser: Send + Sync {
     fn drop_pins(&self, range: Span<Iova>, round: u32);
 }
 
-/// What becomes of an external pin when its area is unmapped.
+/// Fate of an external pin when its area is unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenUnmapped {
     /// The user drops it: until then nothing is unmapped.
@@ -116,7 +116,7 @@ impl Drop for ExternalPin {
     }
 }
 
-/// Why a range cannot be held.
+/// Failure to hold a range.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {

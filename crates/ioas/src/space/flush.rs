@@ -24,7 +24,7 @@ use crate::memory::object::Cause;
 use crate::space::backend::Backend;
 use crate::space::listener::Listeners;
 
-/// When units invalidate what was unmapped.
+/// Time at which units invalidate what was unmapped.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Flushing {
     /// At the end of every unmap: its memory is unpinned when it returns.

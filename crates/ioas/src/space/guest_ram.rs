@@ -74,7 +74,7 @@ impl Region {
     }
 }
 
-/// Why a region of guest memory is no memory object, or not there.
+/// Failure to map guest memory, or to bring it in.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum GuestRamError {

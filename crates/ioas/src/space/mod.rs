@@ -88,7 +88,7 @@ use crate::space::observer::{Observed, Observer, Step, observed};
 use crate::space::operation::{Claim, Op, State};
 use crate::space::placement::{Place, Placement};
 
-/// What an unmap has removed.
+/// Result of an unmap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unmapped {
     /// Areas.
@@ -265,7 +265,7 @@ impl Ioas {
         self.gate.read().backend.mappings()
     }
 
-    /// When units invalidate what was unmapped. What waits now is flushed by the next call that
+    /// Time at which units invalidate what was unmapped. What waits now is flushed by the next call that
     /// flushes.
     pub fn set_flushing(&self, flushing: Flushing) {
         self.retired.set_flushing(flushing);

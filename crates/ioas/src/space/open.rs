@@ -31,7 +31,7 @@ pub trait OpenSpace {
     fn open_space(&self, options: IoasOptions) -> Result<Ioas, OpenError>;
 }
 
-/// Why there is no address space.
+/// Failure to open an address space.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {

@@ -14,7 +14,7 @@ use iommu::{DomainId, NodeId, Unit};
 
 use crate::space::endpoint::EndpointId;
 
-/// Where page tables lie.
+/// Nodes on which page tables lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
     /// One table for all devices that can share one, on the node of the first.

@@ -43,7 +43,7 @@ use crate::space::observer::{Observed, Observer, Step, observed};
 use crate::space::operation::{Claim, Op};
 use crate::space::{Ioas, check_unmap};
 
-/// Why a range was not released.
+/// Failure to release a range.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ReleaseError {

@@ -11,6 +11,7 @@ mod handover;
 mod nodes;
 #[cfg(feature = "vfio")]
 mod released;
+mod software;
 #[cfg(feature = "virtio-drivers")]
 mod virtio;
 
@@ -66,7 +67,6 @@ fn space() -> (Ioas, Arc<HostTables>) {
     (Ioas::over_table(DomainId(1), table), tables)
 }
 
-/// The physical runs of `part`.
 /// The physical runs behind a range in one area.
 fn runs_of(space: &Ioas, range: Span<Iova>) -> Vec<Span<Pa>> {
     let mut runs = Vec::new();

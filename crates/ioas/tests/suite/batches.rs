@@ -1,9 +1,10 @@
-//! Where a reader ends a batch plays no role for the leaves.
+//! Where a reader ends a batch, or a pin, plays no role for the leaves.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::common::*;
-use ioas::{MemoryObject, Synthetic};
+use ioas::{FixedRuns, MemoryObject, RunReader, Synthetic, WhenUnmapped};
 use iopt::{HeapTables, Leaf, Prot};
 use proptest::prelude::*;
 use runs::{Joiner, Pa, Span};
@@ -53,6 +54,57 @@ fn a_run_across_the_border_of_two_batches_keeps_its_large_leaf() {
         assert_eq!(large[0].run.pa, 0x4000_0000);
         assert_eq!(found, in_one_batch(format, iova, &runs), "{format:?}");
     }
+}
+
+/// Runs as `reader` has them, in batches of three, not joined any further.
+fn as_read(reader: &mut dyn RunReader) -> Vec<Span<Pa>> {
+    let (mut batch, mut runs) = ([Span::default(); 3], Vec::new());
+    loop {
+        match reader.next_batch(&mut batch).unwrap() {
+            0 => return runs,
+            count => runs.extend_from_slice(&batch[..count]),
+        }
+    }
+}
+
+#[test]
+fn a_run_across_the_border_of_two_pins_keeps_its_large_leaf() {
+    // 4 MiB page by page, and two scattered pages. The first 257 pages are pinned before the rest.
+    let mut runs: Vec<Span<Pa>> = (0..1024)
+        .map(|n| Span::new(0x4000_0000 + n * PAGE, PAGE))
+        .collect();
+    runs.extend([Span::new(0x8000_0000, PAGE), Span::new(0x9000_0000, PAGE)]);
+    let joined = [Span::new(0x4000_0000, 4 * MIB), runs[1024], runs[1025]];
+    for format in FORMATS {
+        let tables = Arc::new(HeapTables::with_tables(64).unwrap());
+        let space = space(format.0, format.1, &tables);
+        let memory = unlimited(Arc::new(Synthetic::new(runs.iter().copied())));
+        let map = |iova, part| space.map(iova, &memory, part, Prot::RW);
+        map(4 * GIB, Span::new(0, 257 * PAGE)).unwrap();
+        let whole = Span::new(0, memory.len());
+        map(GIB, whole).unwrap();
+        let found: Vec<Leaf> = leaves(&space)
+            .into_iter()
+            .filter(|leaf| leaf.run.iova < 4 * GIB)
+            .collect();
+        assert_eq!(found, in_one_batch(format, GIB, &runs), "{format:?}");
+        let range = Span::new(GIB, whole.len);
+        let pin = space.pin(range, Prot::READ, WhenUnmapped::Keeps).unwrap();
+        assert_eq!(pin.holds()[0].with_runs(whole, as_read), joined);
+        drop(pin);
+        space.close().unwrap();
+    }
+}
+
+#[test]
+fn given_runs_that_are_neighbours_are_one_from_the_beginning() {
+    let runs = [(GIB, 3 * PAGE), (GIB + 3 * PAGE, PAGE), (5 * GIB, PAGE)];
+    let runs = runs.map(|(start, len)| Span::<Pa>::new(start, len));
+    let given = FixedRuns::new(runs, PAGE).unwrap();
+    let part = Span::new(PAGE, 4 * PAGE);
+    let pin = given.pin(part, &mut |_| ControlFlow::Continue(())).unwrap();
+    let found = as_read(&mut *pin.runs(part).unwrap());
+    assert_eq!(found, [Span::new(GIB + PAGE, 3 * PAGE), runs[2]]);
 }
 
 proptest! {

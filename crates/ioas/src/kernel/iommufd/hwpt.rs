@@ -16,7 +16,7 @@ use super::{DevId, HwptId, IoasId, Iommufd, sys};
 use crate::kernel::Result;
 use crate::kernel::sys::call;
 
-/// What is behind a device.
+/// Unit behind a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HwInfo {
     /// `IOMMU_HW_INFO_TYPE_…`: 0 none that says more, 1 VT-d, 2 SMMUv3, 4 AMD.
@@ -29,7 +29,7 @@ pub struct HwInfo {
     pub pasid_bits: u8,
 }
 
-/// Whether reading dirty bits clears them.
+/// Effect of reading dirty bits on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clear {
     /// They are cleared.
@@ -100,7 +100,7 @@ impl Iommufd {
         sys::dirty_bitmap(self.as_fd(), hwpt.0, flags, iova, page, bitmap)
     }
 
-    /// What is behind a device.
+    /// Unit behind a device.
     ///
     /// # Errors
     ///

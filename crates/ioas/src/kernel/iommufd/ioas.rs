@@ -22,7 +22,7 @@ use super::{IoasId, Iommufd, sys};
 use crate::kernel::sys::call;
 use crate::kernel::{KernelError, Result};
 
-/// What of an address space can be mapped.
+/// Device addresses that can be mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IovaRanges {
     /// Device addresses, first and last. They change as devices are attached and detached.

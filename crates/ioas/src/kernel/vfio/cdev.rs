@@ -11,7 +11,7 @@ use crate::iommufd::{DevId, HwptId, IoasId, Iommufd};
 use crate::kernel::Result;
 use crate::kernel::sys::{call, open};
 
-/// What a device is attached to.
+/// Target of an attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageTable {
     /// An address space: the kernel finds or makes a page table for it.

@@ -18,7 +18,7 @@ use super::sys;
 use crate::kernel::sys::{call, open};
 use crate::kernel::{KernelError, Result};
 
-/// How a container behaves.
+/// Model of a container's IOMMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IommuModel {
     /// The first version: an unmap that starts at a mapping removes all of it.
@@ -29,7 +29,7 @@ pub enum IommuModel {
     NoIommu,
 }
 
-/// What a kernel or a container may be asked whether it can do.
+/// Ability of a kernel or a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extension {
     /// A model.

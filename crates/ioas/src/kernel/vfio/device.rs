@@ -36,7 +36,7 @@ pub mod config {
     pub const COMMAND_BUS_MASTER: u16 = 1 << 2;
 }
 
-/// What a device is.
+/// Description of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// On a PCI bus: regions and interrupts have the numbers that VFIO gives those of PCI.
@@ -64,7 +64,7 @@ pub struct IrqInfo {
     pub fixed: bool,
 }
 
-/// What a device may be asked whether it can do.
+/// Optional feature of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceFeature {
     /// [`Device::dma_buf`].

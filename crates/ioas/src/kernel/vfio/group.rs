@@ -16,7 +16,7 @@ use super::sys;
 use crate::kernel::sys::{call, open};
 use crate::kernel::{KernelError, Result};
 
-/// What state a group is in.
+/// State of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupStatus {
     /// All its devices are bound to VFIO, or to no driver that does DMA.

@@ -39,7 +39,7 @@ pub struct IommuInfo {
     pub mappings_available: Option<u32>,
 }
 
-/// How dirty pages are tracked.
+/// Properties of dirty tracking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MigrationInfo {
     /// The page sizes that a bitmap may have.
@@ -72,7 +72,7 @@ pub struct Region {
     pub(super) offset: u64,
 }
 
-/// What a region is that only some devices have.
+/// Kind of a region that only some devices have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionKind {
     /// `VFIO_REGION_TYPE_…`.
