@@ -41,7 +41,7 @@ use crate::vfio::Container;
 /// ```no_run
 /// use std::{path::Path, sync::Arc};
 ///
-/// use ioas::{Ioas, Kernel, vfio::VfioOpsMapper};
+/// use ioas::{Ioas, vfio::VfioOpsMapper};
 /// use vfio_ioctls::{VfioContainer, VfioDevice};
 ///
 /// let container = Arc::new(VfioContainer::new(None)?);

@@ -126,7 +126,7 @@ pub enum DmaUnmapError {
 /// It has a page table of its own, as a device of a driver has it in Linux: an [`Ioas`](crate::Ioas) is for memory that
 /// stays mapped. Devices are [attached](Self::attach) before or while buffers are mapped.
 ///
-/// Memory that stays where it is ([`MemoryObject::given`](crate::MemoryObject::given), for instance a part that was
+/// Memory that stays where it is ([`MemoryObject::fixed_runs`](crate::MemoryObject::fixed_runs), for instance a part that was
 /// [pinned](Memory::pinned) once) costs no pin and no charge for each buffer.
 ///
 /// ```
