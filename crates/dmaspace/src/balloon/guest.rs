@@ -174,7 +174,7 @@ fn resolve<T>(
     Ok(parts)
 }
 
-/// What is left of `parts` beside pieces of them that stay, both ascending.
+/// Pieces of `parts` beside those that stay, both ascending.
 fn without(parts: &[Part], stay: &[Part]) -> Vec<Part> {
     let mut rest = Vec::new();
     for part in parts {

@@ -106,7 +106,7 @@ pub struct Unmapped {
     any(feature = "vfio", feature = "iommufd"),
     doc = "([`over_mapper`](Self::over_mapper))."
 )]
-/// What is opened is decided at run time; everything else is the same.
+/// The choice is made at run time; everything else is the same.
 ///
 /// Any number of threads may use one. Operations on disjoint ranges run at the same time; where ranges
 /// overlap, one waits for the other. Attaching, detaching and whatever concerns the whole address space waits for

@@ -1,8 +1,8 @@
 //! Address spaces over what was opened: an [`Iommufd`](crate::iommufd::Iommufd), a
 //! [`Type1`](crate::vfio::Type1), a [`SoftwareIommu`](crate::SoftwareIommu), or tables of the caller's.
 //!
-//! What was opened decides how an address space maps, and holds the account that it is charged to. All
-//! address spaces over it share that account.
+//! Each of them decides how an address space maps, and holds the account that is charged. All address spaces
+//! over one share that account.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
