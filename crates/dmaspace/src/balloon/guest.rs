@@ -102,7 +102,8 @@ impl GuestBalloon {
 
     /// Gives `runs` (guest addresses and lengths in bytes, whole pages) back to the machine: all devices release
     /// them, with one flush for each address space, then the pages are discarded. `kept` receives the pieces that
-    /// stay as they were, or that the machine did not take. Returns the bytes that the machine has back. The
+    /// stay as they were, also those that are no whole huge pages where such back the memory, or that the machine did
+    /// not take. Returns the bytes that the machine has back. The
     /// memory stays charged, so that the guest can always have it back.
     ///
     /// # Errors
@@ -114,7 +115,9 @@ impl GuestBalloon {
         kept: &mut dyn FnMut(Span<GuestAddr>, Kept),
     ) -> Result<u64, GuestBalloonError> {
         let map = MemoryMap::new(&self.regions)?;
-        let parts = resolve(map, runs)?;
+        let parts = whole_pages(map, &resolve(map, runs)?, &mut |part| {
+            kept(map.run(&part), Kept::NotDiscarded(NotDiscarded::NotPages));
+        });
         let mut stay = Vec::new();
         self.dma.release(map, &parts, &mut |part, reason| {
             kept(map.run(&part), Kept::Devices(reason));
@@ -174,6 +177,36 @@ fn resolve<T>(
     Ok(parts)
 }
 
+/// Parts of whole pages of what backs their regions; `rest` receives the pieces beside them.
+fn whole_pages<T>(map: MemoryMap<'_, T>, parts: &[Part], rest: &mut dyn FnMut(Part)) -> Vec<Part> {
+    let mut whole = Vec::with_capacity(parts.len());
+    for part in parts {
+        let Some(region) = map.region(part) else {
+            continue;
+        };
+        let inside = |offset: u64| region.guest.start.wrapping_add(offset) & (region.page - 1);
+        let (start, end) = (part.offsets.start, part.offsets.start + part.offsets.len);
+        let first = match inside(start) {
+            0 => start,
+            some => start + (region.page - some),
+        };
+        let last = end - inside(end).min(end);
+        let mut piece = |from: u64, to: u64| {
+            if from < to {
+                rest(Part::new(part.region, Span::new(from, to - from)));
+            }
+        };
+        if first < last {
+            piece(start, first);
+            whole.push(Part::new(part.region, Span::new(first, last - first)));
+            piece(last, end);
+        } else {
+            piece(start, end);
+        }
+    }
+    whole
+}
+
 /// Pieces of `parts` beside those that stay, both ascending.
 fn without(parts: &[Part], stay: &[Part]) -> Vec<Part> {
     let mut rest = Vec::new();
@@ -208,6 +241,28 @@ mod tests {
         let stay = [part(0, 2, 2), part(0, 8, 2), part(0, 20, 10), part(1, 0, 1)];
         let rest = [part(0, 0, 2), part(0, 4, 4), part(1, 1, 4)];
         assert_eq!(without(&parts, &stay), rest);
+    }
+
+    #[test]
+    fn only_whole_pages_of_what_backs_a_region_are_given_up() {
+        const MIB: u64 = 1 << 20;
+        let regions = [Region {
+            guest: Span::new(MIB, 7 * MIB),
+            page: 2 * MIB,
+            memory: (),
+        }];
+        let map = MemoryMap::new(&regions).unwrap();
+        let mut rest = Vec::new();
+        // From 1.5 MiB to 6.5 MiB of guest addresses, a page without its end, and a piece of a page.
+        let parts = [part(0, MIB / 2, 5 * MIB), part(0, 6 * MIB, MIB / 2)];
+        let whole = whole_pages(map, &parts, &mut |part| rest.push(part));
+        assert_eq!(whole, [part(0, MIB, 4 * MIB)]);
+        let pieces = [
+            part(0, MIB / 2, MIB / 2),
+            part(0, 5 * MIB, MIB / 2),
+            part(0, 6 * MIB, MIB / 2),
+        ];
+        assert_eq!(rest, pieces);
     }
 
     #[test]
