@@ -142,7 +142,7 @@ fn live(
     let given = GuestAddress(run.start);
     monitor.memory.write_obj(7_u64, given)?;
     let back = monitor.inflate(&[run])?;
-    println!("  the host has {back} bytes back");
+    println!("  the host has {} back", dmaspace::runs::Bytes(back));
     ensure!(back == BLOCK, "the host has {back} bytes back");
     // The charge stays, so that the guest can always have its memory back.
     ensure!(monitor.charged() == charged, "the charge has gone");

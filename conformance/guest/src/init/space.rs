@@ -82,9 +82,9 @@ impl<const COMPATIBILITY: bool> InContainer<COMPATIBILITY> {
         let container = if COMPATIBILITY {
             let path = iommufd::Iommufd::PATH;
             let file = OpenOptions::new().read(true).write(true).open(path);
-            let file = file.map_err(|source| KernelError::Open {
+            let file = file.map_err(|cause| KernelError::Open {
                 path: path.into(),
-                source,
+                cause,
             })?;
             Container::from_fd(file.into())?
         } else {

@@ -18,12 +18,12 @@ pub(crate) type Result<T> = core::result::Result<T, KernelError>;
 #[non_exhaustive]
 pub enum KernelError {
     /// A device node cannot be opened.
-    #[error("cannot open {}", .path.display())]
+    #[error("cannot open {}: {cause}", .path.display())]
     Open {
         /// Its path.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        cause: io::Error,
     },
     /// No driver of VFIO has the device.
     #[error(

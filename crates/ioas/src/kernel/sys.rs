@@ -87,9 +87,9 @@ pub(crate) fn check(operation: &'static str, result: libc::c_int) -> Result<u32>
 pub(crate) fn open(path: &Path) -> Result<OwnedFd> {
     match OpenOptions::new().read(true).write(true).open(path) {
         Ok(file) => Ok(file.into()),
-        Err(source) => Err(KernelError::Open {
+        Err(cause) => Err(KernelError::Open {
             path: path.into(),
-            source,
+            cause,
         }),
     }
 }
