@@ -38,7 +38,7 @@ use hostmem::{Mapping, PeerFile, ShrinkWatch};
 use ioas::{
     AttachError, DomainIds, FixedRuns, Ioas, Ledger, Listener, Memory, TableBuilder, Tracking,
 };
-use iommu::{Config, DeviceId, Fault, SoftwareUnit, Unit as _};
+use iommu::{DeviceId, Fault, SoftwareConfig, SoftwareUnit, Unit as _};
 use iopt::{FormatId, HeapTables, Interruption, Pending, Prot, Shown};
 use runs::{Iova, Pa, Span};
 use rustix::fs::{
@@ -164,9 +164,9 @@ impl ClientMemory {
     pub(crate) fn new(limits: Limits) -> Result<Arc<Self>, SetupError> {
         let tables = HeapTables::with_tables(limits.tables);
         let tables = Arc::new(tables.map_err(|cause| SetupError::Tables(cause.to_string()))?);
-        let mut config = Config {
+        let mut config = SoftwareConfig {
             flush_timeout: limits.wait,
-            ..Config::default()
+            ..SoftwareConfig::default()
         };
         config.capabilities.dirty_tracking = true;
         let unit = SoftwareUnit::with_config(tables.clone(), (), config);

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use dmaspace::balloon::BalloonDma;
 use dmaspace::ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinned, RunReader};
-use dmaspace::iommu::{BadTarget, Config, DeviceId, DomainId, Port, SoftwareUnit, TargetMemory};
+use dmaspace::iommu::{
+    BadTarget, DeviceId, DomainId, Port, SoftwareConfig, SoftwareUnit, TargetMemory,
+};
 use dmaspace::iopt::{AnyTable, FormatId, HeapTables, Prot};
 use dmaspace::runs::{GuestAddr, Offset, Pa, PageSizes, Span};
 use dmaspace::virtio_balloon::{Dma, MemoryMap, Part, Reason, Refusals, Region};
@@ -234,9 +236,9 @@ impl Machine {
         let memory = Memory::new(Arc::new(GuestMemory(host.clone())), &ledger);
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let mut balloon = BalloonDma::new();
-        let config = Config {
+        let config = SoftwareConfig {
             flush_timeout: Duration::from_secs(600),
-            ..Config::default()
+            ..SoftwareConfig::default()
         };
         let make = |(format, at): (FormatId, u64)| {
             let unit =

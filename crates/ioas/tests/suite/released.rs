@@ -39,7 +39,7 @@ const fn at(start: u64, len: u64) -> Span<Iova> {
 }
 
 /// A bench whose devices are there, with an area of 1 GiB in one leaf.
-fn bench(can: iommu::Capabilities) -> (Bench, Machine) {
+fn bench(can: iommu::UnitCapabilities) -> (Bench, Machine) {
     let mut bench = Bench::new();
     bench.areas();
     let machine = Machine::new(&bench.tables, 0, can);
@@ -47,7 +47,7 @@ fn bench(can: iommu::Capabilities) -> (Bench, Machine) {
     (bench, machine)
 }
 
-fn large() -> iommu::Capabilities {
+fn large() -> iommu::UnitCapabilities {
     can(FormatId::VtdSs, 1 << 12 | 1 << 21 | 1 << 30, true)
 }
 

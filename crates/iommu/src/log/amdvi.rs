@@ -1,4 +1,4 @@
-//! AMD-Vi: `LogEvent logged [NAME key=value ..]`, behind `AMD-Vi:` or `AMD IOMMU:` and, in kernels since 4.13, a device.
+//! AMD-Vi: `Event logged [NAME key=value ..]`, behind `AMD-Vi:` or `AMD IOMMU:` and, in kernels since 4.13, a device.
 //!
 //! All numbers are hexadecimal, with or without `0x`. RW means something with PR only.
 

@@ -63,7 +63,7 @@ impl<T, D> Port<T, D> {
     }
 
     /// What this port has counted.
-    pub fn counters(&self) -> super::Counters {
+    pub fn counters(&self) -> super::AccessCounters {
         self.slot.counters.counters()
     }
 }

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ioas::{HarvestError, Tracking};
-use iommu::{AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit};
+use iommu::{
+    DeviceId, DomainId, Fault, FlushError, NodeId, Unit, UnitAttachError, UnitCapabilities,
+};
 use iopt::{FormatId, Interruption, Invalidation, Root};
 use proptest::prelude::*;
 use runs::{GuestAddr, Span};
@@ -168,7 +170,7 @@ fn of_a_unit_that_leaves_no_trace_everything_writable_counts() {
 struct Deaf(Arc<SoftUnit>, AtomicBool);
 
 impl Unit for Deaf {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> UnitCapabilities {
         self.0.capabilities()
     }
 
@@ -176,11 +178,16 @@ impl Unit for Deaf {
         self.0.node()
     }
 
-    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), UnitAttachError> {
         self.0.attach(device, domain, root)
     }
 
-    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn detach(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         self.0.detach(device)
     }
 

@@ -196,7 +196,7 @@ impl Guest {
         regions.push(Region::new(REGISTERS.start, bar));
 
         let tables = Arc::new(HeapTables::with_tables(256).unwrap());
-        let mut of_unit = iommu::Config::default();
+        let mut of_unit = iommu::SoftwareConfig::default();
         // x86's tables have no bit for it.
         of_unit.capabilities.snoop_control = format == FormatId::VtdSs;
         of_unit.capabilities.dirty_tracking = tells;

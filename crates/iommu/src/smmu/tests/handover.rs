@@ -1,7 +1,7 @@
 //! Handing over.
 
 use super::*;
-use crate::handover::{AdoptError, Frozen, Held};
+use crate::handover::{Frozen, Held, UnitAdoptError};
 
 type Listed = Vec<(DomainId, Root)>;
 
@@ -19,7 +19,7 @@ fn freeze(driver: Smmu<Model>) -> (Frozen, Listed) {
 fn refused(model: &Model, config: Config, frozen: &Frozen, tables: &Listed) -> &'static str {
     let adopted = Smmu::adopt(model.clone(), config, frozen, tables.iter().copied());
     match adopted {
-        Err(ProbeError::Adopt(AdoptError::Register { name, .. })) => name,
+        Err(ProbeError::Adopt(UnitAdoptError::Register { name, .. })) => name,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("adopted"),
     }
@@ -76,7 +76,10 @@ fn a_successor_goes_on_with_the_banks_and_streams() {
         let heir = Smmu::adopt(model.clone(), config, &frozen, tables.clone()).unwrap();
         assert_eq!(model.received(), [], "it has received the unit nothing");
         let there = heir.attach(DEVICE, DOMAIN, host);
-        assert!(matches!(there, Err(AttachError::AlreadyAttached { .. })));
+        assert!(matches!(
+            there,
+            Err(UnitAttachError::AlreadyAttached { .. })
+        ));
         heir.invalidate_domain(DOMAIN).unwrap();
         heir.invalidate_domain(theirs).unwrap();
         assert_eq!(heir.counters().waits, 2);
