@@ -31,7 +31,7 @@ use crate::capabilities::{UnitCapabilities, reaches};
 use crate::commands::CommandCounters;
 use crate::error::{FlushError, UnitAttachError, UnitError, UnitSetupError};
 use crate::fault::Fault;
-use crate::handover::{Frozen, Held, UnitKind, WORDS};
+use crate::handover::{Frozen, UnitKind, UnitMemory, WORDS};
 use crate::registers::Registers;
 use crate::ring::{CommandQueue, Ring};
 use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
@@ -505,7 +505,10 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
     ///
     /// With an error the driver comes back, and nothing has changed.
     #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
-    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
+    pub fn freeze(
+        self,
+        each: &mut dyn FnMut(UnitMemory),
+    ) -> Result<(Frozen, R, M), (Self, UnitError)> {
         // With the queue empty, what follows is about a unit that does nothing by itself.
         let quiet = self.issue(K::ring(&mut self.inner.lock()), None);
         if let Err(cause) = quiet {
@@ -513,10 +516,10 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
         }
         let (memory, config, inner) = (self.memory, self.config, self.inner.into_inner());
         K::for_each_structure(&inner, &memory, &config, &mut |name, span| {
-            each(Held::Structure { name, span });
+            each(UnitMemory::Structure { name, span });
         });
         K::for_each_table(&inner, &memory, &config, &mut |domain, root| {
-            each(Held::Table { domain, root });
+            each(UnitMemory::Table { domain, root });
         });
         let (kind, words) = (K::KIND, K::describe(&inner, &config));
         let mut back = Back::new(&memory);

@@ -1,7 +1,7 @@
 //! A live unit changes hands: translation is never off, and no device notices.
 //!
 //! 1. **Freeze**: the old driver waits until all commands are complete, lists what the unit goes on
-//!    reading and writing ([`Held`]), and is gone. What is left is a description, [`Frozen`], of a few
+//!    reading and writing ([`UnitMemory`]), and is gone. What is left is a description, [`Frozen`], of a few
 //!    words, which goes to the successor in any way as [bytes](Frozen::to_bytes).
 //! 2. **Keep out**: the successor's memory must not hand out what was listed. With an arena over the
 //!    same memory that is [`iopt::Takeover::keep`] for each stretch of structures and
@@ -25,7 +25,7 @@ use crate::unit::DomainId;
 
 /// What a unit goes on using while no driver has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum UnitMemory {
     /// Memory for a structure or a queue, in whole pages.
     Structure {
         /// Which, in the specification's name.

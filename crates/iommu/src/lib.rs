@@ -63,7 +63,7 @@ pub use commands::{CommandCounters, MOST_PAGE_COMMANDS};
 pub use driver::{Driver, HardwareUnit};
 pub use error::{FlushError, UnitAttachError, UnitError, UnitSetupError};
 pub use fault::{Details, Fault, FaultReason, RequestKind, SecondStage};
-pub use handover::{Frozen, Held, UnitAdoptError, UnitKind};
+pub use handover::{Frozen, UnitAdoptError, UnitKind, UnitMemory};
 pub use registers::{Registers, SpinLock};
 pub use riscv::RiscvIommu;
 #[cfg(feature = "std")]

@@ -26,7 +26,7 @@ pub(crate) mod prelude {
     pub(crate) use crate::commands::CommandCounters;
     pub(crate) use crate::error::{FlushError, UnitAttachError, UnitError};
     pub(crate) use crate::fault::Fault;
-    pub(crate) use crate::handover::Held;
+    pub(crate) use crate::handover::UnitMemory;
     pub(crate) use crate::registers::Registers;
     pub(crate) use crate::unit::{DeviceId, DeviceTlb, DomainId, Pasid, Unit};
 
@@ -455,11 +455,11 @@ where
 {
     let (mut names, mut pages, mut tables) = (Vec::new(), 0, Vec::new());
     let frozen = driver.freeze(&mut |held| match held {
-        Held::Structure { name, span } => {
+        UnitMemory::Structure { name, span } => {
             names.push(name);
             pages += span.len / 4096;
         }
-        Held::Table { domain, root } => tables.push((domain, root)),
+        UnitMemory::Table { domain, root } => tables.push((domain, root)),
     });
     let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
     names.sort_unstable();

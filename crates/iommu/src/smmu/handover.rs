@@ -15,7 +15,7 @@ use super::capabilities::{BYPASS, CR0, EXTENDED, Features, STRICT};
 use super::unit::Inner;
 use super::{Config, ProbeError, Smmu, flush, streams};
 use crate::error::UnitError;
-use crate::handover::{Frozen, Held, UnitAdoptError, UnitKind, WORDS};
+use crate::handover::{Frozen, UnitAdoptError, UnitKind, UnitMemory, WORDS};
 use crate::registers::Registers;
 use crate::unit::DomainId;
 
@@ -26,7 +26,10 @@ impl<R: Registers> Smmu<R> {
     ///
     /// With an error the driver comes back, and nothing has changed.
     #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
-    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R), (Self, UnitError)> {
+    pub fn freeze(
+        self,
+        each: &mut dyn FnMut(UnitMemory),
+    ) -> Result<(Frozen, R), (Self, UnitError)> {
         let quiet = {
             let Inner { open, counters, .. } = &mut *self.inner.lock();
             match open {
@@ -49,7 +52,7 @@ impl<R: Registers> Smmu<R> {
             };
             let on = streams.iter().flatten().filter(|stream| !stream.leaving);
             let devices = on.filter(|stream| usize::from(stream.bank) == n).count();
-            (0..devices).for_each(|_| each(Held::Table { domain, root }));
+            (0..devices).for_each(|_| each(UnitMemory::Table { domain, root }));
             if devices == 0 {
                 bank::switch_off(&self.registers, self.features, n);
             }

@@ -33,7 +33,7 @@ pub(super) struct Member {
 }
 
 /// An entry, its context descriptor if it is one of stage 1, and what they say.
-type Found<'m, M> = (Stream<'m, M>, Option<Context<'m, M>>, Attached);
+type StreamLookup<'m, M> = (Stream<'m, M>, Option<Context<'m, M>>, Attached);
 
 /// All devices.
 #[derive(Debug)]
@@ -226,7 +226,7 @@ impl Streams {
         &self,
         memory: &'m M,
         place: Place,
-    ) -> Option<Found<'m, M>> {
+    ) -> Option<StreamLookup<'m, M>> {
         let stream = self.stream(memory, place.device)?;
         if let (None, Some(there)) = (place.pasid, stream.second()) {
             return Some((stream, None, there));

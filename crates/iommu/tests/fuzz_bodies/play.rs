@@ -15,8 +15,8 @@ use std::{
 };
 
 use iommu::{
-    DeviceId, DeviceTlb, DomainId, Driver, FlushError, Frozen, Held, Pasid, UnitAttachError,
-    UnitError,
+    DeviceId, DeviceTlb, DomainId, Driver, FlushError, Frozen, Pasid, UnitAttachError, UnitError,
+    UnitMemory,
 };
 use iopt::{
     Cell, FormatId, Gather, HeapTables, Invalidation, Root, Table, TableMemory, format::AmdV1,
@@ -44,7 +44,7 @@ pub(super) trait Subject: Driver + Sized {
     fn new(unit: Unit<Self::Model>, memory: Arc<HeapTables>, config: Self::Config) -> Option<Self>;
     fn tear_down(self) -> Result<(), UnitError>;
     /// Lets go of the unit; the driver is back after an error.
-    fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<Frozen, Self>;
+    fn freeze(self, each: &mut dyn FnMut(UnitMemory)) -> Result<Frozen, Self>;
     fn adopt(
         unit: Unit<Self::Model>,
         memory: Arc<HeapTables>,
@@ -201,7 +201,7 @@ impl<S: Subject> World<S> {
         self.begin();
         let mut tables = Vec::new();
         let frozen = driver.freeze(&mut |held| {
-            if let Held::Table { domain, root } = held {
+            if let UnitMemory::Table { domain, root } = held {
                 tables.push((domain, root));
             }
         });

@@ -6,7 +6,7 @@ use iopt::format::AmdV1;
 use iopt::{Gather, Table, TableOps as _};
 
 use super::*;
-use crate::handover::Held;
+use crate::handover::UnitMemory;
 
 const SERVED: Config = Config {
     device_tlbs: true,
@@ -223,8 +223,8 @@ fn a_successor_knows_the_devices() {
     let mut pages = 0;
     let used = driver.memory().in_use();
     let frozen = driver.freeze(&mut |held| match held {
-        Held::Structure { span, .. } => pages += span.len / 4096,
-        Held::Table { .. } => {}
+        UnitMemory::Structure { span, .. } => pages += span.len / 4096,
+        UnitMemory::Table { .. } => {}
     });
     let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
     assert_eq!(pages, used);

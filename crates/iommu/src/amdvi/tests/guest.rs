@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::error::UnitSetupError;
-use crate::handover::{Held, UnitAdoptError};
+use crate::handover::{UnitAdoptError, UnitMemory};
 
 /// GTSup, IASup, GIoSup, PASIDs of 20 bits, guest CR3 tables of 3 levels.
 pub(super) const GUEST: u64 = 1 << 4 | 1 << 6 | 1 << 48 | 19 << 32 | 2 << 14;
@@ -303,8 +303,8 @@ fn a_successor_knows_all_pasids() {
     model.received();
     let (mut pages, mut tables) = (0, Vec::new());
     let frozen = driver.freeze(&mut |held| match held {
-        Held::Structure { span, .. } => pages += span.len / 4096,
-        Held::Table { domain, root } => tables.push((domain, root)),
+        UnitMemory::Structure { span, .. } => pages += span.len / 4096,
+        UnitMemory::Table { domain, root } => tables.push((domain, root)),
     });
     let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
     assert_eq!(pages, used);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::error::UnitSetupError;
-use crate::handover::{Frozen, Held, UnitAdoptError};
+use crate::handover::{Frozen, UnitAdoptError, UnitMemory};
 
 #[test]
 fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
@@ -24,8 +24,8 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         model.received();
         let (mut pages, mut tables) = (0, Vec::new());
         let frozen = driver.freeze(&mut |held| match held {
-            Held::Structure { span, .. } => pages += span.len / 4096,
-            Held::Table { domain, root } => tables.push((domain.0, root)),
+            UnitMemory::Structure { span, .. } => pages += span.len / 4096,
+            UnitMemory::Table { domain, root } => tables.push((domain.0, root)),
         });
         let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
         assert_eq!(pages, used);

@@ -1,15 +1,15 @@
 //! Handing over.
 
 use super::*;
-use crate::handover::{Frozen, Held, UnitAdoptError};
+use crate::handover::{Frozen, UnitAdoptError, UnitMemory};
 
 type Listed = Vec<(DomainId, Root)>;
 
 fn freeze(driver: Smmu<Model>) -> (Frozen, Listed) {
     let mut tables = Vec::new();
     let frozen = driver.freeze(&mut |held| match held {
-        Held::Table { domain, root } => tables.push((domain, root)),
-        Held::Structure { name, .. } => panic!("{name}"),
+        UnitMemory::Table { domain, root } => tables.push((domain, root)),
+        UnitMemory::Structure { name, .. } => panic!("{name}"),
     });
     let (frozen, _) = frozen.map_err(|(_, cause)| cause).unwrap();
     let frozen = Frozen::from_bytes(&frozen.to_bytes()).unwrap();
