@@ -39,7 +39,7 @@ use ioas::{
     AttachError, DomainIds, FixedRuns, Ioas, Ledger, Listener, Memory, TableBuilder, Tracking,
 };
 use iommu::{DeviceId, Fault, SoftwareConfig, SoftwareUnit, Unit as _};
-use iopt::{FormatId, HeapTables, Interruption, Pending, Prot, Shown};
+use iopt::{FormatId, HeapTables, Interruption, Pending, PendingHarvest, Prot};
 use runs::{Iova, Pa, Span};
 use rustix::fs::{
     AtFlags, FileType, SealFlags, StatxFlags, fcntl_get_seals, fstat, fstatfs, statx,
@@ -524,7 +524,7 @@ impl ClientMemory {
     fn shown<'p>(
         &self,
         pending: &'p mut Pending<Vec<u64>>,
-    ) -> Result<Shown<'p, Vec<u64>>, DirtyRefusal> {
+    ) -> Result<PendingHarvest<'p, Vec<u64>>, DirtyRefusal> {
         let range = pending.span();
         let shown = self.space.show(pending)?;
         // An access that has marked its page may still be copying: it is over when the client reads the page.
