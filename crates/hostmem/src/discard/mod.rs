@@ -21,7 +21,7 @@
 //!
 //! Runs are offsets in the mapping. They are looked at before the first of them is touched; touching
 //! runs are joined, so that halves of a huge page become a whole one. What cannot be freed is reported with
-//! its reason ([`Kept`]), and the other runs are discarded all the same. Whatever the system calls do
+//! its reason ([`DiscardRefusal`]), and the other runs are discarded all the same. Whatever the system calls do
 //! (short returns, interruptions, errors in the middle), each run is either discarded as a whole or reported.
 //!
 //! Sources: madvise(2), process_madvise(2), fallocate(2); Linux
@@ -48,7 +48,7 @@ use thiserror::Error;
 
 use crate::backing::Backing;
 use crate::mapping::Mapping;
-use crate::procfs::ProbeError;
+use crate::procfs::ProcfsError;
 use crate::sys;
 use backed::{Backed, Store};
 use batch::Batch;
@@ -115,7 +115,7 @@ impl Memory {
 pub struct Discarded {
     /// They read as zeros now. What is free of them [`Discard::discard_counted`] says.
     pub bytes: u64,
-    /// They were reported as [`Kept`].
+    /// They were reported as [`DiscardRefusal`].
     pub kept: u64,
     /// Parts of blocks of 2 MiB, of memory that may be in transparent huge pages: if they were, their pages become free with the rest of the block only.
     pub in_parts: u64,
@@ -135,7 +135,7 @@ impl AddAssign for Discarded {
 /// Why a part of a run was not discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Kept {
+pub enum DiscardRefusal {
     /// It is less than a page of what backs the memory; it stays as it was.
     PartOfPage {
         /// Bytes of a page.
@@ -169,7 +169,7 @@ impl fmt::Display for Call {
     }
 }
 
-impl fmt::Display for Kept {
+impl fmt::Display for DiscardRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PartOfPage { page } => {
@@ -236,7 +236,7 @@ pub enum DiscardError {
     },
     /// What backs the memory cannot be read.
     #[error(transparent)]
-    Probe(#[from] ProbeError),
+    Probe(#[from] ProcfsError),
 }
 
 impl Discard {
@@ -285,7 +285,7 @@ impl Discard {
         }
         let page = sys::huge_page(file.as_fd()).map_err(|source| {
             let path = "the file system of a file".into();
-            DiscardError::Probe(ProbeError::Read { path, source })
+            DiscardError::Probe(ProcfsError::Read { path, source })
         })?;
         let backed = Backed {
             store: Store::File,
@@ -301,7 +301,7 @@ impl Discard {
     /// case. Without the event a handler brings back what was discarded.
     ///
     /// A discard returns when the handler has read the event, so it is to read in another thread than the one that
-    /// discards. Only handlers of this process' mapping are notified, and locked memory is [`Kept`]. Nothing changes for
+    /// discards. Only handlers of this process' mapping are notified, and locked memory is refused ([`DiscardRefusal`]). Nothing changes for
     /// [a file](Self::of_file).
     #[must_use]
     pub fn notifying(mut self) -> Self {
@@ -344,7 +344,7 @@ impl Discard {
     pub fn discard(
         &self,
         runs: &[Span<Offset>],
-        kept: &mut dyn FnMut(Span<Offset>, Kept),
+        kept: &mut dyn FnMut(Span<Offset>, DiscardRefusal),
     ) -> Result<Discarded, DiscardError> {
         self.check(runs)?;
         Ok(self.discard_checked(runs.iter().copied(), kept))
@@ -373,7 +373,7 @@ impl Discard {
     pub fn discard_counted(
         &self,
         runs: &[Span<Offset>],
-        kept: &mut dyn FnMut(Span<Offset>, Kept),
+        kept: &mut dyn FnMut(Span<Offset>, DiscardRefusal),
     ) -> Result<(Discarded, Result<Freed, CountError>), DiscardError> {
         self.check(runs)?;
         Ok(count::counted(self, runs, kept))
@@ -398,7 +398,7 @@ impl Discard {
     fn discard_checked(
         &self,
         runs: impl Iterator<Item = Span<Offset>>,
-        kept: &mut dyn FnMut(Span<Offset>, Kept),
+        kept: &mut dyn FnMut(Span<Offset>, DiscardRefusal),
     ) -> Discarded {
         let mut batch = Batch::new(self, kept);
         let mut joiner = Joiner::new();

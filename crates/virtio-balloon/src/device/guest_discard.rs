@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 use std::vec::Vec;
 
-use hostmem::{Discard, Discarded, GuestRegionError, Kept, Mapping};
+use hostmem::{Discard, DiscardRefusal, Discarded, GuestRegionError, Mapping};
 use runs::{GuestAddr, Offset, Span};
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -106,7 +106,7 @@ impl GuestDiscard {
     ) -> u64 {
         let result = discard.discard(&self.offsets, &mut |offsets, why| {
             let cause = match why {
-                Kept::Refused { errno, .. } => NotDiscarded::Kernel(errno),
+                DiscardRefusal::Refused { errno, .. } => NotDiscarded::Kernel(errno),
                 _ => NotDiscarded::NotPages,
             };
             failed(Part::new(region, offsets), cause);
