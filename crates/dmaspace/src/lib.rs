@@ -140,7 +140,7 @@ pub use ioas::{DriverMemory, HalMemory, HostPages, VirtioHal};
 #[doc(inline)]
 pub use ioas::{
     KernelError, Mapper, vfio,
-    vfio::{Container, Device as VfioDevice, Group, Type1},
+    vfio::{Container, Group, Type1, VfioDevice},
 };
 #[cfg(feature = "iommufd")]
 #[doc(inline)]

@@ -322,7 +322,10 @@ fn what_another_holder_has_is_refused_by_name_and_the_other_runs_go() {
     assert_eq!(machine.read(runs[0].start), None);
     // What is released cannot be pinned.
     let refused = bench.space.pin(runs[0], Prot::READ, WhenUnmapped::Keeps);
-    assert!(matches!(refused, Err(ioas::PinError::NotThere { .. })));
+    assert!(matches!(
+        refused,
+        Err(ioas::ExternalPinError::NotThere { .. })
+    ));
     drop(pin);
     // Who is to let go does.
     let pin = bench.space.pin(held, Prot::READ, WhenUnmapped::Drops);
