@@ -165,8 +165,7 @@ pub use balloon::{GuestBalloon, GuestBalloonError, Kept};
 #[cfg(feature = "vm-memory")]
 #[doc(inline)]
 pub use virtio_balloon::device::{
-    Device as BalloonDevice, Discarder, Event as BalloonEvent, GuestDiscard,
-    Monitor as BalloonMonitor, Settings as BalloonSettings,
+    BalloonDevice, BalloonEvent, BalloonMonitor, BalloonSettings, Discarder, GuestDiscard,
 };
 #[doc(inline)]
 pub use virtio_balloon::{MemoryMap, Part, Region};

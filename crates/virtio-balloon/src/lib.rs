@@ -16,11 +16,11 @@
 //!   these across the messages of a drained queue, and [`PartialHugePages`] remembers what is not yet a whole
 //!   page of the host. Decoding, resolving and collecting do not depend on each other: runs and parts go from
 //!   one to the next by closures.
-//! * [`Features`] and [`BulkBit`], [`Queue`] numbers in both [`Numbering`]s, [`Config`] space, and
+//! * [`Features`] and [`BulkBit`], [`Queue`] numbers in both [`Numbering`]s, [`BalloonConfig`] space, and
 //!   [`Stats`].
 //! * [`driver`] is the guest's end: [`Driver`], over small seams.
-//! * [`Dma`] is the seam towards devices that reach the guest's memory by themselves.
-//! * With the feature `device` (which needs `std`), `device::Device` is the host's side of all that.
+//! * [`Releaser`] is the seam towards devices that reach the guest's memory by themselves.
+//! * With the feature `device` (which needs `std`), `device::BalloonDevice` is the host's side of all that.
 //!
 //! Addresses and lengths are bytes of the guest's physical address space, as [`runs::Span`]s, unless
 //! a name says pages. A page *number* counts pages of 4 KiB ([`WIRE_PAGE`]), however large the guest's
@@ -48,8 +48,8 @@ mod source;
 mod stats;
 
 pub use collect::RunCollector;
-pub use config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
-pub use dma::{Dma, Reason};
+pub use config::{BULK_CONFIG_BYTES, BalloonConfig, CONFIG_BYTES};
+pub use dma::{KeepReason, Releaser};
 pub use driver::{Driver, Wait};
 pub use features::{BadBulkBit, BulkBit, Features};
 pub use format::{BitmapRecords, Format, LePfns, MOST_DATA_BYTES, MOST_MESSAGE_BYTES};

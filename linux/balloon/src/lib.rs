@@ -22,7 +22,8 @@ use virtio_balloon::driver::{
     Element, Error, GuestPages, Memory, Progress, QueueAddresses, Queues, Settings, Transport,
 };
 use virtio_balloon::{
-    BULK_CONFIG_BYTES, BulkBit, Config, Driver, Features, GuestPage, Numbering, Stats, Tag, Wait,
+    BULK_CONFIG_BYTES, BalloonConfig, BulkBit, Driver, Features, GuestPage, Numbering, Stats, Tag,
+    Wait,
 };
 
 /// `struct balloon`.
@@ -472,7 +473,7 @@ pub extern "C" fn dmaspace_balloon_bit_is_free(bit: c_int) -> bool {
 pub unsafe extern "C" fn dmaspace_balloon_takes_bulk(config: *const u8) -> bool {
     // SAFETY: as the caller promises.
     let bytes = unsafe { &*config.cast::<[u8; BULK_CONFIG_BYTES]>() };
-    Config::from_bytes(bytes).has_bulk()
+    BalloonConfig::from_bytes(bytes).has_bulk()
 }
 
 /// Bytes of the driver.

@@ -16,7 +16,7 @@ use ioas::{
 use iommu::{DeviceId, DomainId, NodeId, RunMap, SoftwareConfig, SoftwareUnit, Unit};
 use iopt::{AnyTable, Interruption, Prot, TABLE_BYTES};
 use runs::{Bytes, GuestAddr, Iova, Joiner, Offset, PageSizes, Run, SizeHistogram, Span};
-use virtio_balloon::{Dma as _, MemoryMap, Part, Region};
+use virtio_balloon::{MemoryMap, Part, Region, Releaser as _};
 
 use super::devices::Dma;
 use super::job::{Job, PROBE, StepOf, Times, dirty, timed};

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use ioas::{GuestRam, Ioas};
 use runs::{GuestAddr, Span};
 use virtio_balloon::device::{Discarder as _, GuestDiscard, GuestDiscardError, NotDiscarded};
-use virtio_balloon::{BadRam, Dma as _, MemoryMap, Part, Reason, Refusal, Refusals, Region};
+use virtio_balloon::{
+    BadRam, KeepReason, MemoryMap, Part, Refusal, Refusals, Region, Releaser as _,
+};
 use vm_memory::GuestMemoryMmap;
 use vm_memory::bitmap::Bitmap;
 
@@ -50,7 +52,7 @@ pub enum GuestBalloonError {
 pub enum Kept {
     /// A device still has it.
     #[error("{0}")]
-    Devices(Reason),
+    Devices(KeepReason),
     /// Devices have released it, and the machine did not take it.
     #[error("{0}")]
     NotDiscarded(NotDiscarded),
@@ -135,7 +137,7 @@ impl GuestBalloon {
     pub fn deflate(
         &mut self,
         runs: &[Span<GuestAddr>],
-        failed: &mut dyn FnMut(Span<GuestAddr>, Reason),
+        failed: &mut dyn FnMut(Span<GuestAddr>, KeepReason),
     ) -> Result<(), GuestBalloonError> {
         let map = MemoryMap::new(&self.regions)?;
         let parts = resolve(map, runs)?;

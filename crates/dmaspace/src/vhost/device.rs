@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use runs::{GuestAddr, Span};
 use vhost_user_backend::VringT as _;
 use virtio_balloon::device::{
-    Counters, Device, Discard, Event as DeviceEvent, GuestDiscard, Hint, HintError, Monitor,
-    QueueError, Settings, State, StatsState,
+    BalloonCounters, BalloonDevice, BalloonEvent as DeviceEvent, BalloonMonitor, BalloonSettings,
+    BalloonState, Discard, GuestDiscard, Hint, HintError, QueueError, StatsState,
 };
 use virtio_balloon::{Features, Queue, Region, Stats, WIRE_PAGE};
 use virtio_queue::QueueT as _;
@@ -70,7 +70,7 @@ impl Reported {
     }
 }
 
-impl Monitor for Reported {
+impl BalloonMonitor for Reported {
     fn config_changed(&mut self) {
         self.config_changed = true;
     }
@@ -111,7 +111,7 @@ pub(super) struct Standing {
     pub(super) actual: u64,
     /// How long the last target took that was reached.
     pub(super) reached: Duration,
-    pub(super) counters: Counters,
+    pub(super) counters: BalloonCounters,
     pub(super) refused: u64,
 }
 
@@ -132,7 +132,7 @@ fn identity(memory: &GuestMemoryMmap) -> io::Result<Identity> {
 
 /// What the lock keeps.
 struct Inner {
-    device: Device<GuestDiscard, (), Reported, Discard>,
+    device: BalloonDevice<GuestDiscard, (), Reported, Discard>,
     memory: Option<Arc<GuestMemoryMmap>>,
     identity: Identity,
     /// A driver has set up, and these rings of it were not looked at yet.
@@ -149,10 +149,10 @@ pub(super) struct Balloon {
 }
 
 impl Balloon {
-    pub(super) fn new(settings: Settings, target: u64) -> Result<Self, BalloonError> {
+    pub(super) fn new(settings: BalloonSettings, target: u64) -> Result<Self, BalloonError> {
         let none: [Region<Discard>; 0] = [];
         let discard = GuestDiscard::new();
-        let mut device = Device::new(settings, none, discard, (), Reported::default())?;
+        let mut device = BalloonDevice::new(settings, none, discard, (), Reported::default())?;
         device.set_target(target);
         let inner = Inner {
             device,
@@ -291,7 +291,7 @@ impl Inner {
     }
 
     fn set_stats(&mut self, stats: StatsState) {
-        let state = State {
+        let state = BalloonState {
             stats,
             ..self.device.state()
         };
@@ -424,7 +424,7 @@ mod tests {
 
     #[test]
     fn what_nobody_hears_is_counted_beyond_a_bound() {
-        let balloon = Balloon::new(Settings::default(), 0).unwrap();
+        let balloon = Balloon::new(BalloonSettings::default(), 0).unwrap();
         for more in [0, 1, 44] {
             for _ in 0..MOST_EVENTS + more {
                 balloon.lock().device.monitor().tell(Event::Connected);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hostmem::PeerEvent;
-use virtio_balloon::device::{Bulk, GuestDiscardError, Settings, SetupError};
+use virtio_balloon::device::{BalloonSettings, BalloonSetupError, Bulk, GuestDiscardError};
 use virtio_balloon::{BulkBit, Features};
 
 use super::device::{Balloon, Standing};
@@ -86,7 +86,7 @@ pub enum BalloonError {
     Events(#[source] io::Error),
     /// The device cannot be made.
     #[error("cannot make the device")]
-    Setup(#[from] SetupError),
+    Setup(#[from] BalloonSetupError),
     /// Memory cannot be given back.
     #[error("cannot give memory back")]
     Discard(#[from] GuestDiscardError),
@@ -106,8 +106,10 @@ impl BalloonJob {
     ///
     /// [`BalloonError`].
     pub fn run(&self, operator: &mut dyn Operator) -> Result<BalloonReport, BalloonError> {
-        let features = Settings::default().features.with(Features::FREE_PAGE_HINT);
-        let settings = Settings {
+        let features = BalloonSettings::default()
+            .features
+            .with(Features::FREE_PAGE_HINT);
+        let settings = BalloonSettings {
             features: match self.reporting {
                 true => features,
                 false => features.without(Features::PAGE_REPORTING),
@@ -116,7 +118,7 @@ impl BalloonJob {
                 bit,
                 ..Bulk::default()
             }),
-            ..Settings::default()
+            ..BalloonSettings::default()
         };
         PeerEvent::supported().map_err(BalloonError::Events)?;
         let balloon = Arc::new(Balloon::new(settings, self.target)?);

@@ -32,7 +32,7 @@
 //! shares, and nothing else of the front end: **devices that another program gives to the guest are not
 //! asked before memory is given back**. A guest with a passed-through device must not have this balloon
 //! beside it; there the device belongs into the monitor ([`virtio_balloon::device`]), where it asks
-//! by [`virtio_balloon::Dma`].
+//! by [`virtio_balloon::Releaser`].
 //!
 //! A front end's messages are taken for what they are, whatever is in them. The files that they bring are memory (of `tmpfs`
 //! or `hugetlbfs`), events, local sockets to be called by, and the socket of its channel; any other ends the link by name. None is

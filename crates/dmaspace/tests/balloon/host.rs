@@ -15,7 +15,7 @@ use dmaspace::iommu::{
 };
 use dmaspace::iopt::{AnyTable, FormatId, HeapTables, Prot};
 use dmaspace::runs::{GuestAddr, Offset, Pa, PageSizes, Span};
-use dmaspace::virtio_balloon::{Dma, MemoryMap, Part, Reason, Refusals, Region};
+use dmaspace::virtio_balloon::{KeepReason, MemoryMap, Part, Refusals, Region, Releaser};
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const PAGES: u64 = 1024;
@@ -256,7 +256,7 @@ impl Machine {
         let [(first, one), (second, two)] = made;
         balloon.add_space(first.clone());
         balloon.add_space(second.clone());
-        assert!(Dma::<Arc<Memory>>::attached(&balloon));
+        assert!(Releaser::<Arc<Memory>>::attached(&balloon));
         Self {
             spaces: [first, second],
             units: [one, two],
@@ -268,7 +268,10 @@ impl Machine {
         }
     }
 
-    pub(crate) fn release(&mut self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
+    pub(crate) fn release(
+        &mut self,
+        runs: &[Span<GuestAddr>],
+    ) -> Vec<(Span<GuestAddr>, KeepReason)> {
         let mut told = Vec::new();
         let regions = self.regions();
         let (map, parts) = resolved(&regions, runs);
@@ -278,7 +281,10 @@ impl Machine {
         told
     }
 
-    pub(crate) fn restore(&mut self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
+    pub(crate) fn restore(
+        &mut self,
+        runs: &[Span<GuestAddr>],
+    ) -> Vec<(Span<GuestAddr>, KeepReason)> {
         let mut told = Vec::new();
         let regions = self.regions();
         let (map, parts) = resolved(&regions, runs);

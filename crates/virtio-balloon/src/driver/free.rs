@@ -6,7 +6,7 @@ use super::error::Error;
 use super::link::{HINT_AT, REPORTED, STATS_AT};
 use super::seams::{Element, GuestPages, Memory, Transport};
 use super::{Driver, DriverResult, HINT_COMMAND};
-use crate::config::Config;
+use crate::config::BalloonConfig;
 use crate::features::Features;
 use crate::queues::Queue;
 use crate::stats::{ByteOrder, Stats};
@@ -125,14 +125,14 @@ where
         }
         let mut generation = self.generation()?;
         let command = self.hint_command()?;
-        if command == Config::HINT_DONE {
+        if command == BalloonConfig::HINT_DONE {
             self.hint_command = command;
             return Ok(match self.give_back_hinted(u64::MAX) {
                 0 => Hinting::Nothing,
                 bytes => Hinting::Done { bytes },
             });
         }
-        if command < Config::HINT_FIRST || command == self.hint_command {
+        if command < BalloonConfig::HINT_FIRST || command == self.hint_command {
             return Ok(Hinting::Nothing);
         }
         self.say(command)?;
@@ -166,7 +166,7 @@ where
             self.exchange_hint(element)?;
             bytes += size;
         }
-        self.say(Config::HINT_STOP)?;
+        self.say(BalloonConfig::HINT_STOP)?;
         Ok(Hinting::Hinted { command, bytes })
     }
 

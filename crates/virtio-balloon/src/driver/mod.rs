@@ -30,7 +30,7 @@ use core::time::Duration;
 
 use runs::{GuestAddr, Span};
 
-use crate::config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
+use crate::config::{BULK_CONFIG_BYTES, BalloonConfig, CONFIG_BYTES};
 use crate::features::{BulkBit, Features};
 use crate::format::MOST_MESSAGE_BYTES;
 use crate::queues::{Numbering, Queue};
@@ -288,7 +288,7 @@ where
     }
 
     /// The configuration space. A field is read whole; the device may change others meanwhile.
-    fn config(&mut self, bytes: usize) -> DriverResult<Config, T> {
+    fn config(&mut self, bytes: usize) -> DriverResult<BalloonConfig, T> {
         let mut all = [0; BULK_CONFIG_BYTES];
         let (read, _) = all.split_at_mut(bytes.clamp(CONFIG_BYTES, BULK_CONFIG_BYTES));
         let mut offset = 0;
@@ -297,7 +297,7 @@ where
             transport.read_config(offset, field).map_err(Error::Seam)?;
             offset += 4;
         }
-        Ok(Config::from_bytes(&all))
+        Ok(BalloonConfig::from_bytes(&all))
     }
 
     /// Ends all work, and gives every page back to the guest: hinted and held ones. Then the device is

@@ -6,7 +6,7 @@ use crate::fake::{Answers, Faked, Handle, PAGE, world};
 use proptest::prelude::*;
 use runs::Span;
 use virtio_balloon::driver::{Error, Hinting, Settings};
-use virtio_balloon::{Config, Features, Queue, Tag, Wait};
+use virtio_balloon::{BalloonConfig, Features, Queue, Tag, Wait};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -161,18 +161,18 @@ fn hinted_pages_are_kept_until_it_is_over() {
     assert_eq!(driver.hint(), Ok(Hinting::Hinted { command: 5, bytes }));
     assert_eq!(driver.hint(), Ok(Hinting::Nothing), "once for each command");
     world.with(|world| {
-        assert_eq!(world.hints, [5, Config::HINT_STOP]);
+        assert_eq!(world.hints, [5, BalloonConfig::HINT_STOP]);
         let blocks: Vec<_> = (1..4).map(|nr| Span::new(nr << 22, 1 << 22)).collect();
         assert_eq!(world.reported, blocks);
         assert!(world.free.is_empty());
-        world.config.free_page_hint_cmd_id = Config::HINT_STOP;
+        world.config.free_page_hint_cmd_id = BalloonConfig::HINT_STOP;
     });
     assert_eq!(driver.hint(), Ok(Hinting::Nothing));
     assert!(
         world.with(|world| world.free.is_empty()),
         "stopped, not done"
     );
-    world.with(|world| world.config.free_page_hint_cmd_id = Config::HINT_DONE);
+    world.with(|world| world.config.free_page_hint_cmd_id = BalloonConfig::HINT_DONE);
     assert_eq!(driver.hint(), Ok(Hinting::Done { bytes }));
     assert_eq!(world.with(|world| world.free.len()), 3072);
     world.agree(&driver);
@@ -183,7 +183,7 @@ fn hinted_pages_are_kept_until_it_is_over() {
         world.stop_hints = Some((1, 6));
     });
     assert_eq!(driver.hint(), Ok(Hinting::Hinted { command: 6, bytes }));
-    world.with(|world| world.config.free_page_hint_cmd_id = Config::HINT_DONE);
+    world.with(|world| world.config.free_page_hint_cmd_id = BalloonConfig::HINT_DONE);
     assert_eq!(driver.hint(), Ok(Hinting::Done { bytes }));
     // The command changes on the way; hinted pages come back with the rest.
     world.with(|world| {

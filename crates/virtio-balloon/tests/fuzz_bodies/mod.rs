@@ -5,8 +5,8 @@
 
 use runs::{GuestAddr, Span};
 use virtio_balloon::{
-    BitmapRecords, ByteOrder, Config, Format, LePfns, MemoryMap, Part, PartialHugePages, Refusals,
-    Region, Resolver, RunCollector, Stats, WIRE_PAGE,
+    BalloonConfig, BitmapRecords, ByteOrder, Format, LePfns, MemoryMap, Part, PartialHugePages,
+    Refusals, Region, Resolver, RunCollector, Stats, WIRE_PAGE,
 };
 
 /// One target.
@@ -85,7 +85,7 @@ fn other(data: &[u8]) {
         );
     }
     if let Some((offset, rest)) = data.split_first_chunk() {
-        let mut config = Config::from_bytes(rest);
+        let mut config = BalloonConfig::from_bytes(rest);
         let before = config;
         config.write(u64::from_le_bytes(*offset), rest);
         config.write(u64::from(offset[0]), rest);
