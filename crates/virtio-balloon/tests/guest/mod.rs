@@ -13,8 +13,8 @@ use virtio_balloon::device::{
     NotDiscarded, QueueError, regions,
 };
 use virtio_balloon::{
-    BitmapRecords, Features, Format, GuestPage, KeepReason, LePfns, MemoryMap, Part, Queue,
-    Refusals, Region, Releaser, Source, Stats, WIRE_PAGE,
+    BitmapRecords, Features, GuestPage, KeepReason, LePfns, MemoryMap, MessageFormat,
+    MessageSource, Part, Queue, Refusals, Region, Releaser, Stats, WIRE_PAGE,
 };
 use virtio_queue::{Queue as VirtQueue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -250,7 +250,7 @@ pub fn in_bulk() -> BalloonSettings {
 }
 
 pub fn bulk_messages(runs: &[Span<GuestAddr>]) -> Vec<Vec<u8>> {
-    let mut source = Source::new(runs.iter().copied(), GuestPage::SIZE_4K);
+    let mut source = MessageSource::new(runs.iter().copied(), GuestPage::SIZE_4K);
     let mut message = vec![0; 4096];
     let mut all = Vec::new();
     loop {
@@ -415,7 +415,7 @@ impl Guest {
 
     /// Messages of runs as page numbers.
     pub fn runs(&mut self, queue: Queue, runs: &[Span<GuestAddr>]) {
-        let mut source = Source::new(runs.iter().copied(), GuestPage::SIZE_4K);
+        let mut source = MessageSource::new(runs.iter().copied(), GuestPage::SIZE_4K);
         let mut message = [0; 1024];
         loop {
             let used = LePfns.encode(&mut source, &mut message).unwrap();

@@ -14,10 +14,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use runs::{GuestAddr, Span};
-use virtio_balloon::driver::{QueueAddresses, Settings};
+use virtio_balloon::driver::{DriverSettings, QueueAddresses};
 use virtio_balloon::{
-    BalloonConfig, BitmapRecords, BulkBit, ByteOrder, Driver, Features, Format as _, GuestPage,
-    LePfns, Numbering, Queue, Refusals, Stats,
+    BalloonConfig, BalloonDriver, BitmapRecords, BulkBit, ByteOrder, Features, GuestPage, LePfns,
+    MessageFormat as _, Numbering, Queue, Refusals, Stats,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -104,7 +104,7 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-pub(crate) type Faked = Driver<Handle, Handle, Handle>;
+pub(crate) type Faked = BalloonDriver<Handle, Handle, Handle>;
 
 /// A guest of these free pages (numbers), and a device that offers everything but messages in bulk.
 pub(crate) fn world(free: impl IntoIterator<Item = u64>) -> Handle {
@@ -166,8 +166,8 @@ impl Handle {
         f(&mut self.0.borrow_mut())
     }
 
-    pub(crate) fn driver(&self, settings: Settings) -> Faked {
-        Driver::new(self.clone(), self.clone(), self.clone(), settings).unwrap()
+    pub(crate) fn driver(&self, settings: DriverSettings) -> Faked {
+        BalloonDriver::new(self.clone(), self.clone(), self.clone(), settings).unwrap()
     }
 
     /// What is in the balloon is what the device was told, and nothing is nowhere.
