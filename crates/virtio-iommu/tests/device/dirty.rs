@@ -13,7 +13,7 @@ use iopt::{FormatId, Interruption, Invalidation, Root};
 use proptest::prelude::*;
 use runs::{GuestAddr, Span};
 use virtio_iommu::wire::map_flags;
-use virtio_iommu::{Config, Status};
+use virtio_iommu::{Status, VirtioIommuConfig};
 
 use crate::guest::{
     Guest, HIGH, LOW, NEXT, PAGE, SoftUnit, attach, attach_with, config, detach, device_of, map,
@@ -133,7 +133,7 @@ fn what_was_written_stays_dirty_after_its_mapping_has_gone() {
 
 #[test]
 fn an_endpoint_in_bypass_mode_is_reported_too() {
-    let bypass = Config {
+    let bypass = VirtioIommuConfig {
         bypass: Some(true),
         ..config()
     };
