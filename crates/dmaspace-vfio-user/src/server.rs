@@ -6,7 +6,7 @@
 //! the version is not agreed on.
 //!
 //! When the client has left, its memory is unmapped and its interrupts are gone before
-//! [`Device::left`] is called and the next client is accepted.
+//! [`DeviceModel::left`] is called and the next client is accepted.
 
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use hostmem::PeerEvent;
 use iopt::Prot;
 use serde::{Deserialize, Serialize};
 
-use crate::device::{Description, Device, INTX, IRQS, Migration, REGIONS};
-use crate::error::{DirtyRefusal, MapRefusal, Refusal, ServeError, UnmapRefusal};
+use crate::device::{Description, DeviceModel, INTX, IRQS, Migration, REGIONS};
+use crate::error::{DirtyRefusal, MapRefusal, RequestRefusal, ServeError, UnmapRefusal};
 use crate::irqs::Irqs;
-use crate::memory::{ClientMemory, Limits, SetupError};
+use crate::memory::{ClientLimits, ClientMemory, ServerSetupError};
 use crate::migration::{FLAGS, Progress};
 use crate::socket::{self, Channel, Door, Message};
 use crate::wire::{Bytes, Command, Fields, Header, MOST_DATA, MOST_FDS, at_least, exactly, room};
@@ -56,7 +56,7 @@ pub struct Server {
 
 /// What a client did.
 #[derive(Debug)]
-pub struct Served {
+pub struct SessionReport {
     /// Its requests, without those that were refused.
     pub requests: u64,
     /// Of these, maps.
@@ -76,12 +76,12 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// See [`SetupError`].
+    /// See [`ServerSetupError`].
     pub fn new(
         listener: UnixListener,
         description: Description,
-        limits: Limits,
-    ) -> Result<Self, SetupError> {
+        limits: ClientLimits,
+    ) -> Result<Self, ServerSetupError> {
         listener.set_nonblocking(true)?;
         PeerEvent::supported()?;
         Ok(Self {
@@ -107,15 +107,15 @@ impl Server {
     /// # Errors
     ///
     /// [`ServeError::Accept`] only: the next call would fail, too. A want of descriptors or memory is waited out, and
-    /// [reported](Device::not_accepted).
-    pub fn serve(&self, device: &dyn Device) -> Result<Served, ServeError> {
+    /// [reported](DeviceModel::not_accepted).
+    pub fn serve(&self, device: &dyn DeviceModel) -> Result<SessionReport, ServeError> {
         let mut door = Door {
             listener: &self.listener,
             device,
             stuck: false,
         };
         let client = door.next()?;
-        let mut served = Served {
+        let mut served = SessionReport {
             requests: 0,
             maps: 0,
             unmaps: 0,
@@ -153,9 +153,9 @@ impl Server {
 /// A client while it is there.
 struct Session<'a> {
     server: &'a Server,
-    device: &'a dyn Device,
+    device: &'a dyn DeviceModel,
     progress: Progress,
-    served: &'a mut Served,
+    served: &'a mut SessionReport,
 }
 
 /// The client's side of the version. What is not named is not looked at.
@@ -269,7 +269,7 @@ impl Session<'_> {
     }
 
     /// Serves a request; returns the payload of its reply.
-    fn request(&mut self, message: Message) -> Result<Vec<u8>, Refusal> {
+    fn request(&mut self, message: Message) -> Result<Vec<u8>, RequestRefusal> {
         let Message {
             header,
             payload,
@@ -278,7 +278,7 @@ impl Session<'_> {
         } = message;
         if !header.is_command() {
             let command = header.command;
-            return Err(Refusal::Reply { command });
+            return Err(RequestRefusal::Reply { command });
         }
         let command = Command::of(header.command)?;
         let expected = match command {
@@ -288,12 +288,12 @@ impl Session<'_> {
         };
         if too_many || fds.len() > expected {
             let given = fds.len();
-            return Err(Refusal::Descriptors { given, expected });
+            return Err(RequestRefusal::Descriptors { given, expected });
         }
         let (memory, irqs) = (&self.server.memory, &self.server.irqs);
         let mut reply = Bytes::default();
         match command {
-            Command::Version => return Err(Refusal::VersionTwice),
+            Command::Version => return Err(RequestRefusal::VersionTwice),
             Command::DmaMap => {
                 let mut fields = exactly(&payload, 32)?;
                 room(fields.u32(), 32)?;
@@ -338,7 +338,7 @@ impl Session<'_> {
                 let (_flags, index) = (fields.u32(), fields.u32());
                 if index as usize >= IRQS {
                     let (start, count, there) = (0, 0, 0);
-                    return Err(Refusal::Interrupts {
+                    return Err(RequestRefusal::Interrupts {
                         index,
                         start,
                         count,
@@ -369,7 +369,7 @@ impl Session<'_> {
                 reply.0.resize(fixed + count as usize, 0);
                 let bytes = reply.0.get_mut(fixed..).unwrap_or_default();
                 let read = self.device.read(region as usize, offset, bytes);
-                read.map_err(Refusal::Device)?;
+                read.map_err(RequestRefusal::Device)?;
             }
             Command::RegionWrite => {
                 let mut fields = at_least(&payload, 16)?;
@@ -378,7 +378,7 @@ impl Session<'_> {
                 exactly(bytes, count as usize)?;
                 self.access(region, offset, count.into())?;
                 let written = self.device.write(region as usize, offset, bytes);
-                written.map_err(Refusal::Device)?;
+                written.map_err(RequestRefusal::Device)?;
                 reply.u64(offset).u32(region).u32(count);
             }
             Command::RegionWriteMulti => return self.write_multi(&payload),
@@ -413,18 +413,18 @@ impl Session<'_> {
     }
 
     /// Bytes of a region.
-    fn region(&self, index: u32) -> Result<u64, Refusal> {
+    fn region(&self, index: u32) -> Result<u64, RequestRefusal> {
         let size = self.server.description.regions.get(index as usize);
-        size.copied().ok_or(Refusal::Region { index })
+        size.copied().ok_or(RequestRefusal::Region { index })
     }
 
     /// Refuses an access that does not lie inside its region.
-    fn access(&self, region: u32, offset: u64, count: u64) -> Result<(), Refusal> {
+    fn access(&self, region: u32, offset: u64, count: u64) -> Result<(), RequestRefusal> {
         let size = self.region(region)?;
         let end = offset.checked_add(count).filter(|end| *end <= size);
         match end {
             Some(_) if count > 0 && count <= MOST_DATA as u64 => Ok(()),
-            _ => Err(Refusal::Access {
+            _ => Err(RequestRefusal::Access {
                 region,
                 offset,
                 count,
@@ -434,7 +434,7 @@ impl Session<'_> {
     }
 
     /// Specification: `VFIO_USER_REGION_WRITE_MULTI`. All writes are looked at first.
-    fn write_multi(&self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn write_multi(&self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut fields = at_least(payload, 8)?;
         let count = fields.u64();
         let bytes = usize::try_from(count).ok().and_then(|n| n.checked_mul(24));
@@ -451,27 +451,27 @@ impl Session<'_> {
         for (offset, region, count, data) in writes {
             let data = data.get(..count as usize).unwrap_or_default();
             let written = self.device.write(region as usize, offset, data);
-            written.map_err(Refusal::Device)?;
+            written.map_err(RequestRefusal::Device)?;
         }
         let mut reply = Bytes::default();
         reply.u64(count);
         Ok(reply.0)
     }
 
-    fn migration(&self) -> Result<&dyn Migration, Refusal> {
+    fn migration(&self) -> Result<&dyn Migration, RequestRefusal> {
         let migration = self.device.migration();
         let migration = migration.filter(|_| self.server.description.migration);
-        migration.ok_or(Refusal::NoMigration)
+        migration.ok_or(RequestRefusal::NoMigration)
     }
 
     /// Specification: `VFIO_USER_DEVICE_FEATURE`.
-    fn feature(&mut self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn feature(&mut self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut fields = at_least(payload, 8)?;
         let (argsz, flags) = (fields.u32(), fields.u32());
         room(argsz, 8)?;
         let (feature, methods) = (flags as u16, flags & !0xffff);
         let data = fields.rest();
-        let unsupported = Refusal::Feature { feature, flags };
+        let unsupported = RequestRefusal::Feature { feature, flags };
         let supported = match feature {
             MIGRATION | MIG_DEVICE_STATE if self.migration().is_err() => 0,
             MIGRATION | DMA_LOGGING_REPORT => GET,
@@ -501,7 +501,7 @@ impl Session<'_> {
             (MIG_DEVICE_STATE, _) => {
                 let to = exactly(data, 8)?.u32();
                 let device = self.device;
-                let migration = device.migration().ok_or(Refusal::NoMigration)?;
+                let migration = device.migration().ok_or(RequestRefusal::NoMigration)?;
                 self.progress.go(migration, to)?;
             }
             (DMA_LOGGING_START, _) => {
