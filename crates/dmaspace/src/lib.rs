@@ -161,7 +161,7 @@ pub use iommu::{DeviceId, DomainId, Fault, FlushError, NodeId, RunMap, SoftwareU
 pub use balloon::{BalloonDma, RegionMemory};
 #[cfg(feature = "vm-memory")]
 #[doc(inline)]
-pub use balloon::{GuestBalloon, GuestBalloonError, Kept};
+pub use balloon::{GuestBalloon, GuestBalloonError, NotReturned};
 #[cfg(feature = "vm-memory")]
 #[doc(inline)]
 pub use virtio_balloon::device::{

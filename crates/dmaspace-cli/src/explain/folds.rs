@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use dmaspace::firmware::UnitKind;
+use dmaspace::firmware::FirmwareUnitKind;
 use iommu::log::{Class, Family, FaultRecord, PciAddress, Suppressed};
 
 use super::facts::{pci, quote};
@@ -309,11 +309,11 @@ impl Fold {
     }
 
     /// The kind of unit and the number of the device, where the log has nothing else of it.
-    pub(super) fn number(&self) -> Option<(UnitKind, u32)> {
+    pub(super) fn number(&self) -> Option<(FirmwareUnitKind, u32)> {
         let kind = match self.key.family {
-            Family::SmmuV3 => UnitKind::SmmuV3,
-            Family::SmmuV2 => UnitKind::Smmu,
-            Family::Riscv => UnitKind::Riscv,
+            Family::SmmuV3 => FirmwareUnitKind::SmmuV3,
+            Family::SmmuV2 => FirmwareUnitKind::Smmu,
+            Family::Riscv => FirmwareUnitKind::Riscv,
             _ => return None,
         };
         let id = self.key.id.filter(|_| self.key.client.is_none())?;

@@ -49,7 +49,7 @@ pub enum GuestBalloonError {
 
 /// Why a part of what the guest has given up is not the machine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Kept {
+pub enum NotReturned {
     /// A device still has it.
     #[error("{0}")]
     Devices(KeepReason),
@@ -113,18 +113,18 @@ impl GuestBalloon {
     pub fn inflate(
         &mut self,
         runs: &[Span<GuestAddr>],
-        kept: &mut dyn FnMut(Span<GuestAddr>, Kept),
+        kept: &mut dyn FnMut(Span<GuestAddr>, NotReturned),
     ) -> Result<u64, GuestBalloonError> {
         let map = MemoryMap::new(&self.regions)?;
         let parts = resolve(map, runs)?;
         let mut stay = Vec::new();
         self.dma.release(map, &parts, &mut |part, reason| {
-            kept(map.run(&part), Kept::Devices(reason));
+            kept(map.run(&part), NotReturned::Devices(reason));
             stay.push(part);
         });
         let released = without(&parts, &stay);
         Ok(self.discard.discard(map, &released, &mut |part, why| {
-            kept(map.run(&part), Kept::NotDiscarded(why));
+            kept(map.run(&part), NotReturned::NotDiscarded(why));
         }))
     }
 

@@ -22,7 +22,7 @@ mod guest;
 mod reasons;
 
 #[cfg(feature = "vm-memory")]
-pub use guest::{GuestBalloon, GuestBalloonError, Kept};
+pub use guest::{GuestBalloon, GuestBalloonError, NotReturned};
 
 use std::borrow::Borrow;
 use std::fmt;

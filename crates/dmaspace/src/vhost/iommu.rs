@@ -9,7 +9,7 @@ use virtio_iommu::{Domains, FaultReport, MemoryRegion, RingError, Served, Virtio
 use virtio_queue::{Queue, QueueT as _};
 use vm_memory::{GuestAddressSpace as _, GuestMemoryMmap};
 
-use super::link::{Backend, Memory};
+use super::link::{Backend, BackendMemory};
 use super::vring::Vring;
 
 /// The device is one of the standard, not a legacy one (`VIRTIO_F_VERSION_1`; VIRTIO 1.3, 6).
@@ -190,7 +190,7 @@ impl<H: IommuHost> Backend for Iommu<H> {
         self.lock().device.write_config(offset.into(), bytes);
     }
 
-    fn memory(&self, memory: &Memory) -> io::Result<()> {
+    fn memory(&self, memory: &BackendMemory) -> io::Result<()> {
         let memory = memory.memory().into_inner();
         let mut inner = self.lock();
         let regions = inner.device.back_end().regions(&memory)?;
@@ -306,7 +306,7 @@ mod tests {
     }
 
     /// The queue of requests of a driver, which stands at `next`.
-    fn ring(memory: &Memory, next: u16) -> Vring {
+    fn ring(memory: &BackendMemory, next: u16) -> Vring {
         let vring = Vring::new(memory.clone(), SIZE).unwrap();
         vring.set_queue_info(DESCRIPTORS, AVAILABLE, USED).unwrap();
         vring.set_queue_size(SIZE);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     /// The driver attaches an endpoint to the domain of the same number, and notifies the device.
-    fn attach(iommu: &Iommu<Host>, memory: &Memory, vring: &Vring, endpoint: u32) {
+    fn attach(iommu: &Iommu<Host>, memory: &BackendMemory, vring: &Vring, endpoint: u32) {
         let guest = memory.memory();
         let domain = endpoint;
         let request = Request::Attach(Attach {
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn what_a_driver_did_is_gone_with_it_and_stays_over_a_pause() {
         let guest = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
-        let memory = Memory::new(guest);
+        let memory = BackendMemory::new(guest);
         let iommu = device();
         iommu.memory(&memory).unwrap();
         let features = iommu.features();
@@ -389,7 +389,7 @@ mod tests {
     #[test]
     fn faults_without_a_driver_are_counted_without_a_device() {
         let guest = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
-        let memory = Memory::new(guest);
+        let memory = BackendMemory::new(guest);
         let iommu = device();
         let vrings = [ring(&memory, 0), ring(&memory, 0)];
         // Without memory, without features, with a queue that is not ready, over a reset.

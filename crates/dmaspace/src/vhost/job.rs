@@ -10,7 +10,7 @@ use virtio_balloon::device::{BalloonSettings, BalloonSetupError, Bulk, GuestDisc
 use virtio_balloon::{BulkBit, Features};
 
 use super::device::{Balloon, Standing};
-use super::event::{BalloonReport, Event};
+use super::event::{BackendEvent, BalloonReport};
 use super::link::{Link, LinkError};
 use super::socket::Socket;
 
@@ -55,7 +55,7 @@ pub trait Operator {
     fn next(&mut self, patience: Duration) -> Option<Command>;
 
     /// Something happened.
-    fn tell(&mut self, event: &Event);
+    fn tell(&mut self, event: &BackendEvent);
 }
 
 /// Why there is no balloon.
@@ -123,7 +123,7 @@ impl BalloonJob {
         PeerEvent::supported().map_err(BalloonError::Events)?;
         let balloon = Arc::new(Balloon::new(settings, self.target)?);
         let mut socket = Socket::listen(&self.socket)?;
-        operator.tell(&Event::Listening {
+        operator.tell(&BackendEvent::Listening {
             socket: self.socket.display().to_string(),
         });
         let mut running = Running {
@@ -170,12 +170,12 @@ impl Running {
         socket.look().map_err(BalloonError::Accept)?;
         if let Some(error) = socket.shortage() {
             let cause = format!("front ends cannot be accepted: {error}");
-            operator.tell(&Event::Refused { cause });
+            operator.tell(&BackendEvent::Refused { cause });
         }
         let refused = socket.refused();
         if refused > 0 {
             let cause = format!("connections that began with no message of vhost-user: {refused}");
-            operator.tell(&Event::Refused { cause });
+            operator.tell(&BackendEvent::Refused { cause });
         }
         if self.link.is_some() {
             return Ok(());
@@ -184,7 +184,7 @@ impl Running {
             return Ok(());
         };
         self.since = Instant::now();
-        operator.tell(&Event::Connected);
+        operator.tell(&BackendEvent::Connected);
         self.balloon.leave(false);
         match Link::new(front, self.balloon.clone()) {
             Ok(link) => self.link = Some(link),
@@ -209,7 +209,7 @@ impl Running {
         let cause = link.close();
         // What came last comes before the end.
         self.look(None, operator);
-        operator.tell(&Event::Disconnected { cause });
+        operator.tell(&BackendEvent::Disconnected { cause });
     }
 
     fn obey(&mut self, command: Command, operator: &mut dyn Operator) {
@@ -219,7 +219,7 @@ impl Running {
             Command::Hint => {
                 if let Err(error) = self.balloon.start_hints() {
                     let cause = error.to_string();
-                    operator.tell(&Event::Refused { cause });
+                    operator.tell(&BackendEvent::Refused { cause });
                 }
             }
             Command::StopHints => self.balloon.stop_hints(),
@@ -253,13 +253,13 @@ impl Running {
         if standing.refused > self.refused {
             self.refused = standing.refused;
             if let Some(cause) = self.balloon.latest_refusal() {
-                operator.tell(&Event::Refused { cause });
+                operator.tell(&BackendEvent::Refused { cause });
             }
         }
         let now = report(&standing);
         if self.last != Some(now) {
             self.last = Some(now);
-            operator.tell(&Event::Balloon(now));
+            operator.tell(&BackendEvent::Balloon(now));
         }
         if self.link.as_ref().is_some_and(Link::ended) {
             self.disconnect(operator);
@@ -267,8 +267,8 @@ impl Running {
     }
 }
 
-fn disconnected(error: &LinkError) -> Event {
-    Event::Disconnected {
+fn disconnected(error: &LinkError) -> BackendEvent {
+    BackendEvent::Disconnected {
         cause: Some(error.to_string()),
     }
 }

@@ -4,7 +4,7 @@
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use dmaspace::vhost::{BalloonJob, Command, Event, Operator};
+//! use dmaspace::vhost::{BalloonJob, Command, BackendEvent, Operator};
 //!
 //! /// Has no commands, and prints what happens.
 //! struct Printer;
@@ -15,7 +15,7 @@
 //!         None
 //!     }
 //!
-//!     fn tell(&mut self, event: &Event) {
+//!     fn tell(&mut self, event: &BackendEvent) {
 //!         println!("{event:?}");
 //!     }
 //! }
@@ -59,9 +59,9 @@ mod socket;
 mod vring;
 mod watched;
 
-pub use event::{BalloonReport, Event, StatsReport};
+pub use event::{BackendEvent, BalloonReport, StatsReport};
 pub use iommu::{Iommu, IommuHost};
 pub use job::{BalloonError, BalloonJob, Command, Operator};
-pub use link::{Backend, Link, LinkError, MOST_QUEUE_SIZE, Memory};
+pub use link::{Backend, BackendMemory, Link, LinkError, MOST_QUEUE_SIZE};
 pub use vring::{Vring, VringGuard};
 pub use watched::MemoryLost;
