@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dmaspace::ioas::{Entering, MapperInfo, Profile, Source};
+use dmaspace::ioas::{Entering, MapSource, MapperInfo, Profile};
 use dmaspace::{GuestBalloon, Ioas, Iova, KernelError, Mapper, PageSizes, Prot, Span};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -70,8 +70,8 @@ impl Mapper for Hypervisor {
     }
 
     /// The address is passed on, and followed by the device alone: the caller promises that the memory stays.
-    unsafe fn map(&mut self, iova: Span<Iova>, source: Source<'_>, prot: Prot) -> Answer<()> {
-        let Source::Address(address) = source else {
+    unsafe fn map(&mut self, iova: Span<Iova>, source: MapSource<'_>, prot: Prot) -> Answer<()> {
+        let MapSource::Address(address) = source else {
             return Err(KernelError::NoSource);
         };
         if !self.within(iova).is_empty() {
@@ -113,7 +113,7 @@ impl Mapper for Hypervisor {
     unsafe fn take_over(
         &mut self,
         _: &[Arc<Device>],
-        _: &[(Span<Iova>, Source<'_>)],
+        _: &[(Span<Iova>, MapSource<'_>)],
     ) -> Answer<()> {
         refuse("take over", EOPNOTSUPP)
     }

@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use dmaspace::vfio::{Container, ContainerMapper, Device, Group, Registers, config};
+use dmaspace::vfio::{Container, ContainerMapper, DeviceRegisters, Group, VfioDevice, config};
 use dmaspace::{Backing, HostMemory, Ioas, Iommufd, Mapping, Memory, Prot, Span, Type1};
 
 /// What the device calls the beginning of our memory: any address that its unit translates.
@@ -52,7 +52,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn with_controller<T>(
     address: &str,
     way: &str,
-    job: impl FnOnce(&Device, &Mapping) -> anyhow::Result<T>,
+    job: impl FnOnce(&VfioDevice, &Mapping) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     if way == "iommufd" {
         let iommufd = Iommufd::open()?;
@@ -89,8 +89,8 @@ fn with_controller<T>(
 /// Maps our memory for the device while `job` runs.
 fn in_space<T>(
     space: &Ioas,
-    device: &Device,
-    job: impl FnOnce(&Device, &Mapping) -> anyhow::Result<T>,
+    device: &VfioDevice,
+    job: impl FnOnce(&VfioDevice, &Mapping) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let mapping = Arc::new(Mapping::new(Backing::Anon4K, BYTES, None)?);
     mapping.populate(&mut |_| ControlFlow::Continue(()))?;
@@ -125,7 +125,7 @@ struct Queue {
 
 /// A controller that is ready.
 struct Controller<'a> {
-    registers: Registers,
+    registers: DeviceRegisters,
     memory: &'a Mapping,
     /// Bytes from a doorbell to the next.
     stride: u64,
@@ -198,7 +198,7 @@ impl Controller<'_> {
 
 impl<'a> Controller<'a> {
     /// Resets the controller, gives it queues in `memory`, and has it run.
-    fn start(device: &Device, memory: &'a Mapping) -> anyhow::Result<Self> {
+    fn start(device: &VfioDevice, memory: &'a Mapping) -> anyhow::Result<Self> {
         let space = device.config()?;
         let command: u16 = device.read(&space, config::COMMAND)?;
         device.write(&space, config::COMMAND, command | config::COMMAND_MEMORY)?;
@@ -330,7 +330,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Waits until the status is as wanted.
-fn until(registers: &Registers, reached: impl Fn(u32) -> bool) -> anyhow::Result<()> {
+fn until(registers: &DeviceRegisters, reached: impl Fn(u32) -> bool) -> anyhow::Result<()> {
     let start = Instant::now();
     while !reached(registers.read(STATUS)?) {
         ensure!(start.elapsed() < PATIENCE, "waited for {PATIENCE:?}");

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use dmaspace::virtio_balloon::{Format as _, GuestPage, LePfns, Source};
+use dmaspace::virtio_balloon::{GuestPage, LePfns, MessageFormat as _, MessageSource};
 use dmaspace::{AnyTable, DomainId, FormatId, HeapTables, Ioas, Ledger};
 use dmaspace::{DriverMemory, GuestAddr, HalMemory, HostPages, PageSizes, Span, VirtioHal};
 use virtio_drivers::{device::common::Feature, queue::VirtQueue, transport::Transport};
@@ -30,7 +30,8 @@ impl<T: Transport> Balloon<T> {
 
     /// Sends `pages` on inflateq (0) or deflateq (1), and waits for the answers; then `held` are in the balloon.
     fn send(&mut self, queue: usize, pages: Span<GuestAddr>, held: u64) -> anyhow::Result<()> {
-        let (mut source, mut message) = (Source::new([pages], GuestPage::SIZE_4K), [0; 1024]);
+        let (mut source, mut message) =
+            (MessageSource::new([pages], GuestPage::SIZE_4K), [0; 1024]);
         while let len @ 1.. = LePfns.encode(&mut source, &mut message)? {
             self.1[queue].add_notify_wait_pop(&[&message[..len]], &mut [], &mut self.0)?;
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use runs::{GuestAddr, Span};
 use virtio_balloon::WIRE_PAGE;
-use virtio_balloon::driver::Memory;
+use virtio_balloon::driver::BufferMemory;
 use vm_memory::mmap::FromRangesError;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
@@ -46,7 +46,7 @@ impl<E> Rings<E> {
     }
 }
 
-impl<E: From<NoMemory>> Memory for Rings<E> {
+impl<E: From<NoMemory>> BufferMemory for Rings<E> {
     type Error = E;
     type Words = Vec<u64>;
     type Bytes = Vec<u8>;

@@ -38,7 +38,7 @@ impl Host {
     /// # Errors
     ///
     /// When `/proc/meminfo` cannot be read; everything else may be missing.
-    pub fn read() -> Result<Self, hostmem::ProbeError> {
+    pub fn read() -> Result<Self, hostmem::ProcfsError> {
         let machine = Machine::probe()?;
         let line = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = line("/proc/cpuinfo");

@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use ioas::{AttachError, Dma, FixedRuns, Flushing, Ledger, Memory};
 use iommu::{
-    BadTarget, Config, DeviceId, DomainId, FormatSupport, SoftwareUnit, TargetMemory, Unit as _,
+    BadTarget, DeviceId, DomainId, FormatSupport, SoftwareConfig, SoftwareUnit, TargetMemory,
+    Unit as _,
 };
 use iopt::format::{ArmConfig, ArmGranule};
 use iopt::{AnyTable, FormatId, Gather, HeapTables, NoRuns, Prot};
@@ -286,7 +287,7 @@ impl Space {
             format: name,
             source,
         })?;
-        let mut config = Config::default();
+        let mut config = SoftwareConfig::default();
         let root = table.root();
         config.capabilities = config.capabilities.with_format(FormatSupport {
             format: root.format,

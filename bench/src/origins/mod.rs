@@ -99,7 +99,7 @@ impl Settings {
 pub enum BenchError {
     /// The machine does not say what it has.
     #[error("cannot learn what the machine has")]
-    Probe(#[from] hostmem::ProbeError),
+    Probe(#[from] hostmem::ProcfsError),
     /// There is no memory for tables.
     #[error("cannot use the memory for page tables of {format}")]
     Arena {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow, ensure};
-use dmaspace::vhost::{Backend, Link, Memory, Vring};
+use dmaspace::vhost::{Backend, BackendMemory, Link, Vring};
 use vhost_user_backend::VringT as _;
 use virtio_queue::QueueT as _;
 use vm_memory::{Bytes as _, GuestAddress, GuestAddressSpace as _};
@@ -88,7 +88,7 @@ struct Hostile {
 
 struct State {
     wrong: Wrong,
-    memory: Option<Memory>,
+    memory: Option<BackendMemory>,
     /// Messages that wait for their answers, and the addresses of their pages.
     waiting: Vec<(Vring, u16)>,
     marked: Vec<u64>,
@@ -201,7 +201,7 @@ impl Backend for Hostile {
 
     fn write_config(&self, _offset: u32, _bytes: &[u8]) {}
 
-    fn memory(&self, memory: &Memory) -> io::Result<()> {
+    fn memory(&self, memory: &BackendMemory) -> io::Result<()> {
         self.state().memory = Some(memory.clone());
         Ok(())
     }

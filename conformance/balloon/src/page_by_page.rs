@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
-use dmaspace::vhost::{Backend, Link, Memory, Vring};
+use dmaspace::vhost::{Backend, BackendMemory, Link, Vring};
 use rustix::fs::{FallocateFlags, fallocate};
 use vhost_user_backend::VringT as _;
 use virtio_queue::QueueT as _;
@@ -35,7 +35,7 @@ const CONFIG: usize = 16;
 /// The device.
 #[derive(Debug, Default)]
 pub struct PageByPage {
-    memory: Mutex<Option<Memory>>,
+    memory: Mutex<Option<BackendMemory>>,
     /// Pages that the balloon shall have, and that the driver says it has.
     target: AtomicU32,
     actual: AtomicU32,
@@ -173,7 +173,7 @@ impl Backend for PageByPage {
         }
     }
 
-    fn memory(&self, memory: &Memory) -> io::Result<()> {
+    fn memory(&self, memory: &BackendMemory) -> io::Result<()> {
         let mut kept = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         *kept = Some(memory.clone());
         Ok(())

@@ -27,8 +27,11 @@ use iommu::{DeviceId, RunMap, SoftwareUnit, Unit as _};
 use iopt::{FormatId, HeapTables};
 use runs::{GuestAddr, Iova, Span};
 use virtio_iommu::{
-    Config, Device, Domains, Endpoint, Error, Failed, Fault, Refusal, Region, Units,
-    wire::{CONFIG_BYTES, DEVICE_ID, NUM_QUEUES, QUEUE_SIZE, Request, Reserved, ReservedKind},
+    Domains, EndpointConfig, Failed, FaultReport, MemoryRegion, RequestError, RingError, Units,
+    VirtioIommu, VirtioIommuConfig,
+    wire::{
+        CONFIG_BYTES, DEVICE_ID, NUM_QUEUES, QUEUE_SIZE, Request, ReservedKind, ReservedMemory,
+    },
 };
 use vm_memory::{
     GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _, GuestRegionMmap,
@@ -86,17 +89,17 @@ impl Host {
         let unit = SoftwareUnit::new(tables.clone(), data.clone());
         let formats = [FormatId::VtdSs];
         let mut units = Units::new(tables.clone(), DomainIds::new(16), formats);
-        let mut config = Config {
+        let mut config = VirtioIommuConfig {
             // What the tables of four levels reach.
             input: Some(0..=(1 << 48) - 1),
-            ..Config::default()
+            ..VirtioIommuConfig::default()
         };
         for id in endpoints.map(u32::from) {
             units.insert(id, Arc::new(unit.clone()), DeviceId(id));
-            let mut endpoint = Endpoint::new(id);
+            let mut endpoint = EndpointConfig::new(id);
             let range = RESERVED.0..=RESERVED.1;
             let kind = ReservedKind::Reserved;
-            endpoint.reserved = vec![Reserved { kind, range }, Reserved::X86_MSI];
+            endpoint.reserved = vec![ReservedMemory { kind, range }, ReservedMemory::X86_MSI];
             config.endpoints.push(endpoint);
         }
         let pinner = Arc::new(Pinner::probe(2 << 20)?);
@@ -111,7 +114,7 @@ impl Host {
             wrong: Vec::new(),
         };
         Ok(Self {
-            iommu: Arc::new(Iommu::new(Device::new(config, spaces)?)),
+            iommu: Arc::new(Iommu::new(VirtioIommu::new(config, spaces)?)),
             unit,
             ledger,
             tables,
@@ -226,7 +229,9 @@ impl Host {
         };
         let mut faults = Vec::new();
         self.unit.drain_faults(&mut |fault| faults.push(fault));
-        let faults = faults.iter().map(|fault| Fault::of(fault.device.0, fault));
+        let faults = faults
+            .iter()
+            .map(|fault| FaultReport::of(fault.device.0, fault));
         self.iommu.report(faults);
         if let Some(link) = &self.link {
             link.wake();
@@ -273,7 +278,7 @@ struct Spaces {
     /// `None` where the kernel does not let this process pin enough.
     pinner: Option<Arc<Pinner>>,
     ledger: Arc<Ledger>,
-    known: Vec<(Which, Region)>,
+    known: Vec<(Which, MemoryRegion)>,
     /// What no driver of Linux's brings about.
     wrong: Vec<String>,
 }
@@ -293,7 +298,7 @@ impl AsRef<[AtomicU64]> for Cells {
 
 impl Spaces {
     /// The region as memory for address spaces; its words are where its pins say they are.
-    fn region(&self, region: &GuestRegionMmap) -> anyhow::Result<(Region, u64, Cells)> {
+    fn region(&self, region: &GuestRegionMmap) -> anyhow::Result<(MemoryRegion, u64, Cells)> {
         let start = region.start_addr().0;
         let mapping = Arc::new(Mapping::of_guest_region(region)?);
         let object: Arc<dyn MemoryObject> = match &self.pinner {
@@ -317,10 +322,14 @@ impl Spaces {
         let found = found.map_err(anyhow::Error::from_boxed)?;
         ensure!(found == 1, "no run of the memory at {start:#x}");
         let memory = Memory::new(object.clone(), &self.ledger);
-        Ok((Region::new(start, memory), runs[0].start, Cells(mapping)))
+        Ok((
+            MemoryRegion::new(start, memory),
+            runs[0].start,
+            Cells(mapping),
+        ))
     }
 
-    fn renew(&mut self, memory: &GuestMemoryMmap) -> anyhow::Result<Vec<Region>> {
+    fn renew(&mut self, memory: &GuestMemoryMmap) -> anyhow::Result<Vec<MemoryRegion>> {
         let mut known = Vec::new();
         for region in memory.iter() {
             let span = Span::new(region.start_addr().0, region.len());
@@ -363,7 +372,7 @@ impl Domains for Spaces {
         self.units.reserved(endpoint, sink);
     }
 
-    fn refused(&mut self, request: Option<&Request>, refusal: &Refusal) {
+    fn refused(&mut self, request: Option<&Request>, refusal: &RequestError) {
         self.wrong
             .push(format!("{request:?} was refused: {refusal}"));
     }
@@ -374,11 +383,11 @@ impl Domains for Spaces {
 }
 
 impl IommuHost for Spaces {
-    fn regions(&mut self, memory: &GuestMemoryMmap) -> io::Result<Vec<Region>> {
+    fn regions(&mut self, memory: &GuestMemoryMmap) -> io::Result<Vec<MemoryRegion>> {
         self.renew(memory).map_err(io::Error::other)
     }
 
-    fn broken(&mut self, error: &Error) {
+    fn broken(&mut self, error: &RingError) {
         self.wrong.push(error.to_string());
     }
 }

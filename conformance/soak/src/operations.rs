@@ -7,7 +7,7 @@ use ioas::{AttachError, Flushing, MapError, Placement, UnmapError};
 use iommu::NodeId;
 use iopt::Prot;
 use runs::{GuestAddr, Iova, Span};
-use virtio_balloon::Reason;
+use virtio_balloon::KeepReason;
 
 use crate::mutator::{Mutator, everywhere};
 use crate::scenario::{Fault, INTACT, PAGE, World, sentence};
@@ -301,8 +301,8 @@ impl<'a> Mutator<'a> {
         // Some of it was unmapped meanwhile, or another thread has flushed it and is about to unpin it. What stays
         // pinned for longer a look finds.
         let expected = kept.iter().all(|(_, why)| match why {
-            Reason::NotCut => !alone,
-            Reason::PinnedElsewhere => self.of > 1,
+            KeepReason::NotCut => !alone,
+            KeepReason::PinnedElsewhere => self.of > 1,
             _ => false,
         });
         self.moved("inflate", &runs, kept.first(), expected);
@@ -320,7 +320,7 @@ impl<'a> Mutator<'a> {
         &self,
         name: &'static str,
         runs: &[Span<GuestAddr>],
-        stayed: Option<&(Span<GuestAddr>, Reason)>,
+        stayed: Option<&(Span<GuestAddr>, KeepReason)>,
         expected: bool,
     ) {
         let said = match stayed {

@@ -2,7 +2,7 @@
 
 use ioas::HostTables;
 use iommu::{
-    AmdVi, Driver, Frozen, Held, Registers, RiscvIommu, SmmuV3, UnitError, Vtd, amdvi, riscv,
+    AmdVi, Driver, Frozen, Registers, RiscvIommu, SmmuV3, UnitError, UnitMemory, Vtd, amdvi, riscv,
     smmuv3,
     vtd::{self, Mode},
 };
@@ -13,8 +13,8 @@ use crate::{Rig, qemu::Unit};
 
 /// A driver that can let go of its unit.
 pub(crate) trait Live: Driver {
-    /// Lets go of it; see [`iommu::Held`].
-    fn freeze(self: Box<Self>, each: &mut dyn FnMut(Held)) -> Result<Frozen, UnitError>;
+    /// Lets go of it; see [`iommu::UnitMemory`].
+    fn freeze(self: Box<Self>, each: &mut dyn FnMut(UnitMemory)) -> Result<Frozen, UnitError>;
 }
 
 macro_rules! live {
@@ -25,7 +25,7 @@ macro_rules! live {
                 R: Registers + Send + Sync,
                 M: TableMemory + Send + Sync,
             {
-                fn freeze(self: Box<Self>, each: &mut dyn FnMut(Held)) -> Result<Frozen, UnitError> {
+                fn freeze(self: Box<Self>, each: &mut dyn FnMut(UnitMemory)) -> Result<Frozen, UnitError> {
                     let frozen = $driver::freeze(*self, each);
                     frozen.map(|(frozen, ..)| frozen).map_err(|(_, cause)| cause)
                 }

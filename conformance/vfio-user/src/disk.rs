@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use dmaspace_vfio_user::{
-    CONFIG_REGION, ClientMemory, Description, Device, INTX, Irqs, MSIX, Refusal,
+    CONFIG_REGION, ClientMemory, Description, DeviceModel, INTX, Irqs, MSIX, RequestRefusal,
 };
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_SEG_MAX,
@@ -325,7 +325,7 @@ impl Disk {
     }
 }
 
-impl Device for Disk {
+impl DeviceModel for Disk {
     fn read(&self, region: usize, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let copy = |from: &[u8], at: u64, out: &mut [u8]| {
             out.fill(0);
@@ -369,7 +369,7 @@ impl Device for Disk {
         self.reset_all(&mut lock(&self.registers));
     }
 
-    fn refused(&self, command: u16, refusal: &Refusal) {
+    fn refused(&self, command: u16, refusal: &RequestRefusal) {
         println!("refused {command}: {refusal}");
     }
 }

@@ -7,7 +7,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dmaspace_vfio_user::{CONFIG_REGION, ClientMemory, Description, Device, Refusal};
+use dmaspace_vfio_user::{CONFIG_REGION, ClientMemory, Description, DeviceModel, RequestRefusal};
 use vm_memory::{Bytes as _, GuestAddress};
 
 use crate::pci::{BYTES, ConfigSpace, Identity};
@@ -86,7 +86,7 @@ impl Engine<Arc<ClientMemory>> {
     }
 }
 
-impl Device for Engine<Arc<ClientMemory>> {
+impl DeviceModel for Engine<Arc<ClientMemory>> {
     fn read(&self, region: usize, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         match region {
             CONFIG_REGION => self.lock().read(offset, bytes),
@@ -110,7 +110,7 @@ impl Device for Engine<Arc<ClientMemory>> {
         self.lock().write(ADDRESS, &[0; 20]);
     }
 
-    fn refused(&self, command: u16, refusal: &Refusal) {
+    fn refused(&self, command: u16, refusal: &RequestRefusal) {
         println!("refused {command}: {refusal}");
     }
 }

@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use dmaspace::vhost::{BalloonJob, BalloonReport, Command, Event, Operator, StatsReport};
+use dmaspace::vhost::{BackendEvent, BalloonJob, BalloonReport, Command, Operator, StatsReport};
 use hostmem::ShrinkWatch;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use virtio_balloon::BulkBit;
@@ -250,8 +250,8 @@ impl Operator for Terminal {
         }
     }
 
-    fn tell(&mut self, event: &Event) {
-        if let Event::Balloon(balloon) = event {
+    fn tell(&mut self, event: &BackendEvent) {
+        if let BackendEvent::Balloon(balloon) = event {
             self.show(balloon);
         }
         let line = if self.json {
@@ -288,13 +288,15 @@ impl Terminal {
     }
 
     /// What happened, for people; on the way to a target nothing.
-    fn sentence(&mut self, event: &Event) -> Option<String> {
+    fn sentence(&mut self, event: &BackendEvent) -> Option<String> {
         Some(match event {
-            Event::Listening { socket } => format!("listening on {socket}"),
-            Event::Connected => "connected".into(),
-            Event::Memory { bytes } => format!("memory of the guest: {}", size::bytes(*bytes)),
-            Event::Negotiated { features } => format!("driver: {}", features.join(", ")),
-            Event::Balloon(balloon) => {
+            BackendEvent::Listening { socket } => format!("listening on {socket}"),
+            BackendEvent::Connected => "connected".into(),
+            BackendEvent::Memory { bytes } => {
+                format!("memory of the guest: {}", size::bytes(*bytes))
+            }
+            BackendEvent::Negotiated { features } => format!("driver: {}", features.join(", ")),
+            BackendEvent::Balloon(balloon) => {
                 let now = (balloon.target_bytes, balloon.actual_bytes);
                 if now.0 != now.1 || self.said == Some(now) {
                     return None;
@@ -302,12 +304,12 @@ impl Terminal {
                 self.said = Some(now);
                 standing(balloon)
             }
-            Event::Stats(stats) => statistics(stats),
-            Event::HintsBegin { id } => format!("hints of command {id} begin"),
-            Event::HintsEnd { hinted_bytes } => {
+            BackendEvent::Stats(stats) => statistics(stats),
+            BackendEvent::HintsBegin { id } => format!("hints of command {id} begin"),
+            BackendEvent::HintsEnd { hinted_bytes } => {
                 format!("hints end: {} so far", size::bytes(*hinted_bytes))
             }
-            Event::NotDiscarded {
+            BackendEvent::NotDiscarded {
                 address,
                 bytes,
                 cause,
@@ -315,10 +317,12 @@ impl Terminal {
                 "not given back: {} at {address:#x}: {cause}",
                 size::bytes(*bytes)
             ),
-            Event::Refused { cause } => format!("refused: {cause}"),
-            Event::Lost { events } => format!("and {}", size::counted(*events, "more event")),
-            Event::Disconnected { cause: None } => "disconnected".into(),
-            Event::Disconnected { cause: Some(cause) } => format!("disconnected: {cause}"),
+            BackendEvent::Refused { cause } => format!("refused: {cause}"),
+            BackendEvent::Lost { events } => {
+                format!("and {}", size::counted(*events, "more event"))
+            }
+            BackendEvent::Disconnected { cause: None } => "disconnected".into(),
+            BackendEvent::Disconnected { cause: Some(cause) } => format!("disconnected: {cause}"),
             _ => return None,
         })
     }
@@ -477,14 +481,14 @@ mod tests {
             discards: 1,
             ..BalloonReport::default()
         };
-        assert_eq!(terminal.sentence(&Event::Balloon(balloon)), None);
+        assert_eq!(terminal.sentence(&BackendEvent::Balloon(balloon)), None);
         balloon.actual_bytes = balloon.target_bytes;
-        let told = terminal.sentence(&Event::Balloon(balloon)).unwrap();
+        let told = terminal.sentence(&BackendEvent::Balloon(balloon)).unwrap();
         assert_eq!(
             told,
             "balloon: 1 MiB; 1 MiB were given back in 1 run, by 3 messages"
         );
         balloon.reported_bytes = 7;
-        assert_eq!(terminal.sentence(&Event::Balloon(balloon)), None);
+        assert_eq!(terminal.sentence(&BackendEvent::Balloon(balloon)), None);
     }
 }

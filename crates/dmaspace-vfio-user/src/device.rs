@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::error::Refusal;
+use crate::error::RequestRefusal;
 
 /// Regions of a PCI device (`VFIO_PCI_NUM_REGIONS`): six BARs, the ROM, the configuration space, VGA.
 pub const REGIONS: usize = 9;
@@ -31,7 +31,7 @@ pub struct Description {
 /// [`ClientMemory`](crate::ClientMemory) and [`Irqs`](crate::Irqs) at any time.
 ///
 /// While it is called, no other request is served. So it must not wait for the client.
-pub trait Device {
+pub trait DeviceModel {
     /// Reads from `region` at `offset`; all of `bytes` lies inside it.
     ///
     /// # Errors
@@ -54,7 +54,7 @@ pub trait Device {
     fn left(&self) {}
 
     /// A request of the client was refused; `command` is its number.
-    fn refused(&self, command: u16, refusal: &Refusal) {
+    fn refused(&self, command: u16, refusal: &RequestRefusal) {
         let _ = (command, refusal);
     }
 

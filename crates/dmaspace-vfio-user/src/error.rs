@@ -9,7 +9,7 @@ use rustix::io::Errno;
 /// Refusal of a request: nothing has changed, and the connection goes on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum RequestRefusal {
     /// A command that is not served.
     #[error("command {command} is not served")]
     Command {
@@ -147,7 +147,7 @@ pub enum Refusal {
     MigrationLoad(#[source] io::Error),
 }
 
-impl Refusal {
+impl RequestRefusal {
     /// What the reply's error field says.
     pub(crate) const fn errno(&self) -> u32 {
         let errno = match self {

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use hostmem::{PeerEvent, PeerFile};
 
 use crate::device::{INTX, IRQS};
-use crate::error::Refusal;
+use crate::error::RequestRefusal;
 
 const DATA_NONE: u32 = 1;
 const DATA_BOOL: u32 = 1 << 1;
@@ -117,13 +117,13 @@ impl Irqs {
         count: u32,
         bools: &[u8],
         fds: Vec<PeerFile>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestRefusal> {
         let mut indices = self.lock();
         let there = indices.get(index as usize).map_or(0, Vec::len) as u32;
         let end = start.checked_add(count).filter(|end| *end <= there);
         let places = indices.get_mut(index as usize);
         let (Some(end), Some(places)) = (end, places) else {
-            return Err(Refusal::Interrupts {
+            return Err(RequestRefusal::Interrupts {
                 index,
                 start,
                 count,
@@ -138,14 +138,14 @@ impl Irqs {
         };
         if fds.len() > expected || (!fds.is_empty() && fds.len() != expected) {
             let given = fds.len();
-            return Err(Refusal::Descriptors { given, expected });
+            return Err(RequestRefusal::Descriptors { given, expected });
         }
         let data = match flags & DATA_BOOL {
             0 => 0,
             _ => count as usize,
         };
         if bools.len() != data {
-            return Err(Refusal::Payload {
+            return Err(RequestRefusal::Payload {
                 given: 20 + bools.len(),
                 needed: 20 + data,
             });
@@ -162,7 +162,7 @@ impl Irqs {
                 Ok(())
             }
             (ACTION_MASK | ACTION_UNMASK, DATA_NONE | DATA_BOOL | DATA_EVENTFD) => {
-                Err(Refusal::NotMaskable { index })
+                Err(RequestRefusal::NotMaskable { index })
             }
             // "a count (and start) of 0 [...] disables all interrupts of the index"
             (ACTION_TRIGGER, DATA_NONE) if count == 0 && start == 0 => {
@@ -171,7 +171,7 @@ impl Irqs {
                 }
                 Ok(())
             }
-            _ if count == 0 => Err(Refusal::Interrupts {
+            _ if count == 0 => Err(RequestRefusal::Interrupts {
                 index,
                 start,
                 count,
@@ -186,7 +186,7 @@ impl Irqs {
             (ACTION_TRIGGER, DATA_EVENTFD) => {
                 let events = (start..).zip(fds).map(|(vector, file)| {
                     let event = file.into_event();
-                    event.map_err(|_| Refusal::NotEventFd { vector })
+                    event.map_err(|_| RequestRefusal::NotEventFd { vector })
                 });
                 let events: Vec<_> = events.collect::<Result<_, _>>()?;
                 let mut events = events.into_iter();
@@ -198,7 +198,7 @@ impl Irqs {
                 });
                 Ok(())
             }
-            _ => Err(Refusal::Flags { flags }),
+            _ => Err(RequestRefusal::Flags { flags }),
         }
     }
 }

@@ -39,10 +39,10 @@ mod unreported;
 mod wire;
 
 pub use device::{
-    CONFIG_REGION, Description, Device, INTX, IRQS, MOST_STATE, MSIX, Migration, REGIONS,
+    CONFIG_REGION, Description, DeviceModel, INTX, IRQS, MOST_STATE, MSIX, Migration, REGIONS,
 };
-pub use error::{DirtyRefusal, MapRefusal, Refusal, ServeError, UnmapRefusal};
+pub use error::{DirtyRefusal, MapRefusal, RequestRefusal, ServeError, UnmapRefusal};
 pub use irqs::Irqs;
-pub use memory::{ClientMemory, Counts, Limits, SetupError, View};
-pub use server::{Served, Server};
-pub use translation::{Held, MOST_ACCESS, UnitIommu};
+pub use memory::{ClientLimits, ClientMemory, Counts, ServerSetupError, View};
+pub use server::{Server, SessionReport};
+pub use translation::{AccessGuard, MOST_ACCESS, UnitIommu};

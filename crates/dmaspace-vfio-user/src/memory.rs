@@ -24,7 +24,7 @@
 //!
 //! A file must lie on `tmpfs` or `hugetlbfs`, and be sealed against becoming shorter, or the program must have
 //! [asked](hostmem::ShrinkWatch::install) for the signal that an access to lost pages brings. What lies elsewhere is not even
-//! looked at, since that may block ([`PeerFile`]). Maps, files, their bytes, and tables are bounded by [`Limits`].
+//! looked at, since that may block ([`PeerFile`]). Maps, files, their bytes, and tables are bounded by [`ClientLimits`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -38,8 +38,8 @@ use hostmem::{Mapping, PeerFile, ShrinkWatch};
 use ioas::{
     AttachError, DomainIds, FixedRuns, Ioas, Ledger, Listener, Memory, TableBuilder, Tracking,
 };
-use iommu::{Config, DeviceId, Fault, SoftwareUnit, Unit as _};
-use iopt::{FormatId, HeapTables, Interruption, Pending, Prot, Shown};
+use iommu::{DeviceId, Fault, SoftwareConfig, SoftwareUnit, Unit as _};
+use iopt::{FormatId, HeapTables, Interruption, Pending, PendingHarvest, Prot};
 use runs::{Iova, Pa, Span};
 use rustix::fs::{
     AtFlags, FileType, SealFlags, StatxFlags, fcntl_get_seals, fstat, fstatfs, statx,
@@ -64,7 +64,7 @@ const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// Limits on what a client may take of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ClientLimits {
     /// Maps at the same time (`max_dma_maps`).
     pub maps: usize,
     /// Memory files at the same time; each costs a file descriptor or two.
@@ -79,7 +79,7 @@ pub struct Limits {
     pub reply: Duration,
 }
 
-impl Default for Limits {
+impl Default for ClientLimits {
     /// 65,535 maps as the specification has it, 256 files of 16 TiB together, 16 MiB of tables, 5 seconds and 10.
     fn default() -> Self {
         Self {
@@ -103,7 +103,7 @@ pub struct ClientMemory {
     unit: Unit,
     iommu: Arc<UnitIommu>,
     tables: Arc<HeapTables>,
-    limits: Limits,
+    limits: ClientLimits,
     view: RwLock<Arc<View>>,
     maps: Mutex<Maps>,
     unreported: Mutex<Unreported>,
@@ -161,12 +161,12 @@ impl ClientMemory {
     /// # Errors
     ///
     /// When there is no room for the tables.
-    pub(crate) fn new(limits: Limits) -> Result<Arc<Self>, SetupError> {
+    pub(crate) fn new(limits: ClientLimits) -> Result<Arc<Self>, ServerSetupError> {
         let tables = HeapTables::with_tables(limits.tables);
-        let tables = Arc::new(tables.map_err(|cause| SetupError::Tables(cause.to_string()))?);
-        let mut config = Config {
+        let tables = Arc::new(tables.map_err(|cause| ServerSetupError::Tables(cause.to_string()))?);
+        let mut config = SoftwareConfig {
             flush_timeout: limits.wait,
-            ..Config::default()
+            ..SoftwareConfig::default()
         };
         config.capabilities.dirty_tracking = true;
         let unit = SoftwareUnit::with_config(tables.clone(), (), config);
@@ -199,7 +199,7 @@ impl ClientMemory {
 
     /// The memory as it is now. Accesses go through the unit at any time; files that are mapped later are not in it.
     /// So a device model takes one for what it finds to be done, and drops it soon: the client's unmap waits for
-    /// that, up to [`Limits::wait`].
+    /// that, up to [`ClientLimits::wait`].
     pub fn view(&self) -> Arc<View> {
         Arc::clone(&self.view.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -225,7 +225,7 @@ impl ClientMemory {
         }
     }
 
-    pub(crate) const fn limits(&self) -> &Limits {
+    pub(crate) const fn limits(&self) -> &ClientLimits {
         &self.limits
     }
 
@@ -524,7 +524,7 @@ impl ClientMemory {
     fn shown<'p>(
         &self,
         pending: &'p mut Pending<Vec<u64>>,
-    ) -> Result<Shown<'p, Vec<u64>>, DirtyRefusal> {
+    ) -> Result<PendingHarvest<'p, Vec<u64>>, DirtyRefusal> {
         let range = pending.span();
         let shown = self.space.show(pending)?;
         // An access that has marked its page may still be copying: it is over when the client reads the page.
@@ -537,7 +537,7 @@ impl ClientMemory {
 /// Failure to make a server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SetupError {
+pub enum ServerSetupError {
     /// No room for tables.
     #[error("no room for page tables: {0}")]
     Tables(String),

@@ -14,7 +14,7 @@
 //! "Complex State Transitions".
 
 use crate::device::{MOST_STATE, Migration};
-use crate::error::Refusal;
+use crate::error::RequestRefusal;
 
 const ERROR: u32 = 0;
 const STOP: u32 = 1;
@@ -64,10 +64,10 @@ impl Progress {
     }
 
     /// Goes to `to`, through `STOP` if need be.
-    pub(crate) fn go(&mut self, device: &dyn Migration, to: u32) -> Result<(), Refusal> {
+    pub(crate) fn go(&mut self, device: &dyn Migration, to: u32) -> Result<(), RequestRefusal> {
         let from = self.state;
         if !(STOP..=RESUMING).contains(&to) || from == ERROR {
-            return Err(Refusal::MigrationState { from, to });
+            return Err(RequestRefusal::MigrationState { from, to });
         }
         if from == to {
             return Ok(());
@@ -79,7 +79,7 @@ impl Progress {
         let data = std::mem::take(&mut self.data);
         self.read = 0;
         if from == RESUMING {
-            device.load(&data).map_err(Refusal::MigrationLoad)?;
+            device.load(&data).map_err(RequestRefusal::MigrationLoad)?;
         }
         match to {
             RUNNING => device.resume(),
@@ -87,7 +87,7 @@ impl Progress {
                 let data = device.save();
                 if data.len() > MOST_STATE {
                     let (bytes, most) = (data.len(), MOST_STATE);
-                    return Err(Refusal::MigrationLength { bytes, most });
+                    return Err(RequestRefusal::MigrationLength { bytes, most });
                 }
                 self.data = data;
             }
@@ -98,10 +98,10 @@ impl Progress {
     }
 
     /// The next bytes of the state, `size` at most; fewer at its end.
-    pub(crate) fn read(&mut self, size: usize) -> Result<&[u8], Refusal> {
+    pub(crate) fn read(&mut self, size: usize) -> Result<&[u8], RequestRefusal> {
         let state = self.state;
         if state != STOP_COPY {
-            return Err(Refusal::MigrationData { state });
+            return Err(RequestRefusal::MigrationData { state });
         }
         let rest = self.data.get(self.read..).unwrap_or_default();
         let next = rest.get(..size).unwrap_or(rest);
@@ -109,14 +109,14 @@ impl Progress {
         Ok(next)
     }
 
-    pub(crate) fn write(&mut self, data: &[u8]) -> Result<(), Refusal> {
+    pub(crate) fn write(&mut self, data: &[u8]) -> Result<(), RequestRefusal> {
         let state = self.state;
         if state != RESUMING {
-            return Err(Refusal::MigrationData { state });
+            return Err(RequestRefusal::MigrationData { state });
         }
         let (bytes, most) = (self.data.len() + data.len(), MOST_STATE);
         if bytes > most {
-            return Err(Refusal::MigrationLength { bytes, most });
+            return Err(RequestRefusal::MigrationLength { bytes, most });
         }
         self.data.extend_from_slice(data);
         Ok(())

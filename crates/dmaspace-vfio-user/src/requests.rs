@@ -6,7 +6,7 @@ use hostmem::PeerFile;
 use iopt::Prot;
 
 use crate::device::{INTX, IRQS, Migration, REGIONS};
-use crate::error::{DirtyRefusal, MapRefusal, Refusal, UnmapRefusal};
+use crate::error::{DirtyRefusal, MapRefusal, RequestRefusal, UnmapRefusal};
 use crate::migration::FLAGS;
 use crate::server::Session;
 use crate::socket::Message;
@@ -35,7 +35,7 @@ const DMA_LOGGING_REPORT: u16 = 8;
 
 impl Session<'_> {
     /// Serves a request; returns the payload of its reply.
-    pub(crate) fn request(&mut self, message: Message) -> Result<Vec<u8>, Refusal> {
+    pub(crate) fn request(&mut self, message: Message) -> Result<Vec<u8>, RequestRefusal> {
         let Message {
             header,
             payload,
@@ -44,7 +44,7 @@ impl Session<'_> {
         } = message;
         if !header.is_command() {
             let command = header.command;
-            return Err(Refusal::Reply { command });
+            return Err(RequestRefusal::Reply { command });
         }
         let command = Command::of(header.command)?;
         let expected = match command {
@@ -54,11 +54,11 @@ impl Session<'_> {
         };
         if too_many || fds.len() > expected {
             let given = fds.len();
-            return Err(Refusal::Descriptors { given, expected });
+            return Err(RequestRefusal::Descriptors { given, expected });
         }
         let payload = &*payload;
         match command {
-            Command::Version => Err(Refusal::VersionTwice),
+            Command::Version => Err(RequestRefusal::VersionTwice),
             Command::DmaMap => self.dma_map(payload, fds),
             Command::DmaUnmap => self.dma_unmap(payload),
             Command::GetInfo => self.info(payload),
@@ -76,7 +76,7 @@ impl Session<'_> {
     }
 
     /// Specification: `VFIO_USER_DMA_MAP`.
-    fn dma_map(&mut self, payload: &[u8], fds: Vec<PeerFile>) -> Result<Vec<u8>, Refusal> {
+    fn dma_map(&mut self, payload: &[u8], fds: Vec<PeerFile>) -> Result<Vec<u8>, RequestRefusal> {
         let mut fields = exactly(payload, 32)?;
         room(fields.u32(), 32)?;
         let flags = fields.u32();
@@ -91,7 +91,7 @@ impl Session<'_> {
     }
 
     /// Specification: `VFIO_USER_DMA_UNMAP`.
-    fn dma_unmap(&mut self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn dma_unmap(&mut self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut reply = Bytes::default();
         let mut fields = exactly(payload, 24)?;
         room(fields.u32(), 24)?;
@@ -107,7 +107,7 @@ impl Session<'_> {
     }
 
     /// Specification: `VFIO_USER_DEVICE_GET_INFO`.
-    fn info(&self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn info(&self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut reply = Bytes::default();
         room(exactly(payload, 16)?.u32(), 16)?;
         reply.u32(16).u32(DEVICE_FLAGS);
@@ -116,7 +116,7 @@ impl Session<'_> {
     }
 
     /// Specification: `VFIO_USER_DEVICE_GET_REGION_INFO`.
-    fn region_info(&self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn region_info(&self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut reply = Bytes::default();
         let mut fields = exactly(payload, 32)?;
         room(fields.u32(), 32)?;
@@ -129,14 +129,14 @@ impl Session<'_> {
     }
 
     /// Specification: `VFIO_USER_DEVICE_GET_IRQ_INFO`.
-    fn irq_info(&self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn irq_info(&self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut reply = Bytes::default();
         let mut fields = exactly(payload, 16)?;
         room(fields.u32(), 16)?;
         let (_flags, index) = (fields.u32(), fields.u32());
         if index as usize >= IRQS {
             let (start, count, there) = (0, 0, 0);
-            return Err(Refusal::Interrupts {
+            return Err(RequestRefusal::Interrupts {
                 index,
                 start,
                 count,
@@ -154,7 +154,7 @@ impl Session<'_> {
     }
 
     /// Specification: `VFIO_USER_DEVICE_SET_IRQS`.
-    fn set_irqs(&self, payload: &[u8], fds: Vec<PeerFile>) -> Result<Vec<u8>, Refusal> {
+    fn set_irqs(&self, payload: &[u8], fds: Vec<PeerFile>) -> Result<Vec<u8>, RequestRefusal> {
         let mut fields = at_least(payload, 20)?;
         room(fields.u32(), 20)?;
         let (flags, index) = (fields.u32(), fields.u32());
@@ -166,7 +166,7 @@ impl Session<'_> {
     }
 
     /// Specification: `VFIO_USER_REGION_READ`.
-    fn region_read(&mut self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn region_read(&mut self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut reply = Bytes::default();
         let mut fields = exactly(payload, 16)?;
         let (offset, region, count) = (fields.u64(), fields.u32(), fields.u32());
@@ -176,12 +176,12 @@ impl Session<'_> {
         reply.0.resize(fixed + count as usize, 0);
         let bytes = reply.0.get_mut(fixed..).unwrap_or_default();
         let read = self.device.read(region as usize, offset, bytes);
-        read.map_err(Refusal::Device)?;
+        read.map_err(RequestRefusal::Device)?;
         Ok(reply.0)
     }
 
     /// Specification: `VFIO_USER_REGION_WRITE`.
-    fn region_write(&mut self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn region_write(&mut self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut reply = Bytes::default();
         let mut fields = at_least(payload, 16)?;
         let (offset, region, count) = (fields.u64(), fields.u32(), fields.u32());
@@ -189,13 +189,13 @@ impl Session<'_> {
         exactly(bytes, count as usize)?;
         self.access(region, offset, count.into())?;
         let written = self.device.write(region as usize, offset, bytes);
-        written.map_err(Refusal::Device)?;
+        written.map_err(RequestRefusal::Device)?;
         reply.u64(offset).u32(region).u32(count);
         Ok(reply.0)
     }
 
     /// Specification: `VFIO_USER_DEVICE_RESET`.
-    fn reset(&mut self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn reset(&mut self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         exactly(payload, 0)?;
         self.device.reset();
         if let Some(migration) = self.device.migration() {
@@ -205,7 +205,7 @@ impl Session<'_> {
     }
 
     /// Specification: `VFIO_USER_MIG_DATA_READ`.
-    fn migration_read(&mut self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn migration_read(&mut self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut reply = Bytes::default();
         let mut fields = exactly(payload, 8)?;
         let (argsz, size) = (fields.u32(), fields.u32());
@@ -219,7 +219,7 @@ impl Session<'_> {
     }
 
     /// Specification: `VFIO_USER_MIG_DATA_WRITE`.
-    fn migration_write(&mut self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn migration_write(&mut self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut fields = at_least(payload, 8)?;
         let (argsz, size) = (fields.u32(), fields.u32());
         room(argsz, 8)?;
@@ -230,18 +230,18 @@ impl Session<'_> {
     }
 
     /// Bytes of a region.
-    fn region(&self, index: u32) -> Result<u64, Refusal> {
+    fn region(&self, index: u32) -> Result<u64, RequestRefusal> {
         let size = self.server.description.regions.get(index as usize);
-        size.copied().ok_or(Refusal::Region { index })
+        size.copied().ok_or(RequestRefusal::Region { index })
     }
 
     /// Refuses an access that does not lie inside its region.
-    fn access(&self, region: u32, offset: u64, count: u64) -> Result<(), Refusal> {
+    fn access(&self, region: u32, offset: u64, count: u64) -> Result<(), RequestRefusal> {
         let size = self.region(region)?;
         let end = offset.checked_add(count).filter(|end| *end <= size);
         match end {
             Some(_) if count > 0 && count <= MOST_DATA as u64 => Ok(()),
-            _ => Err(Refusal::Access {
+            _ => Err(RequestRefusal::Access {
                 region,
                 offset,
                 count,
@@ -251,7 +251,7 @@ impl Session<'_> {
     }
 
     /// Specification: `VFIO_USER_REGION_WRITE_MULTI`. All writes are looked at first.
-    fn write_multi(&self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn write_multi(&self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut fields = at_least(payload, 8)?;
         let count = fields.u64();
         let bytes = usize::try_from(count).ok().and_then(|n| n.checked_mul(24));
@@ -268,27 +268,27 @@ impl Session<'_> {
         for (offset, region, count, data) in writes {
             let data = data.get(..count as usize).unwrap_or_default();
             let written = self.device.write(region as usize, offset, data);
-            written.map_err(Refusal::Device)?;
+            written.map_err(RequestRefusal::Device)?;
         }
         let mut reply = Bytes::default();
         reply.u64(count);
         Ok(reply.0)
     }
 
-    fn migration(&self) -> Result<&dyn Migration, Refusal> {
+    fn migration(&self) -> Result<&dyn Migration, RequestRefusal> {
         let migration = self.device.migration();
         let migration = migration.filter(|_| self.server.description.migration);
-        migration.ok_or(Refusal::NoMigration)
+        migration.ok_or(RequestRefusal::NoMigration)
     }
 
     /// Specification: `VFIO_USER_DEVICE_FEATURE`.
-    fn feature(&mut self, payload: &[u8]) -> Result<Vec<u8>, Refusal> {
+    fn feature(&mut self, payload: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
         let mut fields = at_least(payload, 8)?;
         let (argsz, flags) = (fields.u32(), fields.u32());
         room(argsz, 8)?;
         let (feature, methods) = (flags as u16, flags & !0xffff);
         let data = fields.rest();
-        let unsupported = Refusal::Feature { feature, flags };
+        let unsupported = RequestRefusal::Feature { feature, flags };
         let supported = match feature {
             MIGRATION | MIG_DEVICE_STATE if self.migration().is_err() => 0,
             MIGRATION | DMA_LOGGING_REPORT => GET,
@@ -318,7 +318,7 @@ impl Session<'_> {
             (MIG_DEVICE_STATE, _) => {
                 let to = exactly(data, 8)?.u32();
                 let device = self.device;
-                let migration = device.migration().ok_or(Refusal::NoMigration)?;
+                let migration = device.migration().ok_or(RequestRefusal::NoMigration)?;
                 self.progress.go(migration, to)?;
             }
             (DMA_LOGGING_START, _) => {

@@ -6,7 +6,7 @@
 //! the version is not agreed on.
 //!
 //! When the client has left, its memory is unmapped and its interrupts are gone before
-//! [`Device::left`] is called and the next client is accepted.
+//! [`DeviceModel::left`] is called and the next client is accepted.
 
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use std::sync::Arc;
 use hostmem::PeerEvent;
 use serde::{Deserialize, Serialize};
 
-use crate::device::{Description, Device};
+use crate::device::{Description, DeviceModel};
 use crate::error::ServeError;
 use crate::irqs::Irqs;
-use crate::memory::{ClientMemory, Limits, SetupError};
+use crate::memory::{ClientLimits, ClientMemory, ServerSetupError};
 use crate::migration::Progress;
 use crate::socket::{self, Channel, Door, Message};
 use crate::wire::{Bytes, Command, Fields, Header, MOST_DATA, MOST_FDS};
@@ -35,7 +35,7 @@ pub struct Server {
 
 /// Requests of a client, counted.
 #[derive(Debug)]
-pub struct Served {
+pub struct SessionReport {
     /// Its requests, without those that were refused.
     pub requests: u64,
     /// Of these, maps.
@@ -55,12 +55,12 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// See [`SetupError`].
+    /// See [`ServerSetupError`].
     pub fn new(
         listener: UnixListener,
         description: Description,
-        limits: Limits,
-    ) -> Result<Self, SetupError> {
+        limits: ClientLimits,
+    ) -> Result<Self, ServerSetupError> {
         listener.set_nonblocking(true)?;
         PeerEvent::supported()?;
         Ok(Self {
@@ -86,15 +86,15 @@ impl Server {
     /// # Errors
     ///
     /// [`ServeError::Accept`] only: the next call would fail, too. A want of descriptors or memory is waited out, and
-    /// [reported](Device::not_accepted).
-    pub fn serve(&self, device: &dyn Device) -> Result<Served, ServeError> {
+    /// [reported](DeviceModel::not_accepted).
+    pub fn serve(&self, device: &dyn DeviceModel) -> Result<SessionReport, ServeError> {
         let mut door = Door {
             listener: &self.listener,
             device,
             stuck: false,
         };
         let client = door.next()?;
-        let mut served = Served {
+        let mut served = SessionReport {
             requests: 0,
             maps: 0,
             unmaps: 0,
@@ -132,9 +132,9 @@ impl Server {
 /// A client while it is there.
 pub(crate) struct Session<'a> {
     pub(crate) server: &'a Server,
-    pub(crate) device: &'a dyn Device,
+    pub(crate) device: &'a dyn DeviceModel,
     pub(crate) progress: Progress,
-    pub(crate) served: &'a mut Served,
+    pub(crate) served: &'a mut SessionReport,
 }
 
 /// The client's side of the version. What is not named is not looked at.

@@ -24,7 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
-use crate::device::Device;
+use crate::device::DeviceModel;
 use crate::error::ServeError;
 use crate::wire::{HEADER, Header, MOST_FDS};
 
@@ -49,7 +49,7 @@ const AGAIN: Timespec = Timespec {
 /// Where clients connect.
 pub(crate) struct Door<'a> {
     pub(crate) listener: &'a UnixListener,
-    pub(crate) device: &'a dyn Device,
+    pub(crate) device: &'a dyn DeviceModel,
     /// The last connection could not be accepted.
     pub(crate) stuck: bool,
 }

@@ -82,13 +82,13 @@ impl UnitIommu {
         self.periods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(&self) -> Held<'_> {
+    fn enter(&self) -> AccessGuard<'_> {
         let mut periods = self.lock();
         let period = periods.current();
         periods.under_way[period] += 1;
         let port = periods.ports.pop();
         drop(periods);
-        Held {
+        AccessGuard {
             iotlb: Iotlb::new(),
             iommu: self,
             period,
@@ -129,20 +129,20 @@ impl fmt::Debug for UnitIommu {
 }
 
 /// Translation that an access uses; the access is under way until this is dropped.
-pub struct Held<'a> {
+pub struct AccessGuard<'a> {
     iotlb: Iotlb,
     iommu: &'a UnitIommu,
     period: usize,
     port: Option<UnitPort>,
 }
 
-impl fmt::Debug for Held<'_> {
+impl fmt::Debug for AccessGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.iotlb.fmt(f)
     }
 }
 
-impl Deref for Held<'_> {
+impl Deref for AccessGuard<'_> {
     type Target = Iotlb;
 
     fn deref(&self) -> &Iotlb {
@@ -150,7 +150,7 @@ impl Deref for Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for AccessGuard<'_> {
     fn drop(&mut self) {
         let mut periods = self.iommu.lock();
         periods.ports.extend(self.port.take());
@@ -162,14 +162,14 @@ impl Drop for Held<'_> {
 }
 
 impl Iommu for UnitIommu {
-    type IotlbGuard<'a> = Held<'a>;
+    type IotlbGuard<'a> = AccessGuard<'a>;
 
     fn translate(
         &self,
         iova: GuestAddress,
         length: usize,
         access: Permissions,
-    ) -> Result<IotlbIterator<Held<'_>>, Error> {
+    ) -> Result<IotlbIterator<AccessGuard<'_>>, Error> {
         let refused = |reason: String| Error::CannotResolve {
             iova_range: IovaRange { base: iova, length },
             reason,

@@ -5,7 +5,7 @@
 //!
 //! Source: vfio-user protocol specification, "Protocol Specification", "Header", "Commands".
 
-use crate::error::Refusal;
+use crate::error::RequestRefusal;
 
 /// Bytes of a header.
 pub(crate) const HEADER: usize = 16;
@@ -44,7 +44,7 @@ pub(crate) enum Command {
 impl Command {
     /// Those that this server has no use for (`GET_REGION_IO_FDS`), that only a server sends (`DMA_READ`,
     /// `DMA_WRITE`), and those of no specification are refused alike.
-    pub(crate) const fn of(number: u16) -> Result<Self, Refusal> {
+    pub(crate) const fn of(number: u16) -> Result<Self, RequestRefusal> {
         Ok(match number {
             1 => Self::Version,
             2 => Self::DmaMap,
@@ -60,7 +60,7 @@ impl Command {
             16 => Self::Feature,
             17 => Self::MigrationRead,
             18 => Self::MigrationWrite,
-            command => return Err(Refusal::Command { command }),
+            command => return Err(RequestRefusal::Command { command }),
         })
     }
 }
@@ -183,7 +183,7 @@ impl Bytes {
 }
 
 /// The fields of a payload of `bytes` bytes.
-pub(crate) const fn exactly(payload: &[u8], bytes: usize) -> Result<Fields<'_>, Refusal> {
+pub(crate) const fn exactly(payload: &[u8], bytes: usize) -> Result<Fields<'_>, RequestRefusal> {
     match payload.len() == bytes {
         true => Ok(Fields::new(payload)),
         false => Err(short(payload, bytes)),
@@ -191,24 +191,24 @@ pub(crate) const fn exactly(payload: &[u8], bytes: usize) -> Result<Fields<'_>, 
 }
 
 /// The fields of a payload of `bytes` bytes or more.
-pub(crate) const fn at_least(payload: &[u8], bytes: usize) -> Result<Fields<'_>, Refusal> {
+pub(crate) const fn at_least(payload: &[u8], bytes: usize) -> Result<Fields<'_>, RequestRefusal> {
     match payload.len() >= bytes {
         true => Ok(Fields::new(payload)),
         false => Err(short(payload, bytes)),
     }
 }
 
-const fn short(payload: &[u8], needed: usize) -> Refusal {
-    Refusal::Payload {
+const fn short(payload: &[u8], needed: usize) -> RequestRefusal {
+    RequestRefusal::Payload {
         given: payload.len(),
         needed,
     }
 }
 
 /// Refuses an `argsz` that has no room for `needed` bytes.
-pub(crate) const fn room(argsz: u32, needed: u32) -> Result<(), Refusal> {
+pub(crate) const fn room(argsz: u32, needed: u32) -> Result<(), RequestRefusal> {
     match argsz >= needed {
         true => Ok(()),
-        false => Err(Refusal::ArgumentSize { argsz, needed }),
+        false => Err(RequestRefusal::ArgumentSize { argsz, needed }),
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dmaspace_vfio_user::{Description, Device, Limits, Server};
+use dmaspace_vfio_user::{ClientLimits, Description, DeviceModel, Server};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -32,7 +32,7 @@ impl Noting {
     }
 }
 
-impl Device for Noting {
+impl DeviceModel for Noting {
     fn read(&self, _region: usize, _offset: u64, _bytes: &mut [u8]) -> io::Result<()> {
         Ok(())
     }
@@ -117,7 +117,7 @@ fn without_descriptors_clients_wait_and_no_processor_is_busy() {
     let directory = std::env::temp_dir();
     let path = directory.join(format!("dmaspace-descriptors.{}", std::process::id()));
     let listener = UnixListener::bind(&path).unwrap();
-    let server = Server::new(listener, Description::default(), Limits::default()).unwrap();
+    let server = Server::new(listener, Description::default(), ClientLimits::default()).unwrap();
     let device = Arc::new(Noting::default());
     let idle = open();
     let serving = device.clone();

@@ -140,7 +140,7 @@ pub use ioas::{DriverMemory, HalMemory, HostPages, VirtioHal};
 #[doc(inline)]
 pub use ioas::{
     KernelError, Mapper, vfio,
-    vfio::{Container, Device as VfioDevice, Group, Type1},
+    vfio::{Container, Group, Type1, VfioDevice},
 };
 #[cfg(feature = "iommufd")]
 #[doc(inline)]
@@ -161,12 +161,11 @@ pub use iommu::{DeviceId, DomainId, Fault, FlushError, NodeId, RunMap, SoftwareU
 pub use balloon::{BalloonDma, RegionMemory};
 #[cfg(feature = "vm-memory")]
 #[doc(inline)]
-pub use balloon::{GuestBalloon, GuestBalloonError, Kept};
+pub use balloon::{GuestBalloon, GuestBalloonError, NotReturned};
 #[cfg(feature = "vm-memory")]
 #[doc(inline)]
 pub use virtio_balloon::device::{
-    Device as BalloonDevice, Discarder, Event as BalloonEvent, GuestDiscard,
-    Monitor as BalloonMonitor, Settings as BalloonSettings,
+    BalloonDevice, BalloonEvent, BalloonMonitor, BalloonSettings, Discarder, GuestDiscard,
 };
 #[doc(inline)]
 pub use virtio_balloon::{MemoryMap, Part, Region};

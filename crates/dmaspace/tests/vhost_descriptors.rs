@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dmaspace::vhost::{BalloonJob, Command, Event, Operator};
+use dmaspace::vhost::{BackendEvent, BalloonJob, Command, Operator};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -17,14 +17,14 @@ use rustix::time::{ClockId, clock_gettime};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
-struct Channels(Receiver<Command>, Sender<Event>);
+struct Channels(Receiver<Command>, Sender<BackendEvent>);
 
 impl Operator for Channels {
     fn next(&mut self, patience: Duration) -> Option<Command> {
         self.0.recv_timeout(patience).ok()
     }
 
-    fn tell(&mut self, event: &Event) {
+    fn tell(&mut self, event: &BackendEvent) {
         let _ = self.1.send(event.clone());
     }
 }
@@ -86,16 +86,16 @@ fn without_descriptors_front_ends_wait_and_no_processor_is_busy() {
     let (sender, events) = mpsc::channel();
     let thread = thread::spawn(move || job.run(&mut Channels(receiver, sender)));
     let mut seen = Vec::new();
-    let mut wait = |wanted: fn(&Event) -> bool| {
+    let mut wait = |wanted: fn(&BackendEvent) -> bool| {
         while !seen.last().is_some_and(wanted) {
             seen.push(events.recv_timeout(PATIENCE).expect("the event comes"));
         }
         let refusals = seen.iter();
-        let refusals = refusals.filter(|event| matches!(event, Event::Refused { .. }));
+        let refusals = refusals.filter(|event| matches!(event, BackendEvent::Refused { .. }));
         refusals.cloned().collect::<Vec<_>>()
     };
-    wait(|event| matches!(event, Event::Listening { .. }));
-    wait(|event| matches!(event, Event::Balloon(_)));
+    wait(|event| matches!(event, BackendEvent::Listening { .. }));
+    wait(|event| matches!(event, BackendEvent::Balloon(_)));
     let idle = open();
     for round in 1..3 {
         let deadline = Instant::now() + PATIENCE;
@@ -106,7 +106,7 @@ fn without_descriptors_front_ends_wait_and_no_processor_is_busy() {
         let front = made();
         let limit = take_all();
         connect(&front, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        wait(|event| matches!(event, Event::Refused { .. }));
+        wait(|event| matches!(event, BackendEvent::Refused { .. }));
         others_wait();
         setrlimit(Resource::Nofile, limit).unwrap();
         let mut front = UnixStream::from(front);
@@ -115,11 +115,11 @@ fn without_descriptors_front_ends_wait_and_no_processor_is_busy() {
         front.write_all(&get_features).unwrap();
         front.read_exact(&mut [0; 20]).unwrap();
         drop(front);
-        let refusals = wait(|event| matches!(event, Event::Disconnected { .. }));
+        let refusals = wait(|event| matches!(event, BackendEvent::Disconnected { .. }));
         let cause = "front ends cannot be accepted: Too many open files (os error 24)".into();
         assert_eq!(
             refusals,
-            vec![Event::Refused { cause }; round],
+            vec![BackendEvent::Refused { cause }; round],
             "each time once"
         );
     }

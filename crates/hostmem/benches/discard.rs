@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hostmem::{Backing, Discard, Discarded, Freed, Kept, Machine, Mapping, RaisedPool};
+use hostmem::{Backing, Discard, DiscardRefusal, Discarded, Freed, Machine, Mapping, RaisedPool};
 use runs::{Offset, Span};
 
 const PAGE: u64 = 4096;
@@ -98,7 +98,7 @@ struct Row {
     freed: Option<Freed>,
 }
 
-fn kept(part: Span<Offset>, why: Kept) {
+fn kept(part: Span<Offset>, why: DiscardRefusal) {
     println!("{part} is kept: {why}");
 }
 

@@ -88,7 +88,7 @@ impl Backing {
     /// use hostmem::{Backing, Machine};
     /// let choice = Backing::choose(64 << 20, &Machine::probe()?);
     /// println!("{}: {}", choice.backing, choice.reason);
-    /// # Ok::<(), hostmem::ProbeError>(())
+    /// # Ok::<(), hostmem::ProcfsError>(())
     /// ```
     pub fn choose(len: u64, machine: &Machine) -> Choice {
         let mut against = Vec::new();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use runs::{Offset, Span};
 
 use crate::mapping::Mapping;
-use crate::pin::{ReleaseError, Steps};
+use crate::pin::{Steps, UnpinError};
 use crate::rings::{Table, Tables};
 
 /// A registered buffer: a part of the mapping in a slot of a table.
@@ -33,7 +33,7 @@ pub(crate) fn release_buffers(
     buffers: &mut Vec<Buffer>,
     part: Span<Offset>,
     steps: &mut Steps,
-) -> Result<(), ReleaseError> {
+) -> Result<(), UnpinError> {
     let low = buffers.partition_point(|buffer| buffer.span.last() < part.start);
     let high = buffers.partition_point(|buffer| buffer.span.start <= part.last());
     let (Some(first), Some(last)) = (buffers.get(low), buffers.get(high.wrapping_sub(1))) else {
@@ -51,7 +51,7 @@ pub(crate) fn release_buffers(
                 if let Err((_, error)) = drop_buffers(tables, &kept) {
                     tracing::error!(%error, "a piece stays pinned twice");
                 }
-                return Err(ReleaseError::Keep { stays, source });
+                return Err(UnpinError::Keep { stays, source });
             }
         }
     }
@@ -99,10 +99,7 @@ fn register_one(
 
 /// Drops buffers, with one call for each stretch of consecutive slots. On an error: how many are
 /// dropped.
-pub(crate) fn drop_buffers(
-    tables: &Tables,
-    buffers: &[Buffer],
-) -> Result<(), (usize, ReleaseError)> {
+pub(crate) fn drop_buffers(tables: &Tables, buffers: &[Buffer]) -> Result<(), (usize, UnpinError)> {
     let mut done = 0;
     while let Some(first) = buffers.get(done) {
         let rest = buffers.get(done..).unwrap_or_default();
@@ -120,7 +117,7 @@ pub(crate) fn drop_buffers(
             result => {
                 let source = result.err().unwrap_or(io::ErrorKind::UnexpectedEof.into());
                 let part = first.span;
-                return Err((done, ReleaseError::Refused { part, source }));
+                return Err((done, UnpinError::Refused { part, source }));
             }
         }
     }

@@ -64,7 +64,9 @@ pub use at_most::{TooLong, read_at_most, rest_at_most, text_at_most};
 pub use backing::{Backing, Choice, UnknownBacking};
 pub use caches::{can_evict, evict, largest_cache};
 pub use cgroup::CgroupLimit;
-pub use discard::{Call, CountError, Discard, DiscardError, Discarded, Freed, FreedBy, Kept};
+pub use discard::{
+    Call, CountError, Discard, DiscardError, DiscardRefusal, Discarded, Freed, FreedBy,
+};
 pub use frames::{Frames, FramesError};
 #[cfg(feature = "vm-memory")]
 pub use guest_region::GuestRegionError;
@@ -74,12 +76,12 @@ pub use machine::{HugeSize, Machine, Pool, ThpMode};
 pub use mapping::{Mapping, MappingError};
 pub use nodes::{Folios, KernelNodes, NodePolicy, PlacementError};
 pub use peer::{PeerEvent, PeerFile, PeerKind};
-pub use pin::{Pin, ReleaseError, Steps};
+pub use pin::{Pin, Steps, UnpinError};
 pub use pinner::{PinKind, Pinner, PinnerError};
 pub use pool::{PoolError, RaisedPool};
 pub use populate::PopulateError;
 pub use process::{PageRun, ProcessPages};
-pub use procfs::ProbeError;
+pub use procfs::ProcfsError;
 pub use refusal::PinError;
 pub use shrink_watch::{Lost, ShrinkWatch, WatchError};
 pub use source::FrameSource;

@@ -14,7 +14,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::procfs::{self, ProbeError};
+use crate::procfs::{self, ProcfsError};
 use crate::sys;
 
 const STATUS: &str = "/proc/self/status";
@@ -76,7 +76,7 @@ pub struct Limits {
 pub enum LimitsError {
     /// A file of `/proc` cannot be read.
     #[error(transparent)]
-    Probe(#[from] ProbeError),
+    Probe(#[from] ProcfsError),
     /// getrlimit(2) failed.
     #[error("cannot read RLIMIT_MEMLOCK")]
     Rlimit(#[source] std::io::Error),
@@ -92,7 +92,7 @@ impl Limits {
         let status = procfs::read(STATUS)?;
         let caps = procfs::line(&status, "CapEff")
             .and_then(|hex| u64::from_str_radix(hex, 16).ok())
-            .ok_or(ProbeError::Missing {
+            .ok_or(ProcfsError::Missing {
                 path: STATUS.into(),
                 what: "CapEff",
             })?;
@@ -124,7 +124,7 @@ impl Limits {
             Counter::MmLockedVm => "VmLck",
         };
         let status = procfs::read(STATUS)?;
-        let known = procfs::line_bytes(&status, name).ok_or(ProbeError::Missing {
+        let known = procfs::line_bytes(&status, name).ok_or(ProcfsError::Missing {
             path: STATUS.into(),
             what: name,
         })?;

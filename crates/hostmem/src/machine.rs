@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::backing::Backing;
 use crate::cgroup::{CgroupLimit, Controller};
-use crate::procfs::{self, ProbeError};
+use crate::procfs::{self, ProcfsError};
 use crate::sys;
 
 /// A size of hugetlb pages.
@@ -133,11 +133,11 @@ impl Machine {
     /// # Errors
     ///
     /// When `/proc/meminfo` cannot be read; everything else may be missing.
-    pub fn probe() -> Result<Self, ProbeError> {
+    pub fn probe() -> Result<Self, ProcfsError> {
         const MEMINFO: &str = "/proc/meminfo";
         let meminfo = procfs::read(MEMINFO)?;
         let bytes = |what: &'static str| {
-            procfs::line_bytes(&meminfo, what).ok_or(ProbeError::Missing {
+            procfs::line_bytes(&meminfo, what).ok_or(ProcfsError::Missing {
                 path: MEMINFO.into(),
                 what,
             })

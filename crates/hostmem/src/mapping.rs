@@ -27,7 +27,7 @@ use crate::backing::Backing;
 use crate::cgroup::CgroupLimit;
 use crate::machine::{HugeSize, Machine, Pool};
 use crate::nodes::{KernelNodes, NodePolicy};
-use crate::procfs::ProbeError;
+use crate::procfs::ProcfsError;
 use crate::sys::{self, Advice, Region};
 use crate::windows::Window;
 use runs::Bytes;
@@ -146,7 +146,7 @@ pub enum MappingError {
     },
     /// The machine's facts cannot be read.
     #[error(transparent)]
-    Probe(#[from] ProbeError),
+    Probe(#[from] ProcfsError),
 }
 
 impl Mapping {

@@ -28,7 +28,7 @@ use crate::source::FrameSource;
 #[must_use = "the memory is unpinned as soon as this is dropped"]
 pub struct Pin {
     mapping: Arc<Mapping>,
-    held: Held,
+    held: PinState,
     pub(crate) steps: Steps,
 }
 
@@ -42,7 +42,7 @@ pub struct Steps {
 }
 
 #[derive(Debug)]
-enum Held {
+enum PinState {
     /// In order of their offsets.
     Buffers {
         tables: Arc<Tables>,
@@ -54,7 +54,7 @@ enum Held {
 
 /// Why a part is not given back.
 #[derive(Debug, Error)]
-pub enum ReleaseError {
+pub enum UnpinError {
     /// A part that is empty or not a multiple of 4 KiB, or that is not pinned. Nothing has
     /// changed.
     #[error("{part} is not pinned as a whole; offset {offset:#x} is not")]
@@ -88,7 +88,7 @@ impl Pin {
         let buffers = Vec::new();
         Self {
             mapping,
-            held: Held::Buffers { tables, buffers },
+            held: PinState::Buffers { tables, buffers },
             steps: Steps::default(),
         }
     }
@@ -96,14 +96,14 @@ impl Pin {
     pub(crate) fn locked(mapping: Arc<Mapping>, part: Span<Offset>) -> Self {
         Self {
             mapping,
-            held: Held::Locked(vec![part]),
+            held: PinState::Locked(vec![part]),
             steps: Steps::default(),
         }
     }
 
     /// Takes a buffer that lies behind all others.
     pub(crate) fn hold(&mut self, buffer: Buffer) {
-        if let Held::Buffers { buffers, .. } = &mut self.held {
+        if let PinState::Buffers { buffers, .. } = &mut self.held {
             buffers.push(buffer);
             self.steps.buffers += 1;
         }
@@ -117,8 +117,8 @@ impl Pin {
     /// By what it is pinned.
     pub const fn kind(&self) -> PinKind {
         match self.held {
-            Held::Buffers { .. } => PinKind::IoUring,
-            Held::Locked(_) => PinKind::Mlock,
+            PinState::Buffers { .. } => PinKind::IoUring,
+            PinState::Locked(_) => PinKind::Mlock,
         }
     }
 
@@ -127,10 +127,12 @@ impl Pin {
         let mut joiner = Joiner::new();
         let mut parts = Vec::new();
         match &self.held {
-            Held::Buffers { buffers, .. } => {
+            PinState::Buffers { buffers, .. } => {
                 parts.extend(buffers.iter().filter_map(|buffer| joiner.push(buffer.span)));
             }
-            Held::Locked(spans) => parts.extend(spans.iter().filter_map(|span| joiner.push(*span))),
+            PinState::Locked(spans) => {
+                parts.extend(spans.iter().filter_map(|span| joiner.push(*span)))
+            }
         }
         parts.extend(joiner.finish());
         parts
@@ -147,9 +149,9 @@ impl Pin {
     /// Two pins that hold parts of one huge page may together be charged less than the sum.
     pub fn charged_bytes(&self) -> u64 {
         match self.held {
-            Held::Buffers { .. } => charge(&self.mapping, &self.parts()),
-            Held::Locked(_) if self.mapping.backing().huge_size().is_some() => 0,
-            Held::Locked(_) => self.bytes(),
+            PinState::Buffers { .. } => charge(&self.mapping, &self.parts()),
+            PinState::Locked(_) if self.mapping.backing().huge_size().is_some() => 0,
+            PinState::Locked(_) => self.bytes(),
         }
     }
 
@@ -190,14 +192,14 @@ impl Pin {
     ///
     /// When `part` is not pinned as a whole, or what stays of a piece cannot be registered anew:
     /// nothing has changed then.
-    pub fn release(&mut self, part: Span<Offset>) -> Result<(), ReleaseError> {
+    pub fn release(&mut self, part: Span<Offset>) -> Result<(), UnpinError> {
         self.check(part)
-            .map_err(|offset| ReleaseError::NotPinned { part, offset })?;
+            .map_err(|offset| UnpinError::NotPinned { part, offset })?;
         match &mut self.held {
-            Held::Buffers { tables, buffers } => {
+            PinState::Buffers { tables, buffers } => {
                 release_buffers(&self.mapping, tables, buffers, part, &mut self.steps)
             }
-            Held::Locked(spans) => {
+            PinState::Locked(spans) => {
                 unlock(&self.mapping, part)?;
                 subtract(spans, part);
                 Ok(())
@@ -210,14 +212,14 @@ impl Pin {
     /// # Errors
     ///
     /// When the kernel does not drop a buffer; all others are dropped all the same.
-    pub fn unpin(mut self) -> Result<u64, ReleaseError> {
+    pub fn unpin(mut self) -> Result<u64, UnpinError> {
         let bytes = self.bytes();
         self.give_back().map(|()| bytes)
     }
 
-    fn give_back(&mut self) -> Result<(), ReleaseError> {
+    fn give_back(&mut self) -> Result<(), UnpinError> {
         match &mut self.held {
-            Held::Buffers { tables, buffers } => {
+            PinState::Buffers { tables, buffers } => {
                 let mut all = std::mem::take(buffers);
                 let mut first_error = Ok(());
                 while let Err((done, error)) = drop_buffers(tables, &all) {
@@ -227,7 +229,7 @@ impl Pin {
                 }
                 first_error
             }
-            Held::Locked(spans) => {
+            PinState::Locked(spans) => {
                 let mut result = Ok(());
                 for span in std::mem::take(spans) {
                     result = result.and(unlock(&self.mapping, span));
@@ -246,11 +248,11 @@ impl Drop for Pin {
     }
 }
 
-fn unlock(mapping: &Mapping, part: Span<Offset>) -> Result<(), ReleaseError> {
+fn unlock(mapping: &Mapping, part: Span<Offset>) -> Result<(), UnpinError> {
     mapping
         .region()
         .unlock(part)
-        .map_err(|source| ReleaseError::Refused { part, source })?;
+        .map_err(|source| UnpinError::Refused { part, source })?;
     let mut locked = mapping
         .locked
         .lock()

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::machine::{HugeSize, Machine, Pool};
-use crate::procfs::{self, ProbeError};
+use crate::procfs::{self, ProcfsError};
 use crate::sys;
 use runs::Bytes;
 
@@ -73,7 +73,7 @@ pub enum PoolError {
     },
     /// The pool's numbers cannot be read.
     #[error(transparent)]
-    Probe(#[from] ProbeError),
+    Probe(#[from] ProcfsError),
 }
 
 impl RaisedPool {
@@ -174,7 +174,7 @@ impl PoolFile {
                 path,
                 _locked: locked,
             }),
-            Err(source) => Err(ProbeError::Read { path, source }.into()),
+            Err(source) => Err(ProcfsError::Read { path, source }.into()),
         }
     }
 

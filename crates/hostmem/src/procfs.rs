@@ -13,7 +13,7 @@ const MOST: u64 = 64 << 20;
 
 /// A file of `/proc` or `/sys` that could not be read or understood.
 #[derive(Debug, Error)]
-pub enum ProbeError {
+pub enum ProcfsError {
     /// Reading it failed.
     #[error("cannot read {path}")]
     Read {
@@ -32,20 +32,23 @@ pub enum ProbeError {
     },
 }
 
-pub(crate) fn read(path: impl AsRef<Path>) -> Result<String, ProbeError> {
+pub(crate) fn read(path: impl AsRef<Path>) -> Result<String, ProcfsError> {
     let path = path.as_ref();
-    text_at_most(path, MOST).map_err(|source| ProbeError::Read {
+    text_at_most(path, MOST).map_err(|source| ProcfsError::Read {
         path: path.to_owned(),
         source,
     })
 }
 
-pub(crate) fn read_number(path: impl AsRef<Path>) -> Result<u64, ProbeError> {
+pub(crate) fn read_number(path: impl AsRef<Path>) -> Result<u64, ProcfsError> {
     let path = path.as_ref();
-    read(path)?.trim().parse().map_err(|_| ProbeError::Missing {
-        path: path.to_owned(),
-        what: "a number",
-    })
+    read(path)?
+        .trim()
+        .parse()
+        .map_err(|_| ProcfsError::Missing {
+            path: path.to_owned(),
+            what: "a number",
+        })
 }
 
 /// The value of the line `name:` of a text like `/proc/meminfo` or `/proc/self/status`.

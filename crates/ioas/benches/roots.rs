@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 use ioas::{
     Cause, DomainIds, Ioas, Ledger, Memory, Observer, Placement, Step, Synthetic, TableBuilder,
 };
-use iommu::{Capabilities, Config, DeviceId, FormatSupport, NodeId, RunMap, SoftwareUnit};
+use iommu::{
+    DeviceId, FormatSupport, NodeId, RunMap, SoftwareConfig, SoftwareUnit, UnitCapabilities,
+};
 use iopt::{FormatId, HeapTables, Prot};
 use runs::{Pa, PageSizes, Span};
 
@@ -74,7 +76,7 @@ fn space(placement: Placement, format: FormatId, memories: &[Tables]) -> Space {
     };
     let space = Ioas::over_tables(TableBuilder::on_nodes(memory, DomainIds::new(8), [format]));
     space.set_placement(placement).unwrap();
-    let mut capabilities = Capabilities::new().with_format(FormatSupport {
+    let mut capabilities = UnitCapabilities::new().with_format(FormatSupport {
         format,
         levels: 1 << 4,
         page_sizes: PageSizes::from_bits(u64::MAX),
@@ -82,10 +84,10 @@ fn space(placement: Placement, format: FormatId, memories: &[Tables]) -> Space {
     capabilities.input_bits = 48;
     for (n, tables) in (0..).zip(memories) {
         let none = RunMap::<Vec<AtomicU64>>::new([]).unwrap();
-        let config = Config {
+        let config = SoftwareConfig {
             node: Some(NodeId(n)),
             capabilities,
-            ..Config::default()
+            ..SoftwareConfig::default()
         };
         let unit = SoftwareUnit::with_config(tables.clone(), none, config);
         let device = DeviceId::pci(1, n as u8, 0);

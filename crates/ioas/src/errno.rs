@@ -137,7 +137,7 @@ impl AttachError {
             (Self::Reserved { .. } | Self::Conflict(_), Profile::Iommufd) => Errno::EADDRINUSE,
             (Self::AlreadyAttached, Profile::Type1) => Errno::EINVAL,
             (Self::AlreadyAttached, Profile::Iommufd) => Errno::EBUSY,
-            (Self::Unit(iommu::AttachError::AlreadyAttached { .. }), Profile::Type1) => {
+            (Self::Unit(iommu::UnitAttachError::AlreadyAttached { .. }), Profile::Type1) => {
                 Errno::EINVAL
             }
             (Self::Busy(_), _) => Errno::EBUSY,

@@ -52,7 +52,7 @@ pub use kernel::iommufd;
 #[cfg(feature = "vfio")]
 pub use kernel::vfio;
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
-pub use kernel::{Entering, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed};
+pub use kernel::{Entering, KernelError, MapSource, Mapper, MapperInfo, Shares, pieces_needed};
 #[cfg(not(feature = "std"))]
 pub use lock::spinning::LockHooks;
 pub use memory::fixed::{FixedRuns, UnalignedRun};
@@ -75,7 +75,7 @@ pub use space::backend::{Capabilities, Capability, Unsupported};
 pub use space::dirty::{HarvestError, Harvested, Tracking, TrackingError};
 pub use space::endpoint::{Endpoint, EndpointId};
 pub use space::error::{AttachError, CloseError, DetachError, MapError, UnmapError};
-pub use space::external_pin::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
+pub use space::external_pin::{ExternalPin, ExternalPinError, PinUser, ROUNDS, WhenUnmapped};
 pub use space::flush::Flushing;
 #[cfg(all(feature = "linux", feature = "vm-memory"))]
 pub use space::guest_ram::{GuestRam, GuestRamError};

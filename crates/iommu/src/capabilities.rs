@@ -5,13 +5,13 @@ use iopt::{FormatId, Root, TableMemory};
 use runs::PageSizes;
 
 use crate::arm;
-use crate::error::AttachError;
+use crate::error::UnitAttachError;
 use crate::unit::{DeviceId, Pasid};
 
 /// What a unit can do, in the terms in which tables are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Capabilities {
+pub struct UnitCapabilities {
     /// The formats that it walks, in no order; `None` are places left over.
     pub formats: [Option<FormatSupport>; 12],
     /// Bits of an output address.
@@ -50,7 +50,7 @@ pub struct FormatSupport {
     pub page_sizes: PageSizes,
 }
 
-impl Capabilities {
+impl UnitCapabilities {
     /// A unit with full 64-bit input, 52-bit output and 16-bit domains, coherent walks, and nothing
     /// else: no format yet.
     pub const fn new() -> Self {
@@ -94,24 +94,24 @@ impl Capabilities {
     }
 
     /// Refuses a root that the unit cannot walk. Every unit's `attach` begins with this.
-    pub fn check(&self, root: &Root) -> Result<(), AttachError> {
+    pub fn check(&self, root: &Root) -> Result<(), UnitAttachError> {
         let Root {
             format,
             address,
             levels,
         } = *root;
         let Some(support) = self.format(format) else {
-            return Err(AttachError::Format { format });
+            return Err(UnitAttachError::Format { format });
         };
         if levels >= 16 || support.levels >> levels & 1 == 0 {
-            return Err(AttachError::Levels {
+            return Err(UnitAttachError::Levels {
                 format,
                 levels,
                 offered: support.levels,
             });
         }
         if address & 0xfff != 0 || address >> self.output_bits.min(63) != 0 {
-            return Err(AttachError::RootAddress {
+            return Err(UnitAttachError::RootAddress {
                 address,
                 bits: self.output_bits,
             });
@@ -120,12 +120,16 @@ impl Capabilities {
     }
 }
 
-impl Capabilities {
+impl UnitCapabilities {
     /// Refuses a PASID that the unit does not take.
-    pub(crate) fn check_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), AttachError> {
+    pub(crate) fn check_pasid(
+        &self,
+        device: DeviceId,
+        pasid: Pasid,
+    ) -> Result<(), UnitAttachError> {
         let bits = self.pasid_bits;
         if pasid.0 == 0 || pasid.0 >> bits.min(31) != 0 {
-            return Err(AttachError::Pasid {
+            return Err(UnitAttachError::Pasid {
                 device,
                 pasid,
                 bits,
@@ -145,7 +149,7 @@ pub(crate) fn reaches<M: TableMemory>(memory: &M, bits: u32) -> Result<(), u64> 
     Ok(())
 }
 
-impl Default for Capabilities {
+impl Default for UnitCapabilities {
     fn default() -> Self {
         Self::new()
     }
@@ -165,7 +169,7 @@ mod tests {
             address: 1 << 30,
             levels,
         };
-        let mut unit = Capabilities::new().with_format(FormatSupport {
+        let mut unit = UnitCapabilities::new().with_format(FormatSupport {
             format,
             levels: 1 << 4,
             page_sizes: PageSizes::from_bits(1 << 12),
@@ -174,7 +178,7 @@ mod tests {
         assert_eq!(unit.check(&root(4)), Ok(()));
         assert_eq!(
             unit.check(&root(3)),
-            Err(AttachError::Levels {
+            Err(UnitAttachError::Levels {
                 format,
                 levels: 3,
                 offered: 1 << 4
@@ -190,7 +194,7 @@ mod tests {
             upper,
         };
         let most = FormatId::ArmStage1(config(ArmGranule::K16, 40, false));
-        let unit = Capabilities::new().with_format(FormatSupport {
+        let unit = UnitCapabilities::new().with_format(FormatSupport {
             format: most,
             levels: 1 << 2 | 1 << 3,
             page_sizes: PageSizes::from_bits(1 << 14),

@@ -47,14 +47,14 @@ pub enum Certainty {
 
 /// Place in a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Source {
+pub struct Citation {
     /// Title or number of the document.
     pub document: &'static str,
     /// Section, table, register, or, for a driver, the function.
     pub section: &'static str,
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for Citation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}", self.document, self.section)
     }
@@ -119,11 +119,11 @@ pub(crate) fn find(table: &'static [Code], code: u32) -> Option<&'static Code> {
 
 /// Documents of the tables.
 pub(crate) mod documents {
-    use super::Source;
+    use super::Citation;
 
     macro_rules! sources {
         ($($(#[$doc:meta])* $name:ident = $document:literal, $section:literal;)*) => {
-            $($(#[$doc])* pub(crate) const $name: Source = Source { document: $document, section: $section };)*
+            $($(#[$doc])* pub(crate) const $name: Citation = Citation { document: $document, section: $section };)*
         };
     }
 
@@ -139,14 +139,14 @@ pub(crate) mod documents {
 
 /// Table of one kind of unit.
 #[derive(Clone, Copy, Debug)]
-pub struct Table {
+pub struct CodeTable {
     /// Document that defines the codes.
-    pub source: Source,
+    pub source: Citation,
     /// The codes.
     pub codes: &'static [Code],
 }
 
-impl Table {
+impl CodeTable {
     /// The entry for `code`.
     #[must_use]
     pub fn get(&self, code: u32) -> Option<&'static Code> {
@@ -155,37 +155,37 @@ impl Table {
 }
 
 /// VT-d: fault reasons.
-pub const VTD: Table = Table {
+pub const VTD: CodeTable = CodeTable {
     source: documents::VTD,
     codes: crate::vtd::FAULT_REASONS,
 };
 
 /// AMD's IOMMU: codes of events; see [`amdvi_event`] for those that depend on flags.
-pub const AMDVI: Table = Table {
+pub const AMDVI: CodeTable = CodeTable {
     source: documents::AMDVI,
     codes: crate::amdvi::EVENT_CODES,
 };
 
 /// SMMUv3: numbers of events.
-pub const SMMUV3: Table = Table {
+pub const SMMUV3: CodeTable = CodeTable {
     source: documents::SMMUV3,
     codes: crate::smmuv3::EVENT_CODES,
 };
 
 /// SMMUv1 and v2: bits of a context bank's FSR.
-pub const SMMU_CONTEXT: Table = Table {
+pub const SMMU_CONTEXT: CodeTable = CodeTable {
     source: documents::SMMU_CONTEXT,
     codes: crate::smmu::CONTEXT,
 };
 
 /// SMMUv1 and v2: bits of GFSR.
-pub const SMMU_GLOBAL: Table = Table {
+pub const SMMU_GLOBAL: CodeTable = CodeTable {
     source: documents::SMMU_GLOBAL,
     codes: crate::smmu::GLOBAL,
 };
 
 /// RISC-V: causes.
-pub const RISCV: Table = Table {
+pub const RISCV: CodeTable = CodeTable {
     source: documents::RISCV,
     codes: crate::riscv::CAUSES,
 };

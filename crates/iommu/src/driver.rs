@@ -27,11 +27,11 @@ use iopt::{Chain, Invalidation, NoTables, Root, TABLE_BYTES, TableMemory};
 use lock_api::Mutex;
 use runs::{Iova, Pa, Span};
 
-use crate::capabilities::{Capabilities, reaches};
+use crate::capabilities::{UnitCapabilities, reaches};
 use crate::commands::CommandCounters;
-use crate::error::{AttachError, FlushError, SetupError, UnitError};
+use crate::error::{FlushError, UnitAttachError, UnitError, UnitSetupError};
 use crate::fault::Fault;
-use crate::handover::{Frozen, Held, UnitKind, WORDS};
+use crate::handover::{Frozen, UnitKind, UnitMemory, WORDS};
 use crate::registers::Registers;
 use crate::ring::{CommandQueue, Ring};
 use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
@@ -63,7 +63,7 @@ pub struct HardwareUnit<K: Kind, R: Registers, M> {
     pub(crate) memory: M,
     pub(crate) config: K::Config,
     pub(crate) features: K::Features,
-    pub(crate) capabilities: Capabilities,
+    pub(crate) capabilities: UnitCapabilities,
     pub(crate) inner: Mutex<R::Lock, K::Inner>,
 }
 
@@ -122,13 +122,13 @@ pub trait Operations: Attachments + Flushes {
 /// How devices come and go.
 pub trait Attachments {
     /// [`Unit::attach`]. The PASID was checked.
-    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError>;
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), UnitAttachError>;
 
     /// [`Unit::detach`]. The PASID was checked.
-    fn detach_at(&self, place: Place) -> Result<(), AttachError>;
+    fn detach_at(&self, place: Place) -> Result<(), UnitAttachError>;
 
     /// Refuses a device that the unit cannot know.
-    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn check_device(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         let _ = device;
         Ok(())
     }
@@ -138,7 +138,7 @@ pub trait Attachments {
         &self,
         device: DeviceId,
         tlb: Option<DeviceTlb>,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         let _ = (device, tlb);
         Ok(())
     }
@@ -170,10 +170,10 @@ pub(crate) fn same_root(
     there: Option<Root>,
     domain: DomainId,
     asked: Root,
-) -> Result<(), AttachError> {
+) -> Result<(), UnitAttachError> {
     match there {
         None => Ok(()),
-        Some(there) => Err(AttachError::OtherRoot {
+        Some(there) => Err(UnitAttachError::OtherRoot {
             domain,
             there,
             asked,
@@ -181,7 +181,7 @@ pub(crate) fn same_root(
     }
 }
 
-impl Capabilities {
+impl UnitCapabilities {
     /// The unit's number of a domain that it can have.
     pub(crate) fn tag(&self, domain: DomainId) -> Option<u16> {
         let fits = domain.0.checked_shr(self.domain_bits).unwrap_or(0) == 0;
@@ -189,10 +189,10 @@ impl Capabilities {
     }
 
     /// Refuses a domain that the unit cannot have.
-    pub(crate) fn check_domain(&self, domain: DomainId) -> Result<u16, AttachError> {
+    pub(crate) fn check_domain(&self, domain: DomainId) -> Result<u16, UnitAttachError> {
         let bits = self.domain_bits;
         self.tag(domain)
-            .ok_or(AttachError::DomainId { domain, bits })
+            .ok_or(UnitAttachError::DomainId { domain, bits })
     }
 }
 
@@ -232,7 +232,7 @@ impl<K: Kind, R: Registers, M> Unit for HardwareUnit<K, R, M>
 where
     Self: Operations + Send + Sync,
 {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> UnitCapabilities {
         self.capabilities
     }
 
@@ -244,11 +244,16 @@ where
         K::RESERVED.iter().copied().for_each(sink);
     }
 
-    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), UnitAttachError> {
         self.attach_at(Place::of(device, None), domain, root)
     }
 
-    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn detach(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         self.detach_at(Place::of(device, None))
     }
 
@@ -258,20 +263,24 @@ where
         pasid: Pasid,
         domain: DomainId,
         root: Root,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         self.capabilities.check_pasid(device, pasid)?;
         self.attach_at(Place::of(device, Some(pasid)), domain, root)
     }
 
-    fn detach_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), AttachError> {
+    fn detach_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), UnitAttachError> {
         self.capabilities.check_pasid(device, pasid)?;
         self.detach_at(Place::of(device, Some(pasid)))
     }
 
-    fn set_device_tlb(&self, device: DeviceId, tlb: Option<DeviceTlb>) -> Result<(), AttachError> {
+    fn set_device_tlb(
+        &self,
+        device: DeviceId,
+        tlb: Option<DeviceTlb>,
+    ) -> Result<(), UnitAttachError> {
         self.check_device(device)?;
         if tlb.is_some() && !self.capabilities.device_tlbs {
-            return Err(AttachError::NoDeviceTlbs { device });
+            return Err(UnitAttachError::NoDeviceTlbs { device });
         }
         self.switch_device_tlb(device, tlb)
     }
@@ -320,16 +329,16 @@ pub trait InMemory: Kind {
     /// Its command queue.
     type Queue: CommandQueue;
     /// Why a unit cannot be driven.
-    type Error: core::error::Error + From<SetupError>;
+    type Error: core::error::Error + From<UnitSetupError>;
 
     /// What the unit can do. The configuration may ask for more than there can be, and is cut.
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Self::Config,
-    ) -> Result<(Self::Features, Capabilities), Self::Error>;
+    ) -> Result<(Self::Features, UnitCapabilities), Self::Error>;
 
     /// Bits of an address, as structures hold it.
-    fn address_bits(capabilities: &Capabilities) -> u32 {
+    fn address_bits(capabilities: &UnitCapabilities) -> u32 {
         let _ = capabilities;
         52
     }
@@ -374,7 +383,7 @@ pub trait InMemory: Kind {
         config: &Self::Config,
         features: Self::Features,
         words: [u64; WORDS],
-    ) -> Result<Self::Inner, SetupError>;
+    ) -> Result<Self::Inner, UnitSetupError>;
 }
 
 /// So many pages, or none; `taken` hands what was taken before to its argument, to go back with them.
@@ -461,11 +470,11 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
         registers: R,
         memory: M,
         mut config: K::Config,
-        inner: impl FnOnce(&R, &M, &K::Config, K::Features) -> Result<K::Inner, SetupError>,
+        inner: impl FnOnce(&R, &M, &K::Config, K::Features) -> Result<K::Inner, UnitSetupError>,
     ) -> Result<Self, K::Error> {
         let (features, capabilities) = K::probe(&registers, &mut config)?;
         let bits = K::address_bits(&capabilities);
-        reaches(&memory, bits).map_err(|last| SetupError::Addresses { last, bits })?;
+        reaches(&memory, bits).map_err(|last| UnitSetupError::Addresses { last, bits })?;
         let inner = inner(&registers, &memory, &config, features)?;
         Ok(Self {
             registers,
@@ -496,7 +505,10 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
     ///
     /// With an error the driver comes back, and nothing has changed.
     #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
-    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
+    pub fn freeze(
+        self,
+        each: &mut dyn FnMut(UnitMemory),
+    ) -> Result<(Frozen, R, M), (Self, UnitError)> {
         // With the queue empty, what follows is about a unit that does nothing by itself.
         let quiet = self.issue(K::ring(&mut self.inner.lock()), None);
         if let Err(cause) = quiet {
@@ -504,10 +516,10 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
         }
         let (memory, config, inner) = (self.memory, self.config, self.inner.into_inner());
         K::for_each_structure(&inner, &memory, &config, &mut |name, span| {
-            each(Held::Structure { name, span });
+            each(UnitMemory::Structure { name, span });
         });
         K::for_each_table(&inner, &memory, &config, &mut |domain, root| {
-            each(Held::Table { domain, root });
+            each(UnitMemory::Table { domain, root });
         });
         let (kind, words) = (K::KIND, K::describe(&inner, &config));
         let mut back = Back::new(&memory);

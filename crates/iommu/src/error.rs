@@ -6,12 +6,12 @@ use core::time::Duration;
 use iopt::{FormatId, NoTables, Root};
 use runs::{Iova, Span};
 
-use crate::handover::AdoptError;
+use crate::handover::UnitAdoptError;
 use crate::unit::{DeviceId, DomainId, Pasid};
 
 /// Why there is no driver for a unit that could be driven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SetupError {
+pub enum UnitSetupError {
     /// There is no memory for what the driver and the unit share: tables of devices and queues. A table
     /// of devices of one level is one piece.
     #[error("{0}")]
@@ -26,13 +26,13 @@ pub enum SetupError {
     },
     /// The unit is not the one that was frozen, or has stopped.
     #[error("{0}")]
-    Adopt(#[from] AdoptError),
+    Adopt(#[from] UnitAdoptError),
 }
 
 /// Why a device was not attached or detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum AttachError {
+pub enum UnitAttachError {
     /// The device is attached already; it must be detached first.
     #[error("{device} is attached to domain {domain} already")]
     AlreadyAttached {
@@ -243,7 +243,7 @@ pub enum FlushError {
         /// The domain.
         domain: DomainId,
         /// Why not.
-        cause: AttachError,
+        cause: UnitAttachError,
     },
     /// The unit has not done what it was commanded.
     #[error("flush of domain {domain}: {cause}")]

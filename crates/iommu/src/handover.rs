@@ -1,7 +1,7 @@
 //! A live unit changes hands: translation is never off, and no device notices.
 //!
 //! 1. **Freeze**: the old driver waits until all commands are complete, lists what the unit goes on
-//!    reading and writing ([`Held`]), and is gone. What is left is a description, [`Frozen`], of a few
+//!    reading and writing ([`UnitMemory`]), and is gone. What is left is a description, [`Frozen`], of a few
 //!    words, which goes to the successor in any way as [bytes](Frozen::to_bytes).
 //! 2. **Keep out**: the successor's memory must not hand out what was listed. With an arena over the
 //!    same memory that is [`iopt::Takeover::keep`] for each stretch of structures and
@@ -25,7 +25,7 @@ use crate::unit::DomainId;
 
 /// What a unit goes on using while no driver has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum UnitMemory {
     /// Memory for a structure or a queue, in whole pages.
     Structure {
         /// Which, in the specification's name.
@@ -101,9 +101,9 @@ impl Frozen {
     }
 
     /// Reads a description.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, AdoptError> {
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, UnitAdoptError> {
         if bytes.len() != Self::BYTES || !bytes.starts_with(&MAGIC) {
-            return Err(AdoptError::NoDescription { len: bytes.len() });
+            return Err(UnitAdoptError::NoDescription { len: bytes.len() });
         }
         let mut words = bytes.chunks_exact(8).map(|chunk| {
             let word = chunk.iter().rev();
@@ -112,7 +112,7 @@ impl Frozen {
         let head = words.nth(1).unwrap_or(0);
         let version = head as u16;
         if version != VERSION {
-            return Err(AdoptError::Version { found: version });
+            return Err(UnitAdoptError::Version { found: version });
         }
         let kind = [
             UnitKind::Vtd,
@@ -123,7 +123,7 @@ impl Frozen {
         ]
         .into_iter()
         .find(|kind| *kind as u64 == head >> 16)
-        .ok_or(AdoptError::Kind { found: head >> 16 })?;
+        .ok_or(UnitAdoptError::Kind { found: head >> 16 })?;
         let mut frozen = Self {
             kind,
             words: [0; WORDS],
@@ -137,10 +137,10 @@ impl Frozen {
     }
 
     /// The words, for the driver whose they are.
-    pub(crate) fn words(&self, kind: UnitKind) -> Result<[u64; WORDS], AdoptError> {
+    pub(crate) fn words(&self, kind: UnitKind) -> Result<[u64; WORDS], UnitAdoptError> {
         if self.kind != kind {
             let found = self.kind as u64;
-            return Err(AdoptError::Kind { found });
+            return Err(UnitAdoptError::Kind { found });
         }
         Ok(self.words)
     }
@@ -149,7 +149,7 @@ impl Frozen {
 /// Why a unit is not taken over. It goes on as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum AdoptError {
+pub enum UnitAdoptError {
     /// These bytes are no description.
     #[error("{len} bytes describe no unit")]
     NoDescription {
@@ -183,7 +183,7 @@ pub enum AdoptError {
     Unit(UnitError),
 }
 
-impl AdoptError {
+impl UnitAdoptError {
     /// Refuses a register that does not hold what it should, of the bits in `mask`.
     pub(crate) const fn compare(
         name: &'static str,
@@ -217,16 +217,16 @@ mod tests {
         assert_eq!(Frozen::from_bytes(&bytes), Ok(frozen));
         assert_eq!(bytes[8..12], [1, 0, 2, 0]);
         assert!(frozen.words(UnitKind::AmdVi).is_ok());
-        let other = AdoptError::Kind { found: 2 };
+        let other = UnitAdoptError::Kind { found: 2 };
         assert_eq!(frozen.words(UnitKind::Vtd), Err(other));
         for (at, to, error) in [
-            (0, 0, AdoptError::NoDescription { len: bytes.len() }),
-            (8, 2, AdoptError::Version { found: 2 }),
-            (10, 9, AdoptError::Kind { found: 9 }),
+            (0, 0, UnitAdoptError::NoDescription { len: bytes.len() }),
+            (8, 2, UnitAdoptError::Version { found: 2 }),
+            (10, 9, UnitAdoptError::Kind { found: 9 }),
             (
                 13,
                 1,
-                AdoptError::Kind {
+                UnitAdoptError::Kind {
                     found: 2 + (1 << 24),
                 },
             ),
@@ -236,6 +236,6 @@ mod tests {
             assert_eq!(Frozen::from_bytes(&bytes), Err(error));
         }
         let short = Frozen::from_bytes(&bytes[1..]);
-        assert_eq!(short, Err(AdoptError::NoDescription { len: 63 }));
+        assert_eq!(short, Err(UnitAdoptError::NoDescription { len: 63 }));
     }
 }

@@ -58,12 +58,12 @@ pub mod vtd;
 pub use {iopt, runs};
 
 pub use amdvi::AmdVi;
-pub use capabilities::{Capabilities, FormatSupport};
+pub use capabilities::{FormatSupport, UnitCapabilities};
 pub use commands::{CommandCounters, MOST_PAGE_COMMANDS};
 pub use driver::{Driver, HardwareUnit};
-pub use error::{AttachError, FlushError, SetupError, UnitError};
+pub use error::{FlushError, UnitAttachError, UnitError, UnitSetupError};
 pub use fault::{Details, Fault, FaultReason, RequestKind, SecondStage};
-pub use handover::{AdoptError, Frozen, Held, UnitKind};
+pub use handover::{Frozen, UnitAdoptError, UnitKind, UnitMemory};
 pub use registers::{Registers, SpinLock};
 pub use riscv::RiscvIommu;
 #[cfg(feature = "std")]
@@ -71,7 +71,9 @@ pub use run_map::{MemoryOverlap, RunMap};
 pub use smmu::Smmu;
 pub use smmuv3::SmmuV3;
 #[cfg(feature = "std")]
-pub use software::{Aborted, CacheShape, Config, Counters, FlushCounters, Port, SoftwareUnit};
+pub use software::{
+    Aborted, AccessCounters, CacheShape, FlushCounters, Port, SoftwareConfig, SoftwareUnit,
+};
 pub use target::{BadTarget, TargetMemory};
 pub use unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 pub use vtd::Vtd;

@@ -22,11 +22,11 @@ pub(crate) mod prelude {
     pub(crate) use iopt::{Chain, Invalidation, Root};
     pub(crate) use runs::{Iova, Span};
 
-    pub(crate) use crate::capabilities::Capabilities;
+    pub(crate) use crate::capabilities::UnitCapabilities;
     pub(crate) use crate::commands::CommandCounters;
-    pub(crate) use crate::error::{AttachError, FlushError, UnitError};
+    pub(crate) use crate::error::{FlushError, UnitAttachError, UnitError};
     pub(crate) use crate::fault::Fault;
-    pub(crate) use crate::handover::Held;
+    pub(crate) use crate::handover::UnitMemory;
     pub(crate) use crate::registers::Registers;
     pub(crate) use crate::unit::{DeviceId, DeviceTlb, DomainId, Pasid, Unit};
 
@@ -250,7 +250,7 @@ where
     let expected = Err(FlushError::Unit { domain, cause });
     assert_eq!(driver.invalidate_domain(domain), expected);
     // A detach that was not answered leaves the device without translation, and attached.
-    let expected = Err(AttachError::Unit { device, cause });
+    let expected = Err(UnitAttachError::Unit { device, cause });
     assert_eq!(driver.detach(device), expected);
     let after = driver.counters();
     assert_eq!(after.batches - before.batches, 2);
@@ -263,7 +263,7 @@ where
     assert_eq!(rig.found(&model, G::DEVICE), None);
     assert!(matches!(
         driver.attach(device, domain, rig.root()),
-        Err(AttachError::AlreadyAttached { .. })
+        Err(UnitAttachError::AlreadyAttached { .. })
     ));
     rig.break_down(&model, Breakage::None);
     G::received(&model);
@@ -272,7 +272,7 @@ where
         let received = G::received(&model);
         assert_eq!(received[received.len() - expected.len()..], expected);
     }
-    let gone = Err(AttachError::NotAttached { device });
+    let gone = Err(UnitAttachError::NotAttached { device });
     assert_eq!(driver.detach(device), gone);
     driver.attach(device, domain, rig.root()).unwrap();
     assert_eq!(
@@ -315,7 +315,7 @@ where
     let refused = |device, domain, root| driver.attach(device, domain, root).unwrap_err();
     assert_eq!(
         refused(device, DomainId(8), good),
-        AttachError::AlreadyAttached { device, domain }
+        UnitAttachError::AlreadyAttached { device, domain }
     );
     let asked = Root {
         address: good.address ^ 1 << 20,
@@ -324,7 +324,7 @@ where
     let there = good;
     assert_eq!(
         refused(other, domain, asked),
-        AttachError::OtherRoot {
+        UnitAttachError::OtherRoot {
             domain,
             there,
             asked
@@ -333,13 +333,13 @@ where
     let bits = driver.capabilities().domain_bits;
     if let Some(beyond) = 1u32.checked_shl(bits) {
         let domain = DomainId(beyond | 7);
-        let expected = AttachError::DomainId { domain, bits };
+        let expected = UnitAttachError::DomainId { domain, bits };
         assert_eq!(refused(other, domain, good), expected);
     }
     let deep = Root { levels: 7, ..good };
     assert!(matches!(
         refused(other, domain, deep),
-        AttachError::Levels { .. }
+        UnitAttachError::Levels { .. }
     ));
     let far = Root {
         address: 1 << 56,
@@ -347,10 +347,10 @@ where
     };
     assert!(matches!(
         refused(other, domain, far),
-        AttachError::RootAddress { .. }
+        UnitAttachError::RootAddress { .. }
     ));
     let device = other;
-    let gone = Err(AttachError::NotAttached { device });
+    let gone = Err(UnitAttachError::NotAttached { device });
     assert_eq!(driver.detach(device), gone);
     assert_eq!(rig.found(&model, G::DEVICE), Some((domain.0, good.address)));
     assert_eq!(G::received(&model), []);
@@ -367,7 +367,7 @@ where
         let (driver, model) = rig.enabled();
         rig.break_down(&model, how);
         let failed = driver.attach(G::DEVICE, G::DOMAIN, rig.root());
-        assert!(matches!(failed, Err(AttachError::Unit { .. })));
+        assert!(matches!(failed, Err(UnitAttachError::Unit { .. })));
         assert_eq!(rig.found(&model, G::DEVICE), None);
         rig.break_down(&model, Breakage::None);
         driver.detach(G::DEVICE).unwrap();
@@ -455,11 +455,11 @@ where
 {
     let (mut names, mut pages, mut tables) = (Vec::new(), 0, Vec::new());
     let frozen = driver.freeze(&mut |held| match held {
-        Held::Structure { name, span } => {
+        UnitMemory::Structure { name, span } => {
             names.push(name);
             pages += span.len / 4096;
         }
-        Held::Table { domain, root } => tables.push((domain, root)),
+        UnitMemory::Table { domain, root } => tables.push((domain, root)),
     });
     let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
     names.sort_unstable();
@@ -499,7 +499,7 @@ where
     assert_eq!(G::received(&model), []);
     assert!(matches!(
         heir.attach(G::DEVICE, G::DOMAIN, rig.root()),
-        Err(AttachError::AlreadyAttached { .. })
+        Err(UnitAttachError::AlreadyAttached { .. })
     ));
     heir.invalidate_domain(G::DOMAIN).unwrap();
     assert_eq!(heir.counters().waits, 1);

@@ -5,8 +5,8 @@ use core::fmt;
 use iopt::{Invalidation, Root};
 use runs::{Iova, Span};
 
-use crate::capabilities::Capabilities;
-use crate::error::{AttachError, FlushError};
+use crate::capabilities::UnitCapabilities;
+use crate::error::{FlushError, UnitAttachError};
 use crate::fault::Fault;
 
 /// A unit that translates for devices.
@@ -23,13 +23,13 @@ use crate::fault::Fault;
 /// 4. **reuse**: only now memory is unpinned and table pages are used for something else.
 ///
 /// Giving something to a device needs only the stores, where the unit does not cache what is not
-/// present ([`Capabilities::caches_not_present`]).
+/// present ([`UnitCapabilities::caches_not_present`]).
 ///
 /// An error from step 2 or 3 means that step 4 must not happen: the gather is kept and flushed
 /// again.
 pub trait Unit: Send + Sync {
     /// What the unit can do. It does not change.
-    fn capabilities(&self) -> Capabilities;
+    fn capabilities(&self) -> UnitCapabilities;
 
     /// The memory node to which the unit belongs, if that is known: tables are best placed there.
     fn node(&self) -> Option<NodeId>;
@@ -49,7 +49,8 @@ pub trait Unit: Send + Sync {
     ///
     /// It is for requests without a PASID. Where devices can use PASIDs, the units of Intel, AMD and RISC-V look
     /// these up as PASID 0, so that it is for requests that carry PASID 0 too; Arm's SMMUv3 blocks those.
-    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError>;
+    fn attach(&self, device: DeviceId, domain: DomainId, root: Root)
+    -> Result<(), UnitAttachError>;
 
     /// Takes the translation away from `device`.
     ///
@@ -57,27 +58,27 @@ pub trait Unit: Send + Sync {
     /// come; when it was the last of its domain, nothing of the domain is cached any more and the
     /// domain's number and tables may be used for something else.
     ///
-    /// After [`AttachError::TimedOut`] or [`AttachError::Unit`] the device has no translation, but an
+    /// After [`UnitAttachError::TimedOut`] or [`UnitAttachError::Unit`] the device has no translation, but an
     /// access may still be under way: the device counts as attached until a second `detach`
     /// succeeds.
-    fn detach(&self, device: DeviceId) -> Result<(), AttachError>;
+    fn detach(&self, device: DeviceId) -> Result<(), UnitAttachError>;
 
     /// Lets requests of `device` that carry `pasid` translate through the table at `root`, as a member
     /// of `domain`: the same as [`attach`](Self::attach), which is for requests without a PASID, for one
     /// more address space of the device.
     ///
     /// PASID 0 is what units look up for requests without one, so it is refused, as is one beyond
-    /// [`Capabilities::pasid_bits`]. A device can have address spaces by PASID and be attached or not.
+    /// [`UnitCapabilities::pasid_bits`]. A device can have address spaces by PASID and be attached or not.
     fn attach_pasid(
         &self,
         device: DeviceId,
         pasid: Pasid,
         domain: DomainId,
         root: Root,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         let _ = (domain, root);
         let bits = self.capabilities().pasid_bits;
-        Err(AttachError::Pasid {
+        Err(UnitAttachError::Pasid {
             device,
             pasid,
             bits,
@@ -86,9 +87,9 @@ pub trait Unit: Send + Sync {
 
     /// Takes the translation away from requests of `device` that carry `pasid`, with the promise of
     /// [`detach`](Self::detach).
-    fn detach_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), AttachError> {
+    fn detach_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), UnitAttachError> {
         let bits = self.capabilities().pasid_bits;
-        Err(AttachError::Pasid {
+        Err(UnitAttachError::Pasid {
             device,
             pasid,
             bits,
@@ -100,10 +101,14 @@ pub trait Unit: Send + Sync {
     /// requests are answered, and what a flush invalidates is invalidated in its TLB too, behind the unit.
     ///
     /// It is said while nothing of the device is attached, and taken back when its TLB is off again.
-    fn set_device_tlb(&self, device: DeviceId, tlb: Option<DeviceTlb>) -> Result<(), AttachError> {
+    fn set_device_tlb(
+        &self,
+        device: DeviceId,
+        tlb: Option<DeviceTlb>,
+    ) -> Result<(), UnitAttachError> {
         match tlb {
             None => Ok(()),
-            Some(_) => Err(AttachError::NoDeviceTlbs { device }),
+            Some(_) => Err(UnitAttachError::NoDeviceTlbs { device }),
         }
     }
 
@@ -141,10 +146,10 @@ impl DeviceId {
     }
 
     /// Refuses a device of another segment than its unit.
-    pub(crate) const fn check_segment(self, segment: u16) -> Result<(), AttachError> {
+    pub(crate) const fn check_segment(self, segment: u16) -> Result<(), UnitAttachError> {
         if self.0 >> 16 != segment as u32 {
             let device = self;
-            return Err(AttachError::Elsewhere { device, segment });
+            return Err(UnitAttachError::Elsewhere { device, segment });
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use iommu::{Config, DeviceId, DomainId, FaultReason, RunMap, SoftwareUnit, Unit};
+use iommu::{DeviceId, DomainId, FaultReason, RunMap, SoftwareConfig, SoftwareUnit, Unit};
 use iopt::{AnyTable, FormatId, Gather, HeapTables, Prot};
 use runs::{PageSizes, Span};
 
@@ -157,7 +157,7 @@ fn a_unit_that_cannot_walk_the_new_root_keeps_the_old_one() {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
     let all = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::AmdV1, 3, all, tables.clone()).unwrap();
-    let mut config = Config::default();
+    let mut config = SoftwareConfig::default();
     for support in config.capabilities.formats.iter_mut().flatten() {
         if support.format == FormatId::AmdV1 {
             support.levels = 0b1000;

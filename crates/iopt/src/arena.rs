@@ -24,7 +24,7 @@ use crate::cell::Cell;
 use crate::error::NoTables;
 use crate::memory::{Chain, Meta, Reserve, TableMemory};
 
-use held::Held;
+use held::StorageCell;
 
 /// [`Meta`] with the processor's own atomics.
 pub type AtomicMeta = Meta<AtomicU64, AtomicU32>;
@@ -167,7 +167,7 @@ pub struct Arena<S: Storage, const TABLE_LOG2: u32 = 12> {
     unused: AtomicU64,
     /// The memory node of all its pages, where it is known.
     node: Option<u32>,
-    storage: Held<S>,
+    storage: StorageCell<S>,
 }
 
 impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
@@ -176,7 +176,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
     /// An arena over `storage`, whose first byte has the address `base` for units and
     /// walkers.
     pub fn new(storage: S, base: u64) -> Result<Self, ArenaError> {
-        let storage = Held::new(storage);
+        let storage = StorageCell::new(storage);
         let (cells, metas) = (storage.get().cells(), storage.get().metas());
         let size = size_of_val(cells) as u64;
         if !size.is_power_of_two() || size < LEAST * Self::TABLE {

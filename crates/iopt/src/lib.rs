@@ -85,7 +85,7 @@ pub use error::{
 pub use format::{Above, Aperture, Format, FormatId, Root};
 pub use gather::{Flushed, Gather, Invalidation};
 pub use memory::{Chain, Meta, Reserve, TABLE_BYTES, TableMemory};
-pub use pending::{Pending, PendingError, Shown};
+pub use pending::{Pending, PendingError, PendingHarvest};
 pub use prot::Prot;
 pub use takeover::{AdoptError, Adopted, Takeover};
 pub use wide::WideCell;

@@ -7,7 +7,7 @@
 //! [`Table::harvest`](crate::Table::harvest) moves dirty bits out of the table into a bitmap. Until
 //! the unit has invalidated what it has cached, it goes on writing to those pages without setting the
 //! bit anew; a copy made before the flush would miss these writes. So the bits can be
-//! looked at only through [`Shown`], which only a flush gives. Only acknowledging clears a bit. What
+//! looked at only through [`PendingHarvest`], which only a flush gives. Only acknowledging clears a bit. What
 //! is put back stays pending and is shown again after the next flush: it does not return into the
 //! table, since that would cost a store for each entry, and another flush to get it out again.
 //!
@@ -154,10 +154,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
     pub fn flush_with<E>(
         &mut self,
         flush: impl FnOnce(&Invalidation) -> Result<(), E>,
-    ) -> Result<Shown<'_, W>, E> {
+    ) -> Result<PendingHarvest<'_, W>, E> {
         // A harvest unlinks no table: there is none to give back.
         let _flushed = self.gather.flush_with(flush)?;
-        Ok(Shown { pending: self })
+        Ok(PendingHarvest { pending: self })
     }
 
     /// Notes that `range` was written to, by a writer that needs no flush: a processor, or a device
@@ -204,11 +204,11 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
 /// What is not acknowledged stays pending, also when this is dropped.
 #[derive(Debug)]
 #[must_use = "what is not acknowledged stays pending"]
-pub struct Shown<'p, W> {
+pub struct PendingHarvest<'p, W> {
     pending: &'p mut Pending<W>,
 }
 
-impl<W: AsRef<[u64]> + AsMut<[u64]>> Shown<'_, W> {
+impl<W: AsRef<[u64]> + AsMut<[u64]>> PendingHarvest<'_, W> {
     /// The device addresses that were written to, as long runs, in order.
     pub fn runs(&self) -> impl Iterator<Item = Span<Iova>> + '_ {
         bitmap::runs(self.pending.words.as_ref())

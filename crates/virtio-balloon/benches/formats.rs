@@ -35,8 +35,8 @@ use common::{ALL, Any};
 use measure::{Samples, number, timed};
 use runs::{GuestAddr, Span, bitmap};
 use virtio_balloon::{
-    GuestPage, MOST_MESSAGE_BYTES, MemoryMap, Part, PartialHugePages, Refusals, Region, Resolver,
-    RunCollector, Source, WIRE_PAGE,
+    GuestPage, MOST_MESSAGE_BYTES, MemoryMap, MessageSource, Part, PartialHugePages, Refusals,
+    Region, Resolver, RunCollector, WIRE_PAGE,
 };
 
 const PAGE: GuestPage = GuestPage::SIZE_4K;
@@ -161,7 +161,7 @@ impl Bench {
                 huge.inflate_all(runs, |run| whole += run.len);
             });
         };
-        let mut source = Source::new(PAGE.stretches(0, words), PAGE);
+        let mut source = MessageSource::new(PAGE.stretches(0, words), PAGE);
         let (sent, taken) = self.messages.split_at_mut(MOST_MESSAGE_BYTES);
         loop {
             let mut used = 0;
@@ -237,11 +237,11 @@ fn main() {
         for (nr, (_, words)) in patterns.iter().enumerate() {
             let pages = numbers[nr].len() as f64;
             for (at, format) in ALL.into_iter().enumerate() {
-                let mut source = Source::new(runs[nr].iter().copied(), PAGE);
+                let mut source = MessageSource::new(runs[nr].iter().copied(), PAGE);
                 let from_runs = bench.encode(format, |message| {
                     format.encode(&mut source, message).unwrap()
                 });
-                let mut source = Source::new(PAGE.stretches(0, words), PAGE);
+                let mut source = MessageSource::new(PAGE.stretches(0, words), PAGE);
                 let encode = bench.encode(format, |message| {
                     format.encode_bitmap(&mut source, message).unwrap()
                 });

@@ -7,9 +7,10 @@ use std::error::Error;
 
 use runs::Bytes;
 use virtio_balloon::device::{
-    Bulk, Device, Discard, Drained, Event, GuestDiscard, Monitor as Events, Settings,
+    BalloonDevice, BalloonEvent, BalloonMonitor as Events, BalloonSettings, Bulk, Discard, Drained,
+    GuestDiscard,
 };
-use virtio_balloon::{Dma, Features, MemoryMap, Part, Queue, Reason, Stats, Tag};
+use virtio_balloon::{Features, KeepReason, MemoryMap, Part, Queue, Releaser, Stats, Tag};
 use virtio_queue::{Queue as Ring, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -28,9 +29,9 @@ impl Events for Interrupts {
         self.config_interrupt = true;
     }
 
-    fn event(&mut self, event: Event) {
+    fn event(&mut self, event: BalloonEvent) {
         match event {
-            Event::Progress { target, actual } => {
+            BalloonEvent::Progress { target, actual } => {
                 println!("balloon: {} of {}", Bytes(actual), Bytes(target));
             }
             // What devices keep, what could not be discarded, and so on.
@@ -51,7 +52,7 @@ struct Passthrough {
     released: u64,
 }
 
-impl<T> Dma<T> for Passthrough {
+impl<T> Releaser<T> for Passthrough {
     fn attached(&self) -> bool {
         true
     }
@@ -60,7 +61,7 @@ impl<T> Dma<T> for Passthrough {
         &mut self,
         _map: MemoryMap<'_, T>,
         parts: &[Part],
-        _kept: &mut dyn FnMut(Part, Reason),
+        _kept: &mut dyn FnMut(Part, KeepReason),
     ) {
         // Unmapped, flushed, unpinned: then it is discarded.
         self.released += parts.iter().map(|part| part.offsets.len).sum::<u64>();
@@ -70,7 +71,7 @@ impl<T> Dma<T> for Passthrough {
         &mut self,
         _map: MemoryMap<'_, T>,
         parts: &[Part],
-        _failed: &mut dyn FnMut(Part, Reason),
+        _failed: &mut dyn FnMut(Part, KeepReason),
     ) {
         // Pinned, mapped: then the guest gets it.
         let bytes = parts.iter().map(|part| part.offsets.len).sum();
@@ -80,7 +81,7 @@ impl<T> Dma<T> for Passthrough {
 
 struct Monitor {
     memory: GuestMemoryMmap,
-    device: Device<GuestDiscard, Passthrough, Interrupts, Discard>,
+    device: BalloonDevice<GuestDiscard, Passthrough, Interrupts, Discard>,
     /// By queue number.
     rings: Vec<Ring>,
     /// Queues with messages left by a drain.
@@ -90,13 +91,14 @@ struct Monitor {
 impl Monitor {
     fn new(memory: GuestMemoryMmap) -> Result<Self, Box<dyn Error>> {
         let regions = GuestDiscard::regions(&memory, 4096)?;
-        let settings = Settings {
+        let settings = BalloonSettings {
             // Off unless set here; a driver without it uses page numbers.
             bulk: Some(Bulk::default()),
-            ..Settings::default()
+            ..BalloonSettings::default()
         };
         let (discard, events) = (GuestDiscard::new(), Interrupts::default());
-        let device = Device::new(settings, regions, discard, Passthrough::default(), events)?;
+        let device =
+            BalloonDevice::new(settings, regions, discard, Passthrough::default(), events)?;
         let rings = (0..device.queues()).map(|_| Ring::new(RING));
         Ok(Self {
             rings: rings.collect::<Result<_, _>>()?,

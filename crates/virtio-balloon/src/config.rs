@@ -3,7 +3,7 @@
 //! All fields are le32, also for legacy devices ("unlike the usual convention", ibid.). The driver
 //! writes `actual` and `poison_val` and nothing else; a write that touches another field changes those
 //! two only. Legacy drivers write `actual` byte by byte; a device takes it as it stands when the byte
-//! at offset 7 was written (5.5.6.2, "Legacy Interface"), which [`Config::write`] tells.
+//! at offset 7 was written (5.5.6.2, "Legacy Interface"), which [`BalloonConfig::write`] tells.
 
 use crate::format::LEAST_MESSAGE_BYTES;
 
@@ -15,7 +15,7 @@ pub const BULK_CONFIG_BYTES: usize = 24;
 
 /// The fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Config {
+pub struct BalloonConfig {
     /// Offset 0: pages of 4 KiB that the device wants in the balloon.
     pub num_pages: u32,
     /// Offset 4: pages of 4 KiB that are in it; written by the driver.
@@ -31,7 +31,7 @@ pub struct Config {
     pub bulk_message_bytes: u32,
 }
 
-impl Config {
+impl BalloonConfig {
     /// `VIRTIO_BALLOON_CMD_ID_STOP`: hinting stops, and hinted pages stay as they are.
     pub const HINT_STOP: u32 = 0;
     /// `VIRTIO_BALLOON_CMD_ID_DONE`: hinting is over, and hinted pages may be used.
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn fields_are_little_endian_at_their_offsets() {
-        let config = Config {
+        let config = BalloonConfig {
             num_pages: 0x0403_0201,
             actual: 0x0807_0605,
             free_page_hint_cmd_id: 0x0c0b_0a09,
@@ -122,11 +122,11 @@ mod tests {
         };
         let expected: [u8; 24] = core::array::from_fn(|at| at as u8 + 1);
         assert_eq!(config.to_bytes(), expected);
-        assert_eq!(Config::from_bytes(&expected), config);
-        let short = Config::from_bytes(&expected[..CONFIG_BYTES + 3]);
+        assert_eq!(BalloonConfig::from_bytes(&expected), config);
+        let short = BalloonConfig::from_bytes(&expected[..CONFIG_BYTES + 3]);
         assert_eq!(
             short,
-            Config {
+            BalloonConfig {
                 bulk_format: 0,
                 bulk_message_bytes: 0,
                 ..config
@@ -136,14 +136,14 @@ mod tests {
 
     #[test]
     fn the_driver_writes_two_fields_and_no_other() {
-        let mut config = Config::default();
+        let mut config = BalloonConfig::default();
         assert!(config.write(0, &[0xff; 32]));
         assert_eq!(
             config,
-            Config {
+            BalloonConfig {
                 actual: u32::MAX,
                 poison_val: u32::MAX,
-                ..Config::default()
+                ..BalloonConfig::default()
             }
         );
         for (nr, last) in [(0, false), (1, false), (2, false), (3, true)] {
@@ -169,10 +169,10 @@ mod tests {
             (2, 24, false),
             (u32::MAX, u32::MAX, false),
         ] {
-            let config = Config {
+            let config = BalloonConfig {
                 bulk_format: format,
                 bulk_message_bytes: bytes,
-                ..Config::default()
+                ..BalloonConfig::default()
             };
             assert_eq!(config.has_bulk(), there, "{format} {bytes}");
         }

@@ -3,16 +3,16 @@
 //! A device that reaches the guest's memory by itself keeps the frames that it was given, whatever
 //! happens to the pages of the process: discarding a pinned page succeeds, the guest gets a new one
 //! at the next touch, and the device goes on with the old. So memory is discarded only after
-//! [`Dma::release`] said that devices let go of it, and a buffer of deflateq goes back to the guest
-//! only after [`Dma::restore`] said that they see it again. This crate knows nothing of address
-//! spaces, pins and units; whoever has them implements [`Dma`].
+//! [`Releaser::release`] said that devices let go of it, and a buffer of deflateq goes back to the guest
+//! only after [`Releaser::restore`] said that they see it again. This crate knows nothing of address
+//! spaces, pins and units; whoever has them implements [`Releaser`].
 
 use core::fmt;
 
 use crate::map::{MemoryMap, Part};
 
 /// What devices see of the guest's memory, of which a map has `T` for each region.
-pub trait Dma<T = ()> {
+pub trait Releaser<T = ()> {
     /// Whether there are devices that cannot take page faults.
     ///
     /// While there are, `VIRTIO_BALLOON_F_MUST_TELL_HOST` is needed, and free page reporting and
@@ -28,7 +28,7 @@ pub trait Dma<T = ()> {
         &mut self,
         map: MemoryMap<'_, T>,
         parts: &[Part],
-        kept: &mut dyn FnMut(Part, Reason),
+        kept: &mut dyn FnMut(Part, KeepReason),
     );
 
     /// Takes `parts` back: pinned, then mapped for devices as they were before. What of them is not released
@@ -39,14 +39,14 @@ pub trait Dma<T = ()> {
         &mut self,
         map: MemoryMap<'_, T>,
         parts: &[Part],
-        failed: &mut dyn FnMut(Part, Reason),
+        failed: &mut dyn FnMut(Part, KeepReason),
     );
 }
 
 /// Why a part of the guest's memory was kept, or could not be taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Reason {
+pub enum KeepReason {
     /// Somebody else than the devices' own mapping pins it.
     PinnedElsewhere,
     /// What devices see cannot be cut there.
@@ -61,7 +61,7 @@ pub enum Reason {
     Kernel(i32),
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for KeepReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PinnedElsewhere => f.write_str("pinned by another user"),
@@ -75,12 +75,12 @@ impl fmt::Display for Reason {
 }
 
 /// No devices: everything may be discarded at any time.
-impl<T> Dma<T> for () {
+impl<T> Releaser<T> for () {
     fn attached(&self) -> bool {
         false
     }
 
-    fn release(&mut self, _: MemoryMap<'_, T>, _: &[Part], _: &mut dyn FnMut(Part, Reason)) {}
+    fn release(&mut self, _: MemoryMap<'_, T>, _: &[Part], _: &mut dyn FnMut(Part, KeepReason)) {}
 
-    fn restore(&mut self, _: MemoryMap<'_, T>, _: &[Part], _: &mut dyn FnMut(Part, Reason)) {}
+    fn restore(&mut self, _: MemoryMap<'_, T>, _: &[Part], _: &mut dyn FnMut(Part, KeepReason)) {}
 }

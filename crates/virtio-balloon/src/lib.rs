@@ -9,18 +9,18 @@
 //! of the standard (Virtual I/O Device, VIRTIO, version 1.3, section 5.5, Traditional Memory Balloon
 //! Device) and, beside them, one that names pages in bulk, which `docs/balloon-bulk.md` specifies:
 //!
-//! * [`Format`] is the seam of both: [`LePfns`] is the standard's, [`BitmapRecords`] is in bulk. [`Source`]
+//! * [`MessageFormat`] is the seam of both: [`LePfns`] is the standard's, [`BitmapRecords`] is in bulk. [`MessageSource`]
 //!   cuts sorted runs into messages of bounded size; decoding hands runs to a closure and counts in
 //!   [`Refusals`] whatever it does not take.
 //! * [`MemoryMap`] resolves runs to [`Part`]s of the guest's memory, once, [`RunCollector`] sorts and merges
 //!   these across the messages of a drained queue, and [`PartialHugePages`] remembers what is not yet a whole
 //!   page of the host. Decoding, resolving and collecting do not depend on each other: runs and parts go from
 //!   one to the next by closures.
-//! * [`Features`] and [`BulkBit`], [`Queue`] numbers in both [`Numbering`]s, [`Config`] space, and
+//! * [`Features`] and [`BulkBit`], [`Queue`] numbers in both [`Numbering`]s, [`BalloonConfig`] space, and
 //!   [`Stats`].
-//! * [`driver`] is the guest's end: [`Driver`], over small seams.
-//! * [`Dma`] is the seam towards devices that reach the guest's memory by themselves.
-//! * With the feature `device` (which needs `std`), `device::Device` is the host's side of all that.
+//! * [`driver`] is the guest's end: [`BalloonDriver`], over small seams.
+//! * [`Releaser`] is the seam towards devices that reach the guest's memory by themselves.
+//! * With the feature `device` (which needs `std`), `device::BalloonDevice` is the host's side of all that.
 //!
 //! Addresses and lengths are bytes of the guest's physical address space, as [`runs::Span`]s, unless
 //! a name says pages. A page *number* counts pages of 4 KiB ([`WIRE_PAGE`]), however large the guest's
@@ -48,14 +48,14 @@ mod source;
 mod stats;
 
 pub use collect::RunCollector;
-pub use config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
-pub use dma::{Dma, Reason};
-pub use driver::{Driver, Wait};
+pub use config::{BULK_CONFIG_BYTES, BalloonConfig, CONFIG_BYTES};
+pub use dma::{KeepReason, Releaser};
+pub use driver::{BalloonDriver, Wait};
 pub use features::{BadBulkBit, BulkBit, Features};
-pub use format::{BitmapRecords, Format, LePfns, MOST_DATA_BYTES, MOST_MESSAGE_BYTES};
+pub use format::{BitmapRecords, LePfns, MOST_DATA_BYTES, MOST_MESSAGE_BYTES, MessageFormat};
 pub use map::{BadRam, MemoryMap, Part, Region, Resolver};
 pub use partial::{BadRegion, PartialHugePages};
 pub use queues::{Numbering, Queue};
 pub use refusal::{Refusal, Refusals};
-pub use source::{EncodeError, GuestPage, Source, Stretches, WIRE_PAGE};
+pub use source::{EncodeError, GuestPage, MessageSource, Stretches, WIRE_PAGE};
 pub use stats::{ByteOrder, Stat, Stats, Tag};

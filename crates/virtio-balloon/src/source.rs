@@ -1,6 +1,6 @@
 //! Sorted runs on their way into messages.
 //!
-//! A [`Source`] stands in front of the runs that a driver wants to tell: the encoders take from it as
+//! A [`MessageSource`] stands in front of the runs that a driver wants to tell: the encoders take from it as
 //! much as a message holds, and go on with the rest of a run in the next one. It looks at each run
 //! once: runs ascend, do not overlap, and are made of whole pages of the guest. What does not is a
 //! mistake of the driver's own and ends the encoding; a device checks for itself.
@@ -113,7 +113,7 @@ pub(crate) struct Words<'a> {
 
 /// Runs to be encoded, front to back.
 #[derive(Clone, Debug)]
-pub struct Source<I> {
+pub struct MessageSource<I> {
     runs: I,
     page: GuestPage,
     /// What is left of the run at the front; empty before the first.
@@ -122,7 +122,7 @@ pub struct Source<I> {
     last: Option<u64>,
 }
 
-impl<I: Iterator<Item = Span<GuestAddr>>> Source<I> {
+impl<I: Iterator<Item = Span<GuestAddr>>> MessageSource<I> {
     /// These runs, ascending and disjoint, of whole pages of this size. Runs that are merged (see
     /// [`runs::Joiner`]) make the shortest messages.
     pub fn new(runs: impl IntoIterator<IntoIter = I>, page: GuestPage) -> Self {
@@ -172,7 +172,7 @@ impl<I: Iterator<Item = Span<GuestAddr>>> Source<I> {
     }
 }
 
-impl<'a> Source<Stretches<'a>> {
+impl<'a> MessageSource<Stretches<'a>> {
     /// The bitmap itself, the first that is not encoded, where its bits stand for pages of the source and
     /// its words for 64 of them at a multiple of 64.
     pub(crate) fn words(&self) -> Option<Words<'a>> {
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn runs_that_are_no_pages_or_do_not_ascend_are_refused() {
         let refused = |runs: &[Span<GuestAddr>], page| {
-            let mut source = Source::new(runs.iter().copied(), page);
+            let mut source = MessageSource::new(runs.iter().copied(), page);
             loop {
                 match source.front() {
                     Ok(Some(run)) => source.advance(run.len),

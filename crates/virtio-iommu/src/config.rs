@@ -1,4 +1,4 @@
-//! What a device is made of: see [`Config`].
+//! What a device is made of: see [`VirtioIommuConfig`].
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -8,11 +8,11 @@ use ioas::Memory;
 use runs::{GuestAddr, Iova, Span};
 
 use crate::features;
-use crate::wire::{ConfigSpace, RESERVED_BYTES, Reserved, ReservedKind};
+use crate::wire::{ConfigSpace, RESERVED_BYTES, ReservedKind, ReservedMemory};
 
 /// What a device offers, and whom it translates for.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct VirtioIommuConfig {
     /// `page_size_mask` (5.13.4): the lowest bit is the granularity of mappings, at least that of the
     /// back end; the others are hints about sizes that are cheap.
     pub page_sizes: u64,
@@ -27,17 +27,17 @@ pub struct Config {
     /// its own addresses, and it is pinned for them. `None` when the driver has no say (then they reach
     /// nothing) and there are no bypass domains.
     pub bypass: Option<bool>,
-    /// Whether registers among the guest's [regions](Region) can be mapped.
+    /// Whether registers among the guest's [regions](MemoryRegion) can be mapped.
     pub mmio: bool,
     /// The endpoints.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<EndpointConfig>,
     /// The most domains at a time.
     pub most_domains: usize,
     /// The most mappings of a domain, counted for each region that they meet.
     pub most_mappings: usize,
 }
 
-impl Default for Config {
+impl Default for VirtioIommuConfig {
     /// Pages of 4 KiB, no endpoints; without one that has a domain nothing is reached. There may be 4096
     /// domains of a million mappings each.
     fn default() -> Self {
@@ -57,14 +57,14 @@ impl Default for Config {
 
 /// A device of the guest whose DMA is translated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct EndpointConfig {
     /// Its number, which the guest learns by other ways: of ACPI's table VIOT, or the device tree.
     pub id: u32,
     /// What it cannot have mapped, besides what its back end reserves.
-    pub reserved: Vec<Reserved>,
+    pub reserved: Vec<ReservedMemory>,
 }
 
-impl Endpoint {
+impl EndpointConfig {
     /// An endpoint for which nothing is reserved but what its back end does.
     pub const fn new(id: u32) -> Self {
         let reserved = Vec::new();
@@ -74,14 +74,14 @@ impl Endpoint {
 
 /// A part of the guest's physical address space.
 #[derive(Clone, Debug)]
-pub struct Region {
+pub struct MemoryRegion {
     /// The first address.
     pub start: u64,
     /// What is there: memory, or registers if its [object](Memory::object) says so.
     pub memory: Arc<Memory>,
 }
 
-impl Region {
+impl MemoryRegion {
     /// `memory` at `start`.
     pub const fn new(start: u64, memory: Arc<Memory>) -> Self {
         Self { start, memory }
@@ -99,7 +99,7 @@ impl Region {
 /// Why there can be no such device, endpoint, or memory. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum SetupError {
+pub enum ConfigError {
     /// No bit is set in the mask of page sizes (5.13.4.2).
     #[error("there are no page sizes")]
     PageSizes,
@@ -138,7 +138,7 @@ pub enum SetupError {
         id: u32,
         /// Their bytes.
         needed: usize,
-        /// [`Config::probe_bytes`].
+        /// [`VirtioIommuConfig::probe_bytes`].
         room: u32,
     },
     /// A region is empty, ends beyond 2^64, or overlaps another one.
@@ -149,7 +149,7 @@ pub enum SetupError {
     },
 }
 
-impl Config {
+impl VirtioIommuConfig {
     /// The features that a device of this kind offers (5.13.3).
     pub fn features(&self) -> u64 {
         let offered = [
@@ -188,16 +188,16 @@ impl Config {
     }
 
     /// Refuses what is no device, whatever its endpoints are.
-    pub(crate) fn check(&self) -> Result<(), SetupError> {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
         if self.page_sizes == 0 {
-            return Err(SetupError::PageSizes);
+            return Err(ConfigError::PageSizes);
         }
         let (input, domains) = (self.input(), self.domains());
         check_range(*input.start(), *input.end())?;
         check_range((*domains.start()).into(), (*domains.end()).into())?;
         let mut ids = BTreeSet::new();
         match self.endpoints.iter().find(|known| !ids.insert(known.id)) {
-            Some(twice) => Err(SetupError::Endpoint { id: twice.id }),
+            Some(twice) => Err(ConfigError::Endpoint { id: twice.id }),
             None => Ok(()),
         }
     }
@@ -206,24 +206,24 @@ impl Config {
     /// beside it.
     pub(crate) fn reserved(
         &self,
-        endpoint: &Endpoint,
+        endpoint: &EndpointConfig,
         of_back_end: &[Span<Iova>],
-    ) -> Result<Vec<Reserved>, SetupError> {
+    ) -> Result<Vec<ReservedMemory>, ConfigError> {
         let id = endpoint.id;
         let mut all = endpoint.reserved.clone();
-        for Reserved { range, .. } in &all {
+        for ReservedMemory { range, .. } in &all {
             check_range(*range.start(), *range.end())?;
         }
         let msi = all.iter().filter(|part| part.kind == ReservedKind::Msi);
         if msi.count() > 1 {
-            return Err(SetupError::Msi { id });
+            return Err(ConfigError::Msi { id });
         }
         all.sort_by_key(|part| *part.range.start());
         for pair in all.windows(2) {
             if let [before, next] = pair {
                 if next.range.start() <= before.range.end() {
                     let at = *next.range.start();
-                    return Err(SetupError::Overlap { id, at });
+                    return Err(ConfigError::Overlap { id, at });
                 }
             }
         }
@@ -233,21 +233,21 @@ impl Config {
         let needed = all.len() * RESERVED_BYTES;
         let room = self.probe_bytes;
         if room > 0 && needed > room as usize {
-            return Err(SetupError::Probe { id, needed, room });
+            return Err(ConfigError::Probe { id, needed, room });
         }
         Ok(all)
     }
 }
 
-const fn check_range(first: u64, last: u64) -> Result<(), SetupError> {
+const fn check_range(first: u64, last: u64) -> Result<(), ConfigError> {
     if first > last {
-        return Err(SetupError::Range { first, last });
+        return Err(ConfigError::Range { first, last });
     }
     Ok(())
 }
 
 /// Adds what of the range is not reserved yet.
-fn add_around(all: &mut Vec<Reserved>, first: u64, last: u64) {
+fn add_around(all: &mut Vec<ReservedMemory>, first: u64, last: u64) {
     let mut fresh = Vec::new();
     // Where what is not covered begins; nowhere when all is.
     let mut at = Some(first);
@@ -268,12 +268,16 @@ fn add_around(all: &mut Vec<Reserved>, first: u64, last: u64) {
         fresh.push(from..=last);
     }
     let kind = ReservedKind::Reserved;
-    all.extend(fresh.into_iter().map(|range| Reserved { kind, range }));
+    all.extend(
+        fresh
+            .into_iter()
+            .map(|range| ReservedMemory { kind, range }),
+    );
     all.sort_by_key(|part| *part.range.start());
 }
 
 /// Sorts regions, and refuses what cannot be memory.
-pub(crate) fn sorted(mut regions: Vec<Region>) -> Result<Vec<Region>, SetupError> {
+pub(crate) fn sorted(mut regions: Vec<MemoryRegion>) -> Result<Vec<MemoryRegion>, ConfigError> {
     regions.sort_by_key(|region| region.start);
     let mut free = Some(0);
     for region in &regions {
@@ -282,7 +286,7 @@ pub(crate) fn sorted(mut regions: Vec<Region>) -> Result<Vec<Region>, SetupError
             Span::<GuestAddr>::checked(region.start, region.len).filter(|span| !span.is_empty());
         let fits = free.is_some_and(|free| free <= region.start);
         if whole.is_none() || !fits {
-            return Err(SetupError::Region { region });
+            return Err(ConfigError::Region { region });
         }
         free = region.last().checked_add(1);
     }
@@ -293,16 +297,16 @@ pub(crate) fn sorted(mut regions: Vec<Region>) -> Result<Vec<Region>, SetupError
 mod tests {
     use super::*;
 
-    const fn reserved(range: RangeInclusive<u64>) -> Reserved {
+    const fn reserved(range: RangeInclusive<u64>) -> ReservedMemory {
         let kind = ReservedKind::Reserved;
-        Reserved { kind, range }
+        ReservedMemory { kind, range }
     }
 
     #[test]
     fn what_the_back_end_reserves_is_added_around_what_the_monitor_says() {
-        let config = Config::default();
-        let mut endpoint = Endpoint::new(1);
-        endpoint.reserved = vec![reserved(100..=199), Reserved::X86_MSI];
+        let config = VirtioIommuConfig::default();
+        let mut endpoint = EndpointConfig::new(1);
+        endpoint.reserved = vec![reserved(100..=199), ReservedMemory::X86_MSI];
         let of_back_end = [
             Span::new(0xfee0_0000, 0x10_0000),
             Span::new(50, 1000),
@@ -315,7 +319,7 @@ mod tests {
                 reserved(50..=99),
                 reserved(100..=199),
                 reserved(200..=1049),
-                Reserved::X86_MSI,
+                ReservedMemory::X86_MSI,
                 reserved(u64::MAX - 9..=u64::MAX),
             ])
         );

@@ -8,7 +8,7 @@ use iommu::{DeviceId, Unit};
 use iopt::{ErasableMemory, FormatId};
 use runs::{Iova, Span};
 
-use crate::refusal::{Failed, Refusal};
+use crate::refusal::{Failed, RequestError};
 use crate::wire::Request;
 
 /// Who makes address spaces for the device's domains, and attaches endpoints to them.
@@ -42,9 +42,9 @@ pub trait Domains {
         let _ = (endpoint, sink);
     }
 
-    /// A request is answered with [another status](Refusal::status) than `OK`: the driver learns no more
+    /// A request is answered with [another status](RequestError::status) than `OK`: the driver learns no more
     /// than that. A guest can make as many of them as it likes, so a log needs a limit.
-    fn refused(&mut self, request: Option<&Request>, refusal: &Refusal) {
+    fn refused(&mut self, request: Option<&Request>, refusal: &RequestError) {
         let _ = (request, refusal);
     }
 
@@ -82,8 +82,8 @@ impl<M> Units<M> {
         }
     }
 
-    /// An endpoint is `device` of `unit`. It is made known before it is in [`Config`](crate::Config), or is
-    /// [added](crate::Device::add_endpoint).
+    /// An endpoint is `device` of `unit`. It is made known before it is in [`VirtioIommuConfig`](crate::VirtioIommuConfig), or is
+    /// [added](crate::VirtioIommu::add_endpoint).
     pub fn insert(&mut self, endpoint: u32, unit: Arc<dyn Unit>, device: DeviceId) {
         self.endpoints.insert(endpoint, (unit, device));
     }

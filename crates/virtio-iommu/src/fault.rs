@@ -7,9 +7,9 @@ use crate::wire::FAULT_BYTES;
 
 /// An access of an endpoint that was blocked: `struct virtio_iommu_fault` (VIRTIO 1.3, 5.13.6.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct FaultReport {
     /// Why.
-    pub reason: Reason,
+    pub reason: ReportReason,
     /// Whose access it was.
     pub endpoint: u32,
     /// What it was, if that is known.
@@ -21,7 +21,7 @@ pub struct Fault {
 /// Why an access was blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Reason {
+pub enum ReportReason {
     /// `VIRTIO_IOMMU_FAULT_R_UNKNOWN`: none of the others.
     Unknown = 0,
     /// `VIRTIO_IOMMU_FAULT_R_DOMAIN`: the endpoint is not attached to a domain.
@@ -37,19 +37,21 @@ const WRITE: u32 = 1 << 1;
 /// `VIRTIO_IOMMU_FAULT_F_ADDRESS`.
 const ADDRESS: u32 = 1 << 8;
 
-impl Fault {
+impl FaultReport {
     /// What a unit says of an access of `endpoint`. Where its reasons are others than the driver knows, it is
     /// the closest.
     pub const fn of(endpoint: u32, fault: &iommu::Fault) -> Self {
         let reason = match (&fault.reason, fault.domain) {
-            (FaultReason::NotAttached, _) | (FaultReason::Reported { .. }, None) => Reason::Domain,
+            (FaultReason::NotAttached, _) | (FaultReason::Reported { .. }, None) => {
+                ReportReason::Domain
+            }
             (
                 FaultReason::Walk(_)
                 | FaultReason::WrapsAround { .. }
                 | FaultReason::Reported { .. },
                 _,
-            ) => Reason::Mapping,
-            _ => Reason::Unknown,
+            ) => ReportReason::Mapping,
+            _ => ReportReason::Unknown,
         };
         Self {
             reason,

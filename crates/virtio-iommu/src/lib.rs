@@ -6,14 +6,14 @@
 //! Each domain is an [`ioas::Ioas`]: a MAP request is one operation on it, by runs, pinned and charged as
 //! everything else there; the last endpoint that leaves a domain ends it, and everything is given back.
 //!
-//! * [`Device`] is the device, without a transport: features, configuration space, requests, faults, bypass
-//!   mode, reset. [`Config`] says what it offers, and whom it translates for.
+//! * [`VirtioIommu`] is the device, without a transport: features, configuration space, requests, faults, bypass
+//!   mode, reset. [`VirtioIommuConfig`] says what it offers, and whom it translates for.
 //! * [`Domains`] is the seam to who makes address spaces and attaches endpoints to them; [`Units`] does so
 //!   with page tables of ours and any [`iommu::Unit`].
-//! * [`wire`] has the messages, [`features`] the feature bits. [`Fault`] is what the driver receives for an access
-//!   that was blocked, [`Refusal`] what the monitor receives for a request that is refused.
+//! * [`wire`] has the messages, [`features`] the feature bits. [`FaultReport`] is what the driver receives for an access
+//!   that was blocked, [`RequestError`] what the monitor receives for a request that is refused.
 //!
-//! Where memory is, a monitor says by [`Region`]s: addresses of requests are the guest's. Nothing panics on
+//! Where memory is, a monitor says by [`MemoryRegion`]s: addresses of requests are the guest's. Nothing panics on
 //! any input, and nothing that a request names is allocated without a limit.
 //! `tests/device/requirements.txt` in the repository has the standard's requirements, each with its tests.
 
@@ -27,11 +27,12 @@ pub mod features;
 mod refusal;
 pub mod wire;
 
-pub use config::{Config, Endpoint, Region, SetupError};
-pub use device::{Counters, Device, Error, NotOffered, Served};
+pub use config::{ConfigError, EndpointConfig, MemoryRegion, VirtioIommuConfig};
+pub use device::{NotOffered, RequestCounters, RingError, Served, VirtioIommu};
 pub use domains::{Domains, Units};
-pub use fault::{Fault, Reason};
-pub use refusal::{Failed, Refusal};
+pub use fault::{FaultReport, ReportReason};
+pub use refusal::{Failed, RequestError};
 pub use wire::{
-    DEVICE_ID, EVENT_QUEUE, NUM_QUEUES, QUEUE_SIZE, REQUEST_QUEUE, Reserved, ReservedKind, Status,
+    DEVICE_ID, EVENT_QUEUE, NUM_QUEUES, QUEUE_SIZE, REQUEST_QUEUE, ReservedKind, ReservedMemory,
+    Status,
 };

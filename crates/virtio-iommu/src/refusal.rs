@@ -9,7 +9,7 @@ use crate::wire::Status;
 /// Why a request is not done.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum RequestError {
     /// The device-readable part is not in the guest's memory.
     #[error("{len} bytes of the request at {address:#x} cannot be read")]
     Unreadable {
@@ -130,7 +130,7 @@ pub enum Refusal {
     /// There are as many domains as there can be.
     #[error("there are {most} domains")]
     Domains {
-        /// [`Config::most_domains`](crate::Config::most_domains).
+        /// [`VirtioIommuConfig::most_domains`](crate::VirtioIommuConfig::most_domains).
         most: usize,
     },
     /// The domain has as many mappings as it can have.
@@ -138,7 +138,7 @@ pub enum Refusal {
     Mappings {
         /// How many it would have.
         wanted: usize,
-        /// [`Config::most_mappings`](crate::Config::most_mappings).
+        /// [`VirtioIommuConfig::most_mappings`](crate::VirtioIommuConfig::most_mappings).
         most: usize,
     },
     /// The room for properties is not `probe_size`.
@@ -201,7 +201,7 @@ pub enum Refusal {
     NeedsReset,
 }
 
-impl Refusal {
+impl RequestError {
     /// What the driver is answered (5.13.6).
     pub fn status(&self) -> Status {
         match self {
@@ -283,10 +283,10 @@ pub enum Failed {
         endpoint: u32,
         /// Why not.
         #[source]
-        cause: Refusal,
+        cause: RequestError,
     },
     /// An endpoint cannot be taken from where it is. The device goes on after a
-    /// [reset](crate::Device::reset) that can.
+    /// [reset](crate::VirtioIommu::reset) that can.
     #[error("endpoint {endpoint} still reaches what it should not: {cause}")]
     Stuck {
         /// The endpoint.

@@ -403,14 +403,14 @@ pub enum ReservedKind {
 
 /// Addresses that an endpoint cannot have mapped: a RESV_MEM property (5.13.6.8.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reserved {
+pub struct ReservedMemory {
     /// What they are for.
     pub kind: ReservedKind,
     /// The first and the last.
     pub range: RangeInclusive<u64>,
 }
 
-impl Reserved {
+impl ReservedMemory {
     /// The interrupts of x86: 0xfee0_0000 to 0xfeef_ffff.
     pub const X86_MSI: Self = Self {
         kind: ReservedKind::Msi,

@@ -19,10 +19,12 @@ use core::{mem, ptr, slice};
 
 use runs::{GuestAddr, Span};
 use virtio_balloon::driver::{
-    Element, Error, GuestPages, Memory, Progress, QueueAddresses, Queues, Settings, Transport,
+    BufferMemory, DriverError, DriverSettings, Element, GuestPages, QueueAddresses, Queues,
+    TargetProgress, Transport,
 };
 use virtio_balloon::{
-    BULK_CONFIG_BYTES, BulkBit, Config, Driver, Features, GuestPage, Numbering, Stats, Tag, Wait,
+    BULK_CONFIG_BYTES, BalloonConfig, BalloonDriver, BulkBit, Features, GuestPage, Numbering,
+    Stats, Tag, Wait,
 };
 
 /// `struct balloon`.
@@ -111,8 +113,8 @@ fn checked(code: c_int) -> Result<c_int, Errno> {
 #[derive(Clone, Copy, Debug)]
 struct Kernel(*mut Opaque);
 
-type Balloon = Driver<Kernel, Kernel, Kernel>;
-type BalloonError = Error<Errno>;
+type Balloon = BalloonDriver<Kernel, Kernel, Kernel>;
+type BalloonError = DriverError<Errno>;
 
 // SAFETY, of all calls into balloon.c in these impls: `Kernel` is made in `dmaspace_balloon_new` alone, of the
 // balloon that balloon.c gave, which it frees only after it has dropped the driver. Pointers that are handed over
@@ -268,7 +270,7 @@ macro_rules! owned {
 
 owned!(u64, u8);
 
-impl Memory for Kernel {
+impl BufferMemory for Kernel {
     type Error = Errno;
     type Words = Owned<u64>;
     type Bytes = Owned<u8>;
@@ -417,12 +419,14 @@ impl fmt::Write for Line {
 /// What the kernel gets of an error. What is no matter of trying again is logged.
 fn errno(kernel: Kernel, error: &BalloonError) -> c_int {
     let code = match error {
-        Error::Busy | Error::Frozen => return -EAGAIN,
-        Error::Seam(Errno(code)) => *code,
-        Error::Broken => -ENODEV,
-        Error::NoMemory { .. } => -ENOMEM,
-        Error::Silent { .. } => -ETIMEDOUT,
-        Error::Features { .. } | Error::NotNegotiated { .. } | Error::NotHeld { .. } => -EINVAL,
+        DriverError::Busy | DriverError::Frozen => return -EAGAIN,
+        DriverError::Seam(Errno(code)) => *code,
+        DriverError::Broken => -ENODEV,
+        DriverError::NoMemory { .. } => -ENOMEM,
+        DriverError::Silent { .. } => -ETIMEDOUT,
+        DriverError::Features { .. }
+        | DriverError::NotNegotiated { .. }
+        | DriverError::NotHeld { .. } => -EINVAL,
         _ => -EIO,
     };
     let mut line = Line {
@@ -472,7 +476,7 @@ pub extern "C" fn dmaspace_balloon_bit_is_free(bit: c_int) -> bool {
 pub unsafe extern "C" fn dmaspace_balloon_takes_bulk(config: *const u8) -> bool {
     // SAFETY: as the caller promises.
     let bytes = unsafe { &*config.cast::<[u8; BULK_CONFIG_BYTES]>() };
-    Config::from_bytes(bytes).has_bulk()
+    BalloonConfig::from_bytes(bytes).has_bulk()
 }
 
 /// Bytes of the driver.
@@ -496,7 +500,7 @@ pub unsafe extern "C" fn dmaspace_balloon_new(
     let kernel = Kernel(kernel.cast());
     // SAFETY: it reads a constant of the kernel.
     let block = unsafe { dmaspace_block() };
-    let settings = Settings {
+    let settings = DriverSettings {
         bulk: bulk_bit(bulk),
         numbering: Numbering::Compressed,
         wait: Wait::Sleep { most: PATIENCE },
@@ -506,7 +510,7 @@ pub unsafe extern "C" fn dmaspace_balloon_new(
         // The work item tries again, and does not hold the lock meanwhile.
         tries: 0,
         poison: u32::try_from(poison).ok(),
-        ..Settings::default()
+        ..DriverSettings::default()
     };
     // It lies on the stack only until it is made, and not below what it does then.
     if let Err(error) = place(driver.cast(), kernel, settings) {
@@ -524,8 +528,12 @@ pub unsafe extern "C" fn dmaspace_balloon_new(
 }
 
 #[inline(never)]
-fn place(driver: *mut Balloon, kernel: Kernel, settings: Settings) -> Result<(), BalloonError> {
-    let made = Driver::frozen(kernel, kernel, kernel, settings)?;
+fn place(
+    driver: *mut Balloon,
+    kernel: Kernel,
+    settings: DriverSettings,
+) -> Result<(), BalloonError> {
+    let made = BalloonDriver::frozen(kernel, kernel, kernel, settings)?;
     // SAFETY: as the caller of `dmaspace_balloon_new` promises.
     unsafe { driver.write(made) };
     Ok(())
@@ -575,8 +583,8 @@ calls! {
     /// Brings the balloon to what the device wants, or as near as there are pages.
     dmaspace_balloon_follow(driver) -> c_int {{
         let followed = driver.follow().map(|progress| match progress {
-            Progress::Reached => 0,
-            Progress::Starved { .. } => STARVED,
+            TargetProgress::Reached => 0,
+            TargetProgress::Starved { .. } => STARVED,
         });
         result(driver, followed)
     }}
@@ -592,12 +600,12 @@ calls! {
     /// A page that is held changes places with another one. -EAGAIN: nothing has changed. Otherwise both are held.
     dmaspace_balloon_migrate(driver, old: u64, new: u64) -> c_int {{
         let migrated = driver.migrate(old, new).map(|()| 0);
-        if let Err(Error::NotHeld { .. } | Error::BadBlock { .. }) = migrated {
+        if let Err(DriverError::NotHeld { .. } | DriverError::BadBlock { .. }) = migrated {
             return -EAGAIN;
         }
         // Busy before anything was told is -EAGAIN; what was told and not answered is none.
         match migrated {
-            Err(Error::Seam(Errno(code))) if code == -EAGAIN => -EIO,
+            Err(DriverError::Seam(Errno(code))) if code == -EAGAIN => -EIO,
             migrated => result(driver, migrated),
         }
     }}
@@ -649,8 +657,10 @@ pub unsafe extern "C" fn dmaspace_balloon_report(
     let mut with_device = false;
     loop {
         match driver.report(blocks) {
-            Err(Error::Silent { .. }) => with_device = true,
-            Err(Error::Busy) if with_device => driver.transport().pause(Duration::from_millis(10)),
+            Err(DriverError::Silent { .. }) => with_device = true,
+            Err(DriverError::Busy) if with_device => {
+                driver.transport().pause(Duration::from_millis(10))
+            }
             reported => return result(driver, reported.map(|_| 0)),
         }
     }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use runs::{GuestAddr, Span};
-use virtio_balloon::driver::{GuestPages, Memory, QueueAddresses, Transport};
+use virtio_balloon::driver::{BufferMemory, GuestPages, QueueAddresses, Transport};
 use virtio_balloon::{Features, GuestPage, WIRE_PAGE};
 
 use super::host::Host;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hostmem::{Backing, Discard, Mapping};
 use runs::{GuestAddr, Offset, Span};
-use virtio_balloon::device::{Bulk, Device, Discarder, NotDiscarded, Settings};
+use virtio_balloon::device::{BalloonDevice, BalloonSettings, Bulk, Discarder, NotDiscarded};
 use virtio_balloon::driver::QueueAddresses;
 use virtio_balloon::{MemoryMap, Part, Refusals, Region, WIRE_PAGE};
 use virtio_queue::{Queue, QueueT as _};
@@ -96,7 +96,7 @@ impl Pages {
 
 /// The device, its rings, and its time.
 pub(super) struct Host {
-    pub(super) device: Device<Timed>,
+    pub(super) device: BalloonDevice<Timed>,
     rings: Vec<(u16, Queue)>,
     memory: GuestMemoryMmap,
     pages: Option<Pages>,
@@ -111,9 +111,9 @@ impl Host {
         guest: Span<GuestAddr>,
         memory: GuestMemoryMmap,
     ) -> Result<Self, Failed> {
-        let settings = Settings {
+        let settings = BalloonSettings {
             bulk: (way == Way::Bitmaps).then(Bulk::default),
-            ..Settings::default()
+            ..BalloonSettings::default()
         };
         let discard = || {
             let discard = Discard::new(mapping.clone());
@@ -147,7 +147,7 @@ impl Host {
             page,
             memory: (),
         };
-        let device = Device::new(settings, [region], timed, (), ());
+        let device = BalloonDevice::new(settings, [region], timed, (), ());
         Ok(Self {
             device: device.map_err(|_| "the device refuses the memory")?,
             rings: Vec::new(),

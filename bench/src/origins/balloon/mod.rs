@@ -22,8 +22,8 @@ use std::time::Instant;
 use hostmem::{Backing, Mapping};
 use runs::Span;
 use rustix::time::{ClockId, clock_gettime};
-use virtio_balloon::driver::Settings;
-use virtio_balloon::{BulkBit, Driver, Wait};
+use virtio_balloon::driver::DriverSettings;
+use virtio_balloon::{BalloonDriver, BulkBit, Wait};
 
 use super::BenchError;
 use super::origin::SCATTERED;
@@ -231,13 +231,13 @@ fn drive(
     mapping: &Mapping,
     bytes: u64,
 ) -> Result<(f64, f64, f64), &'static str> {
-    let settings = Settings {
+    let settings = DriverSettings {
         bulk: (way == Way::Bitmaps).then_some(BulkBit::DEFAULT),
         wait: Wait::Sleep { most: PATIENCE },
         queue_size: 256,
-        ..Settings::default()
+        ..DriverSettings::default()
     };
-    let driver = Driver::new(wires, shared, blocks, settings);
+    let driver = BalloonDriver::new(wires, shared, blocks, settings);
     let mut driver = driver.map_err(|_| "the driver does not begin; inflate")?;
     let (begun, first) = (Instant::now(), clock());
     let allocated = driver.allocate(bytes).map_err(|_| "allocate")?;

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::ensure;
 use guest::machines;
-use ioas::vfio::{Device, Registers, config};
+use ioas::vfio::{DeviceRegisters, VfioDevice, config};
 use runs::Span;
 
 use crate::host::Endpoint;
@@ -37,13 +37,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The device, allowed to do DMA.
 pub(crate) struct Edu {
-    registers: Registers,
+    registers: DeviceRegisters,
     /// On a machine where the host does its DMA.
     by_host: Option<Endpoint>,
 }
 
 impl Edu {
-    pub(crate) fn new(device: &Device) -> anyhow::Result<Self> {
+    pub(crate) fn new(device: &VfioDevice) -> anyhow::Result<Self> {
         let space = device.config()?;
         let command: u16 = device.read(&space, config::COMMAND)?;
         device.write(&space, config::COMMAND, command | config::COMMAND_MEMORY)?;

@@ -119,7 +119,7 @@ impl HandedOver for Iommufd {
         [ioas, id]: [u32; 2],
     ) -> anyhow::Result<(SpaceMapper, Arc<BoundDevice>)> {
         let owner = iommufd::Iommufd::from_fd(iommufd);
-        let device = vfio::Device::from_fd(device);
+        let device = vfio::VfioDevice::from_fd(device);
         let bound = BoundDevice {
             device,
             id: DevId(id),
@@ -244,7 +244,7 @@ fn take_over<I: HandedOver>(socket: &UnixStream) -> anyhow::Result<()> {
         .map(|(start, len)| Span::new(start, len))
         .collect();
     let mapping = Arc::new(Mapping::of_file(file)?);
-    let device = vfio::Device::from_fd(device);
+    let device = vfio::VfioDevice::from_fd(device);
     let ledger = Ledger::new(counted, Some(SIZE), 0);
     let memory = host_memory(&mapping, &ledger)?;
 

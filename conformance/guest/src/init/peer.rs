@@ -8,7 +8,9 @@ use std::{
 use anyhow::{bail, ensure};
 use guest::machines::{IVSHMEM, IVSHMEM_BYTES};
 use hostmem::Backing;
-use ioas::{Capability, Errno, HostMemory, MapError, Memory, PinFailed, Profile, vfio::Registers};
+use ioas::{
+    Capability, Errno, HostMemory, MapError, Memory, PinFailed, Profile, vfio::DeviceRegisters,
+};
 use iopt::Prot;
 use runs::Span;
 
@@ -33,7 +35,7 @@ const OFFSET: u64 = IVSHMEM_BYTES / 2 + 0x800;
 fn write<I: Interface>(
     space: &mut Space<I>,
     edu: &Edu,
-    registers: &Registers,
+    registers: &DeviceRegisters,
 ) -> anyhow::Result<()> {
     let memory = memory(Backing::Anon4K, 4096)?;
     space.map_host(IOVA, &memory, Prot::READ)?;
@@ -60,7 +62,7 @@ fn write<I: Interface>(
 }
 
 /// The peer with its BAR.
-fn peer<I: Interface>() -> anyhow::Result<(Space<I>, Arc<Registers>)> {
+fn peer<I: Interface>() -> anyhow::Result<(Space<I>, Arc<DeviceRegisters>)> {
     let peer = Space::open(pci::Device(IVSHMEM))?;
     let bar = peer.device()?.region(BAR)?;
     ensure!(

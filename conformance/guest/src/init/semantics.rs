@@ -27,7 +27,7 @@ use guest::machines::{EDU, NVME};
 use ioas::{
     AttachError, Errno, Ioas, KernelError, Ledger, Mapper, Memory,
     iommufd::SpaceMapper,
-    vfio::{ContainerMapper, Device, Group},
+    vfio::{ContainerMapper, Group, VfioDevice},
 };
 use iopt::Prot;
 use runs::{Iova, Span};
@@ -96,7 +96,7 @@ pub(crate) const fn counter_of(column: Column) -> &'static str {
 /// What is more on the counter than in the beginning, and the devices that are open.
 struct Around<I: Shown> {
     before: u64,
-    open: Vec<Device>,
+    open: Vec<VfioDevice>,
     interface: PhantomData<I>,
 }
 
@@ -151,7 +151,7 @@ pub(crate) trait Shown: Interface + 'static {
         Self: Sized;
 
     /// Has a device that was attached reach the memory, for as long as what this returns is there.
-    fn open(_attached: &RowDevice<Self>) -> Result<Option<Device>, KernelError> {
+    fn open(_attached: &RowDevice<Self>) -> Result<Option<VfioDevice>, KernelError> {
         Ok(None)
     }
 }
@@ -167,7 +167,7 @@ impl<const COMPATIBILITY: bool> Shown for InContainer<COMPATIBILITY> {
     }
 
     /// Of a container that iommufd plays, groups are attached when one of their devices is opened.
-    fn open(group: &Group) -> Result<Option<Device>, KernelError> {
+    fn open(group: &Group) -> Result<Option<VfioDevice>, KernelError> {
         if !COMPATIBILITY {
             return Ok(None);
         }

@@ -52,15 +52,15 @@ pub(crate) type DeviceOf<I> = <<I as Interface>::Mapper as Mapper>::Device;
 /// An open device.
 pub(crate) enum Opened {
     /// By its group.
-    OfGroup(vfio::Device),
+    OfGroup(vfio::VfioDevice),
     /// By its own file.
     Bound(Arc<BoundDevice>),
 }
 
 impl Deref for Opened {
-    type Target = vfio::Device;
+    type Target = vfio::VfioDevice;
 
-    fn deref(&self) -> &vfio::Device {
+    fn deref(&self) -> &vfio::VfioDevice {
         match self {
             Self::OfGroup(device) => device,
             Self::Bound(bound) => &bound.device,
@@ -233,7 +233,7 @@ impl<I: Interface> Space<I> {
     }
 
     /// The device.
-    pub(crate) fn device(&self) -> anyhow::Result<&vfio::Device> {
+    pub(crate) fn device(&self) -> anyhow::Result<&vfio::VfioDevice> {
         let plugged = self.plugged.as_ref().context("no device")?;
         Ok(&plugged.device)
     }

@@ -9,7 +9,7 @@ use hostmem::Backing;
 use ioas::{
     Errno, Ioas, KernelError, Ledger, Tracking, UnmapError,
     iommufd::{self, IoasId, SpaceMapper},
-    vfio::Device,
+    vfio::VfioDevice,
 };
 use iopt::{Pending, Prot};
 use runs::{Iova, Span};
@@ -65,7 +65,7 @@ pub(crate) fn no_table() -> anyhow::Result<()> {
     let ioas = iommufd.alloc_ioas()?;
     let device = pci::Device(EDU);
     device.bind_to_vfio()?;
-    let (_device, id) = Device::open_cdev(&device.cdev()?, &iommufd)?;
+    let (_device, id) = VfioDevice::open_cdev(&device.cdev()?, &iommufd)?;
     ensure!(!iommufd.hw_info(id)?.dirty_tracking, "it says that it can");
     match iommufd.alloc_hwpt(id, ioas, true) {
         Err(KernelError::Refused { errno, .. }) if errno == Errno::EOPNOTSUPP.0 => Ok(()),

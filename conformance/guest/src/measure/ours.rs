@@ -20,7 +20,9 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use guest::samples::{SECONDS, SIZES, THREADS};
 use ioas::{Dma, FixedRuns, Flushing, Ledger, Memory};
-use iommu::{BadTarget, Config, DeviceId, DomainId, FormatSupport, SoftwareUnit, TargetMemory};
+use iommu::{
+    BadTarget, DeviceId, DomainId, FormatSupport, SoftwareConfig, SoftwareUnit, TargetMemory,
+};
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use runs::{Iova, Pa, PageSizes, Span};
 
@@ -74,7 +76,7 @@ impl Ours {
         let sizes = PageSizes::from_bits(u64::MAX);
         let table = AnyTable::new(format, 4, sizes, Arc::clone(&tables))?;
         let root = table.root();
-        let mut config = Config::default();
+        let mut config = SoftwareConfig::default();
         config.capabilities = config.capabilities.with_format(FormatSupport {
             format: root.format,
             levels: 1 << root.levels,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ioas::{Cause, DomainIds, HostTables, MappedStorage, TableBuilder};
 use iommu::{
-    AttachError, Capabilities, Config, DeviceId, DomainId, FlushError, NodeId, SoftwareUnit, Unit,
-    UnitError,
+    DeviceId, DomainId, FlushError, NodeId, SoftwareConfig, SoftwareUnit, Unit, UnitAttachError,
+    UnitCapabilities, UnitError,
 };
 use iopt::{Chain, FormatId, Invalidation, NoTables, Reserve, Root, TableMemory};
 
@@ -32,8 +32,8 @@ pub(crate) struct Kind {
 
 impl Kind {
     /// What such a unit can do.
-    pub(crate) fn capabilities(self) -> Capabilities {
-        let mut capabilities = Capabilities::new();
+    pub(crate) fn capabilities(self) -> UnitCapabilities {
+        let mut capabilities = UnitCapabilities::new();
         capabilities.snoop_control = self.coherent;
         capabilities.domain_bits = 16;
         capabilities.dirty_tracking = true;
@@ -72,7 +72,7 @@ impl Rigged {
 }
 
 impl Unit for Rigged {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> UnitCapabilities {
         self.unit.capabilities()
     }
 
@@ -80,11 +80,16 @@ impl Unit for Rigged {
         self.unit.node()
     }
 
-    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), UnitAttachError> {
         self.unit.attach(device, domain, root)
     }
 
-    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn detach(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         self.unit.detach(device)
     }
 
@@ -184,10 +189,10 @@ impl Hardware {
             faults: Arc::clone(faults),
         };
         let unit = |kind: &Kind| {
-            let config = Config {
+            let config = SoftwareConfig {
                 capabilities: kind.capabilities(),
                 node: Some(kind.node),
-                ..Config::default()
+                ..SoftwareConfig::default()
             };
             let arena = Arc::clone(&tables.arena);
             SoftUnit::with_config(arena, Arc::clone(&physical), config)

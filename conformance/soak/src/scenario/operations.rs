@@ -13,7 +13,7 @@ use ioas::{
 use iommu::Unit;
 use iopt::{DirtyError, Interruption, Pending, Prot};
 use runs::{GuestAddr, Iova, Offset, Span};
-use virtio_balloon::{Dma as _, MemoryMap, Reason, Refusals, Region};
+use virtio_balloon::{KeepReason, MemoryMap, Refusals, Region, Releaser as _};
 
 use super::dirty::{Period, add};
 use super::model::{Model, Page};
@@ -462,7 +462,7 @@ impl World {
     pub(crate) fn release(
         &self,
         runs: &[Span<GuestAddr>],
-    ) -> (Vec<(Span<GuestAddr>, Reason)>, bool) {
+    ) -> (Vec<(Span<GuestAddr>, KeepReason)>, bool) {
         let of_runs = |part: &&Part| runs.iter().any(|run| part.guest.overlaps(run));
         let parts = self.parts.iter().filter(of_runs);
         let alone = parts.map(|part| part.discarding.write());
@@ -513,7 +513,7 @@ impl World {
     }
 
     /// The devices have guest memory back. What stayed as it was is returned.
-    pub(crate) fn restore(&self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
+    pub(crate) fn restore(&self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, KeepReason)> {
         let held: Vec<_> = self
             .parts
             .iter()

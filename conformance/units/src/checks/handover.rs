@@ -1,7 +1,7 @@
 //! A live unit changes hands, with a device at work all the time.
 
 use anyhow::{Context as _, ensure};
-use iommu::{Frozen, Held};
+use iommu::{Frozen, UnitMemory};
 use std::sync::Arc;
 
 use iopt::{AnyTable, Cell as _, Chain, Prot, TableMemory as _, Takeover};
@@ -39,8 +39,8 @@ pub(super) fn handover(rig: &Rig) -> anyhow::Result<()> {
     busy.begin();
     let (mut structures, mut roots) = (Vec::new(), Vec::new());
     let frozen = case.into_driver().freeze(&mut |held| match held {
-        Held::Structure { span, .. } => structures.push(span),
-        Held::Table { root, .. } => roots.push(root),
+        UnitMemory::Structure { span, .. } => structures.push(span),
+        UnitMemory::Table { root, .. } => roots.push(root),
     })?;
     ensure!(roots == [table.root()], "{roots:x?}");
     let sizes = table.page_sizes();

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use device_rig::disk::{self, Disk, Interrupts};
 use device_rig::engine::{self, Engine};
-use dmaspace_vfio_user::{Description, Device, Limits, Server};
+use dmaspace_vfio_user::{ClientLimits, Description, DeviceModel, Server};
 
 /// A PCI device for QEMU's vfio-user-pci.
 #[derive(Parser)]
@@ -51,7 +51,8 @@ fn main() -> anyhow::Result<()> {
     }
     let listener = UnixListener::bind(&options.socket);
     let listener = listener.with_context(|| options.socket.display().to_string())?;
-    let server = |description: Description| Server::new(listener, description, Limits::default());
+    let server =
+        |description: Description| Server::new(listener, description, ClientLimits::default());
     match options.device {
         Kind::Disk { file, queues, intx } => {
             let interrupts = if intx {
@@ -76,7 +77,11 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-fn serve(server: &Server, device: &dyn Device, more: impl Fn() -> String) -> anyhow::Result<()> {
+fn serve(
+    server: &Server,
+    device: &dyn DeviceModel,
+    more: impl Fn() -> String,
+) -> anyhow::Result<()> {
     println!("ready");
     loop {
         let begun = Instant::now();

@@ -9,7 +9,9 @@ use ioas::{Ioas, Ledger, Memory, Observer, Place, Placement};
 use iopt::{Pending, Prot};
 use runs::{Iova, Span};
 
-use super::report::{CheckReport, Counted, DmaReport, DomainReport, Done, Left, PlacementReport};
+use super::report::{
+    CheckReport, Counted, DmaReport, DomainReport, Done, FinalCounters, PlacementReport,
+};
 use super::{Backend, Because as _, CheckError, CheckJob, PAGE, Step, kernel, software};
 
 /// Receives the step that is under way, again and again, from the thread of the check. [`ControlFlow::Break`] ends the
@@ -196,7 +198,7 @@ impl<'a> Job<'a> {
         left.held_bytes = memory.held();
         left.table_pages = table_pages();
         self.report.left.kernel = self.counted()?;
-        let right = ended.is_some() && self.report.left == Left::default();
+        let right = ended.is_some() && self.report.left == FinalCounters::default();
         Ok(Done::new(0, took_ns, right, checked))
     }
 }

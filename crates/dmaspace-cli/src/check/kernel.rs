@@ -9,7 +9,7 @@ use std::sync::Arc;
 use dmaspace::devices::{DeviceReport, DevicesReport, Places, Way};
 use hostmem::{Backing, Mapping};
 use ioas::iommufd::{BoundDevice, Iommufd, RlimitMode};
-use ioas::vfio::{Device, Group, Type1};
+use ioas::vfio::{Group, Type1, VfioDevice};
 use ioas::{
     Capability, Endpoint, HostMemory, Ioas, Ledger, MapError, Memory, OpenSpace, Placement,
     Tracking, TrackingError, UnmapError, Unsupported,
@@ -101,7 +101,7 @@ struct Attached {
 /// An open device, which is only kept.
 #[expect(dead_code, reason = "open, it stays attached")]
 enum Opened {
-    OfGroup(Device),
+    OfGroup(VfioDevice),
     Bound(Arc<BoundDevice>),
 }
 

@@ -118,14 +118,14 @@ pub(super) struct CheckReport {
     /// Times of memory of several sizes and backings, if they were asked for.
     pub(super) times: Vec<TimesReport>,
     /// Counters at the end.
-    pub(super) left: Left,
+    pub(super) left: FinalCounters,
 }
 
 impl CheckReport {
     /// Every step, every byte and every counter was right.
     pub(super) fn is_right(&self) -> bool {
         let dma = self.dma.as_ref().is_none_or(DmaReport::is_right);
-        dma && self.left == Left::default() && self.steps.iter().all(|done| done.right)
+        dma && self.left == FinalCounters::default() && self.steps.iter().all(|done| done.right)
     }
 }
 
@@ -334,7 +334,7 @@ pub(super) struct TimesReport {
 
 /// Counters that are to be zero at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Left {
+pub(super) struct FinalCounters {
     /// Bytes in the ledger.
     pub(super) charged_bytes: u64,
     /// Bytes of the memory that are held.

@@ -13,10 +13,10 @@ use ioas::{
     BuildDomain, Cause, Endpoint, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory,
     NodeTables, Tracking, WhenUnmapped,
 };
-use iommu::{Config, DeviceId, DomainId, NodeId, RunMap, SoftwareUnit, Unit};
+use iommu::{DeviceId, DomainId, NodeId, RunMap, SoftwareConfig, SoftwareUnit, Unit};
 use iopt::{AnyTable, Interruption, Prot, TABLE_BYTES};
 use runs::{Bytes, GuestAddr, Iova, Joiner, Offset, PageSizes, Run, SizeHistogram, Span};
-use virtio_balloon::{Dma as _, MemoryMap, Part, Region};
+use virtio_balloon::{MemoryMap, Part, Region, Releaser as _};
 
 use super::devices::Dma;
 use super::job::{Job, PROBE, StepOf, Times, dirty, timed};
@@ -184,7 +184,7 @@ impl OwnTables {
         let mut balloon = BalloonDma::new();
         balloon.add_space(Arc::clone(&space));
         let frames: Frames = Arc::new(RwLock::new(RunMap::new([]).failed(RUNS)?));
-        let mut config = Config::default();
+        let mut config = SoftwareConfig::default();
         config.capabilities.dirty_tracking = true;
         // Not every format has a bit for it.
         config.capabilities.snoop_control = false;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use dmaspace::devices::{DeviceReport, DevicesReport, GroupReport, State, Way};
+use dmaspace::devices::{DeviceReport, DeviceState, DevicesReport, GroupReport, Way};
 
 use super::Names;
 use crate::draw::sheet::{Paint, Sheet};
@@ -17,7 +17,7 @@ pub(crate) fn write(report: &DevicesReport, names: &Names, paint: Paint) -> Stri
     table(&mut sheet, report);
     named(&mut sheet, report, names);
     for device in &report.devices {
-        if matches!(device.state, State::Bind | State::NoNode) {
+        if matches!(device.state, DeviceState::Bind | DeviceState::NoNode) {
             what_it_takes(&mut sheet, device, report);
         }
     }
@@ -96,11 +96,11 @@ fn row(device: &DeviceReport) -> [String; 8] {
         number(device.node),
         name(&device.driver),
         match device.state {
-            State::Ready => ways.join(", "),
-            State::Bind => "bind first".into(),
-            State::NoNode => "no device node".into(),
-            State::Bridge => "bridge".into(),
-            State::NoIommu => "no IOMMU".into(),
+            DeviceState::Ready => ways.join(", "),
+            DeviceState::Bind => "bind first".into(),
+            DeviceState::NoNode => "no device node".into(),
+            DeviceState::Bridge => "bridge".into(),
+            DeviceState::NoIommu => "no IOMMU".into(),
         },
     ]
 }
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    fn device(address: &str, class: &str, state: State) -> DeviceReport {
+    fn device(address: &str, class: &str, state: DeviceState) -> DeviceReport {
         DeviceReport {
             address: address.into(),
             class: class.into(),
@@ -148,7 +148,7 @@ mod tests {
         let report = DevicesReport {
             devices: vec![DeviceReport {
                 driver: Some("virtio-pci".into()),
-                ..device("0000:00:03.0", "Ethernet", State::NoIommu)
+                ..device("0000:00:03.0", "Ethernet", DeviceState::NoIommu)
             }],
             ..DevicesReport::default()
         };
@@ -207,10 +207,14 @@ devices
             };
             write(&report, &Names::default(), Paint::PLAIN)
         };
-        let text = with(State::NoNode);
+        let text = with(DeviceState::NoNode);
         let explained = "\n0000:00:03.0\n  now         there is no /dev/vfio/7\n";
         assert!(text.ends_with(explained), "{text}");
-        for state in [State::Ready, State::Bridge, State::NoIommu] {
+        for state in [
+            DeviceState::Ready,
+            DeviceState::Bridge,
+            DeviceState::NoIommu,
+        ] {
             let text = with(state);
             assert!(!text.contains("/dev/vfio/7"), "{text}");
         }
@@ -238,7 +242,7 @@ devices
                     1,
                     "dmar1",
                     "pcieport",
-                    device("0000:00:01.0", "PCI bridge", State::Bridge),
+                    device("0000:00:01.0", "PCI bridge", DeviceState::Bridge),
                 ),
                 DeviceReport {
                     reason: "0000:01:00.1 of its group is bound to snd_hda_intel".into(),
@@ -250,7 +254,7 @@ devices
                         1,
                         "dmar1",
                         "vfio-pci",
-                        device("0000:01:00.0", "VGA", State::Bind),
+                        device("0000:01:00.0", "VGA", DeviceState::Bind),
                     )
                 },
                 DeviceReport {
@@ -260,7 +264,7 @@ devices
                         12,
                         "dmar0",
                         "vfio-pci",
-                        device("0000:02:00.0", "NVMe", State::Ready),
+                        device("0000:02:00.0", "NVMe", DeviceState::Ready),
                     )
                 },
             ],

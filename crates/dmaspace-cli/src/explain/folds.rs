@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use dmaspace::firmware::UnitKind;
-use iommu::log::{Class, Family, PciAddress, Record, Suppressed};
+use dmaspace::firmware::FirmwareUnitKind;
+use iommu::log::{Class, Family, FaultRecord, PciAddress, Suppressed};
 
 use super::facts::{pci, quote};
 use super::finding::{Direction, Evidence};
@@ -36,7 +36,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    fn of(file: usize, record: &Record) -> Self {
+    fn of(file: usize, record: &FaultRecord) -> Self {
         let named = record.pci.is_some() || record.id.is_some() || record.client.is_some();
         let of_unit = record.class == Class::UnitError || !named;
         Self {
@@ -54,7 +54,7 @@ impl Key {
     }
 
     /// True where [`Key::of`] gives this key.
-    fn is_of(&self, file: usize, record: &Record) -> bool {
+    fn is_of(&self, file: usize, record: &FaultRecord) -> bool {
         let pci = record.pci.is_some();
         let named = pci || record.id.is_some() || record.client.is_some();
         let of_unit = record.class == Class::UnitError || !named;
@@ -134,7 +134,7 @@ impl Folds {
     pub(super) fn add(
         &mut self,
         file: usize,
-        record: &Record,
+        record: &FaultRecord,
         weight: u64,
         since_boot: bool,
         text: &str,
@@ -205,7 +205,7 @@ impl Folds {
     }
 
     /// The fold of a fault; `None`: it is one too many.
-    fn place(&mut self, file: usize, record: &Record) -> Option<usize> {
+    fn place(&mut self, file: usize, record: &FaultRecord) -> Option<usize> {
         // Faults come in bursts of few devices.
         let recent = self.recent.iter().copied();
         let mut known = recent.filter(|at| {
@@ -282,7 +282,7 @@ impl Folds {
 }
 
 impl Fold {
-    fn new(file: usize, key: Key, record: &Record) -> Self {
+    fn new(file: usize, key: Key, record: &FaultRecord) -> Self {
         Self {
             key,
             device: record.device().unwrap_or_default(),
@@ -309,11 +309,11 @@ impl Fold {
     }
 
     /// The kind of unit and the number of the device, where the log has nothing else of it.
-    pub(super) fn number(&self) -> Option<(UnitKind, u32)> {
+    pub(super) fn number(&self) -> Option<(FirmwareUnitKind, u32)> {
         let kind = match self.key.family {
-            Family::SmmuV3 => UnitKind::SmmuV3,
-            Family::SmmuV2 => UnitKind::Smmu,
-            Family::Riscv => UnitKind::Riscv,
+            Family::SmmuV3 => FirmwareUnitKind::SmmuV3,
+            Family::SmmuV2 => FirmwareUnitKind::Smmu,
+            Family::Riscv => FirmwareUnitKind::Riscv,
             _ => return None,
         };
         let id = self.key.id.filter(|_| self.key.client.is_none())?;
@@ -364,11 +364,11 @@ fn driver(text: &str) -> Option<&str> {
     named.then_some(driver)
 }
 
-pub(super) fn direction(access: iommu::log::Access) -> Direction {
+pub(super) fn direction(access: iommu::log::FaultAccess) -> Direction {
     match access {
-        iommu::log::Access::Read => Direction::Read,
-        iommu::log::Access::Write => Direction::Write,
-        iommu::log::Access::Execute => Direction::Execute,
-        iommu::log::Access::Unknown => Direction::Unknown,
+        iommu::log::FaultAccess::Read => Direction::Read,
+        iommu::log::FaultAccess::Write => Direction::Write,
+        iommu::log::FaultAccess::Execute => Direction::Execute,
+        iommu::log::FaultAccess::Unknown => Direction::Unknown,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use iommu::log::{Clock, strip};
+use iommu::log::{LogClock, strip};
 
 /// A line without its prefix.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +36,7 @@ pub(super) fn message(line: &str) -> Message<'_> {
     let mut message = Message {
         text: Cow::Borrowed(""),
         seconds: found.time,
-        since_boot: found.clock == Clock::Boot && found.time.is_some(),
+        since_boot: found.clock == LogClock::Boot && found.time.is_some(),
         logged,
         weight: 1,
     };

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use dmaspace_vfio_user::{ClientMemory, Description, Device, Limits, Server};
+use dmaspace_vfio_user::{ClientLimits, ClientMemory, Description, DeviceModel, Server};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -24,7 +24,7 @@ use super::Bytes;
 /// Does DMA at the address that is written to it.
 struct Reader(Arc<ClientMemory>);
 
-impl Device for Reader {
+impl DeviceModel for Reader {
     fn read(&self, _region: usize, _offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         bytes.fill(0);
         Ok(())
@@ -61,9 +61,9 @@ fn bench() -> &'static Bench {
         let mut description = Description::default();
         description.regions[0] = 1 << 16;
         description.irqs[2] = 3;
-        let limits = Limits {
+        let limits = ClientLimits {
             tables: 256,
-            ..Limits::default()
+            ..ClientLimits::default()
         };
         let server = Server::new(listener, description, limits).expect("there is a server");
         let memory = server.memory().clone();

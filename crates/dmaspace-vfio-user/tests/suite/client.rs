@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use dmaspace_vfio_user::{ClientMemory, Irqs, Limits, Served, Server};
+use dmaspace_vfio_user::{ClientLimits, ClientMemory, Irqs, Server, SessionReport};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -45,14 +45,14 @@ pub(crate) struct Bench {
     pub(crate) irqs: Arc<Irqs>,
     pub(crate) engine: Arc<Engine>,
     path: PathBuf,
-    thread: JoinHandle<Vec<Served>>,
+    thread: JoinHandle<Vec<SessionReport>>,
 }
 
 static BENCHES: AtomicU32 = AtomicU32::new(0);
 
 impl Bench {
     /// For `clients` clients.
-    pub(crate) fn new(clients: usize, limits: Limits) -> Self {
+    pub(crate) fn new(clients: usize, limits: ClientLimits) -> Self {
         hostmem::ShrinkWatch::install().unwrap();
         let number = BENCHES.fetch_add(1, Ordering::Relaxed);
         let name = format!("dmaspace-vfio-user.{}.{number}", std::process::id());
@@ -98,7 +98,7 @@ impl Bench {
     }
 
     /// After all clients have left: what each of them did, and nothing of any of them is there.
-    pub(crate) fn end(self) -> Vec<Served> {
+    pub(crate) fn end(self) -> Vec<SessionReport> {
         let served = self.thread.join().unwrap();
         let left = self.memory.counts();
         assert_eq!((left.maps, left.bytes, left.files), (0, 0, 0));

@@ -4,7 +4,9 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use dmaspace_vfio_user::{ClientMemory, Description, Device, Irqs, MSIX, Migration, Refusal};
+use dmaspace_vfio_user::{
+    ClientMemory, Description, DeviceModel, Irqs, MSIX, Migration, RequestRefusal,
+};
 use vm_memory::{Bytes as _, GuestAddress};
 
 pub(crate) const BUFFER: usize = 1 << 20;
@@ -78,7 +80,7 @@ impl Engine {
     }
 }
 
-impl Device for Engine {
+impl DeviceModel for Engine {
     fn read(&self, region: usize, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         match region {
             0 => {
@@ -126,7 +128,7 @@ impl Device for Engine {
         self.left.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn refused(&self, _command: u16, refusal: &Refusal) {
+    fn refused(&self, _command: u16, refusal: &RequestRefusal) {
         self.refusals.lock().unwrap().push(refusal.to_string());
     }
 

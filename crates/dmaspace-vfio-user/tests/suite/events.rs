@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use dmaspace_vfio_user::{INTX, Limits, MSIX};
+use dmaspace_vfio_user::{ClientLimits, INTX, MSIX};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::ioctl_fionbio;
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
@@ -36,7 +36,7 @@ fn is_served(mut client: Client) {
 
 #[test]
 fn an_event_that_is_full_and_made_to_block_delays_no_device_and_no_other_client() {
-    let bench = Bench::new(2, Limits::default());
+    let bench = Bench::new(2, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(PAGE);
     assert_eq!(client.map(&file, 0, 0, PAGE), 0);
@@ -60,7 +60,7 @@ fn an_event_that_is_full_and_made_to_block_delays_no_device_and_no_other_client(
 
 #[test]
 fn what_is_no_event_is_refused_whatever_it_is() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let (socket, _other) = UnixStream::pair().unwrap();
@@ -97,7 +97,7 @@ fn send_lingering(client: &mut Client, message: &[u8]) -> TcpStream {
 
 #[test]
 fn a_file_that_blocks_when_it_is_closed_delays_no_request() {
-    let bench = Bench::new(2, Limits::default());
+    let bench = Bench::new(2, ClientLimits::default());
     let mut client = bench.client();
     let mut others = Vec::new();
     for (command, payload) in [
@@ -127,7 +127,7 @@ fn a_file_that_blocks_when_it_is_closed_delays_no_request() {
 
 #[test]
 fn a_file_that_was_not_received_and_blocks_when_it_is_closed_delays_no_other_client() {
-    let bench = Bench::new(2, Limits::default());
+    let bench = Bench::new(2, ClientLimits::default());
     let mut client = bench.client();
     // While the server stands in the device, another client sends what is not received when it is refused.
     let device = bench.engine.buffer.lock().unwrap();

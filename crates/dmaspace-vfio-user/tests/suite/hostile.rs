@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use dmaspace_vfio_user::{Limits, ServeError};
+use dmaspace_vfio_user::{ClientLimits, ServeError};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::client::*;
@@ -18,7 +18,7 @@ fn is_served(client: &mut Client) {
 
 /// Sends `bytes` to a server that has agreed on a version, and has the end of the connection.
 fn end_of(bytes: &[u8], replies: &[u32]) -> ServeError {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     client.send(bytes, &[]);
     for expected in replies {
@@ -61,7 +61,7 @@ fn a_client_that_dies_in_a_payload_is_cut() {
 
 #[test]
 fn a_message_may_come_byte_by_byte() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     for byte in client.message(GET_INFO, 0, &words(&[16, 0, 0, 0])) {
         client.send(&[byte], &[]);
@@ -73,7 +73,7 @@ fn a_message_may_come_byte_by_byte() {
 
 #[test]
 fn requests_before_the_version_end_the_connection() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.connect();
     let file = memory_file(PAGE);
     let (error, _) = client.ask(DMA_MAP, &map(3, 0, 0, PAGE), &[file.as_fd()]);
@@ -98,7 +98,7 @@ fn versions_that_are_none_are_refused() {
         b"\0\0\0\0{\"capabilities\":{\"max_data_xfer_size\":0}}\0",
         b"\0\0\0\0\xff\xfe\0",
     ];
-    let bench = Bench::new(versions.len() + 2, Limits::default());
+    let bench = Bench::new(versions.len() + 2, ClientLimits::default());
     for version in versions {
         let mut client = bench.connect();
         assert_eq!(client.ask(VERSION, version, &[]).0, EINVAL, "{version:?}");
@@ -119,7 +119,7 @@ fn versions_that_are_none_are_refused() {
 
 #[test]
 fn commands_that_are_none_are_refused_and_the_next_is_served() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     for command in [0, 6, 11, 12, 14, 19, 999, u16::MAX] {
         let (error, _) = client.ask(command, &[1; 100], &[]);
@@ -138,7 +138,7 @@ fn commands_that_are_none_are_refused_and_the_next_is_served() {
 
 #[test]
 fn payloads_of_another_length_are_refused_and_the_next_is_served() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let commands = [
         DMA_MAP,
@@ -170,7 +170,7 @@ fn payloads_of_another_length_are_refused_and_the_next_is_served() {
 
 #[test]
 fn a_refused_request_without_reply_is_not_replied_to() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let message = client.message(DMA_UNMAP, 1 << 4, &unmap(0, 0, 0));
     client.send(&message, &[]);
@@ -182,7 +182,7 @@ fn a_refused_request_without_reply_is_not_replied_to() {
 
 #[test]
 fn what_is_no_memory_file_is_refused_by_name() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let (pipe, _writer) = rustix::pipe::pipe().unwrap();
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
@@ -217,7 +217,7 @@ fn what_is_no_memory_file_is_refused_by_name() {
 
 #[test]
 fn a_file_that_may_only_be_read_is_refused() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(PAGE);
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
@@ -231,7 +231,7 @@ fn a_file_that_may_only_be_read_is_refused() {
 
 #[test]
 fn ranges_that_overlap_are_refused_with_both_named() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(16 * PAGE);
     assert_eq!(client.map(&file, 0, 4 * PAGE, 4 * PAGE), 0);
@@ -250,7 +250,7 @@ fn ranges_that_overlap_are_refused_with_both_named() {
 
 #[test]
 fn ranges_that_are_none_are_refused() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(16 * PAGE);
     for (offset, iova, size) in [
@@ -288,7 +288,7 @@ fn ranges_that_are_none_are_refused() {
 
 #[test]
 fn a_file_that_shrinks_ends_the_connection_and_not_the_program() {
-    let bench = Bench::new(2, Limits::default());
+    let bench = Bench::new(2, ClientLimits::default());
     let mut client = bench.client();
     let file = unsealed_file(16 * PAGE);
     assert_eq!(client.map(&file, 0, 0, 16 * PAGE), 0);
@@ -327,7 +327,7 @@ fn a_huge_page_that_is_not_there_does_not_end_the_program() {
     let len = 1 << 40;
     rustix::fs::ftruncate(&file, len).unwrap();
     fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-    let bench = Bench::new(2, Limits::default());
+    let bench = Bench::new(2, ClientLimits::default());
     let mut client = bench.client();
     assert_eq!(client.map(&file, 0, 0, len), 0);
     for (at, value) in [(0, 5 << 30), (8, 8)] {
@@ -351,10 +351,10 @@ const OFFSET: u64 = 5 << 30;
 
 #[test]
 fn regions_by_the_thousand_come_to_the_limit_and_all_go() {
-    let limits = Limits {
+    let limits = ClientLimits {
         maps: 3000,
         files: 8,
-        ..Limits::default()
+        ..ClientLimits::default()
     };
     let bench = Bench::new(1, limits);
     let mut client = bench.client();
@@ -386,9 +386,9 @@ fn regions_by_the_thousand_come_to_the_limit_and_all_go() {
 
 #[test]
 fn maps_far_apart_come_to_the_end_of_the_tables_and_all_go() {
-    let limits = Limits {
+    let limits = ClientLimits {
         tables: 64,
-        ..Limits::default()
+        ..ClientLimits::default()
     };
     let bench = Bench::new(1, limits);
     let mut client = bench.client();
@@ -414,9 +414,9 @@ fn maps_far_apart_come_to_the_end_of_the_tables_and_all_go() {
 
 #[test]
 fn files_longer_than_the_address_space_are_refused() {
-    let limits = Limits {
+    let limits = ClientLimits {
         file_bytes: u64::MAX,
-        ..Limits::default()
+        ..ClientLimits::default()
     };
     let bench = Bench::new(2, limits);
     let mut client = bench.client();
@@ -437,7 +437,7 @@ fn files_longer_than_the_address_space_are_refused() {
     drop(client);
     bench.end();
 
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     assert_eq!(client.map(&files[0], 0, 0, PAGE), ENOSPC);
     assert!(bench.engine.refusal().contains("are allowed"));
@@ -447,7 +447,7 @@ fn files_longer_than_the_address_space_are_refused() {
 
 #[test]
 fn descriptors_where_none_belong_are_closed() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(PAGE);
     let before = descriptors_of(&file);
@@ -486,7 +486,7 @@ fn descriptors_of(file: &OwnedFd) -> usize {
 
 #[test]
 fn a_second_client_is_refused_while_the_first_is_served() {
-    let bench = Bench::new(2, Limits::default());
+    let bench = Bench::new(2, ClientLimits::default());
     let mut first = bench.client();
     let file = memory_file(PAGE);
     assert_eq!(first.map(&file, 0, 0, PAGE), 0);
@@ -506,7 +506,7 @@ fn a_second_client_is_refused_while_the_first_is_served() {
 
 #[test]
 fn a_client_that_dies_while_its_requests_are_served_leaves_nothing() {
-    let bench = Bench::new(51, Limits::default());
+    let bench = Bench::new(51, ClientLimits::default());
     let file = memory_file(64 * PAGE);
     for round in 0..50 {
         let mut client = bench.client();
@@ -531,9 +531,9 @@ fn a_client_that_dies_while_its_requests_are_served_leaves_nothing() {
 
 #[test]
 fn a_client_that_reads_no_replies_is_left_after_a_while() {
-    let limits = Limits {
+    let limits = ClientLimits {
         reply: Duration::from_millis(200),
-        ..Limits::default()
+        ..ClientLimits::default()
     };
     let bench = Bench::new(2, limits);
     let mut client = bench.client();
@@ -558,7 +558,7 @@ fn any_bytes_are_answered_or_refused_and_nothing_is_left() {
     eprintln!("SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let clients = 300;
-    let bench = Bench::new(clients + 1, Limits::default());
+    let bench = Bench::new(clients + 1, ClientLimits::default());
     let file = unsealed_file(16 * PAGE);
     for _ in 0..clients {
         let mut client = bench.client();

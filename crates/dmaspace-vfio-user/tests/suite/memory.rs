@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use dmaspace_vfio_user::{Limits, MOST_ACCESS};
+use dmaspace_vfio_user::{ClientLimits, MOST_ACCESS};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemory as _, Permissions};
 
 use crate::client::*;
@@ -10,7 +10,7 @@ use crate::engine::{FETCH, STORE};
 
 #[test]
 fn dma_reaches_what_is_mapped_at_any_address_and_nothing_else() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(16 * PAGE);
     // Two parts of the file, in the other order, side by side.
@@ -43,7 +43,7 @@ fn dma_reaches_what_is_mapped_at_any_address_and_nothing_else() {
 
 #[test]
 fn an_access_of_no_bytes_is_none_and_one_that_is_too_long_is_refused() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(64 << 20);
     assert_eq!(client.map(&file, 0, 0, 64 << 20), 0);
@@ -65,7 +65,7 @@ fn an_access_of_no_bytes_is_none_and_one_that_is_too_long_is_refused() {
 
 #[test]
 fn a_map_for_reading_only_is_not_written_to() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(2 * PAGE);
     assert_eq!(client.map_for(1, &file, 0, 0, PAGE), 0);
@@ -89,7 +89,7 @@ fn a_map_for_reading_only_is_not_written_to() {
 
 #[test]
 fn an_unmap_takes_all_maps_in_its_range_and_cuts_none() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(64 * PAGE);
     for page in 0..16 {
@@ -125,7 +125,7 @@ fn an_unmap_takes_all_maps_in_its_range_and_cuts_none() {
 
 #[test]
 fn a_file_is_mapped_once_and_unmapped_with_its_last_map() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(256 * PAGE);
     let again = rustix::io::dup(&file).unwrap();
@@ -157,7 +157,7 @@ fn mappings_of(file: &std::os::fd::OwnedFd) -> usize {
 
 #[test]
 fn a_file_that_has_grown_is_another_one() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(PAGE);
     assert_eq!(client.map(&file, 0, 0, PAGE), 0);
@@ -174,7 +174,7 @@ fn a_file_that_has_grown_is_another_one() {
 
 #[test]
 fn memory_that_is_not_shared_is_a_map_and_a_fault() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let payload = map(3, 0, 0x20_0000, 16 * PAGE);
     assert_eq!(client.ask(DMA_MAP, &payload, &[]).0, 0);
@@ -202,7 +202,7 @@ fn memory_that_is_not_shared_is_a_map_and_a_fault() {
 
 #[test]
 fn what_the_device_writes_to_is_reported_by_page_and_once() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(8 << 20);
     assert_eq!(client.map(&file, 0, 1 << 30, 8 << 20), 0);
@@ -245,7 +245,7 @@ fn what_the_device_writes_to_is_reported_by_page_and_once() {
 
 #[test]
 fn the_device_keeps_its_state_when_a_client_leaves_and_the_next_finds_no_memory() {
-    let bench = Bench::new(2, Limits::default());
+    let bench = Bench::new(2, ClientLimits::default());
     let file = memory_file(PAGE);
     let mut client = bench.client();
     assert_eq!(client.map(&file, 0, 0, PAGE), 0);
@@ -264,7 +264,7 @@ fn the_device_keeps_its_state_when_a_client_leaves_and_the_next_finds_no_memory(
 
 #[test]
 fn small_files_and_large_ones_lie_beside_each_other() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     // As a machine has them that puts a ROM and a display beside two nodes of memory.
     let lengths = [PAGE, PAGE, 1 << 30, 1 << 30];

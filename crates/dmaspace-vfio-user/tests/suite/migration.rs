@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dmaspace_vfio_user::Limits;
+use dmaspace_vfio_user::ClientLimits;
 use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 
 use crate::client::*;
@@ -49,8 +49,8 @@ fn write(client: &mut Client, data: &[u8]) -> u32 {
 #[test]
 fn a_device_is_stopped_copied_and_resumed_elsewhere() {
     let (source, target) = (
-        Bench::new(1, Limits::default()),
-        Bench::new(1, Limits::default()),
+        Bench::new(1, ClientLimits::default()),
+        Bench::new(1, ClientLimits::default()),
     );
     let mut from = source.client();
     let (_, flags) = from.ask(FEATURE, &words(&[16, 1 | GET]), &[]);
@@ -96,7 +96,7 @@ fn a_device_is_stopped_copied_and_resumed_elsewhere() {
 
 #[test]
 fn a_state_that_the_device_does_not_take_leaves_it_stopped_with_its_own() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     assert_eq!(client.write(0, 0, b"register"), 0);
     assert_eq!(go(&mut client, RESUMING), 0);
@@ -124,7 +124,7 @@ fn a_state_that_the_device_does_not_take_leaves_it_stopped_with_its_own() {
 
 #[test]
 fn what_one_client_has_tracked_is_not_tracked_for_the_next() {
-    let bench = Bench::new(2, Limits::default());
+    let bench = Bench::new(2, ClientLimits::default());
     let file = memory_file(PAGE);
     let start = [words(&[64, 6 | SET]), longs(&[4096]), words(&[0, 0])].concat();
     let report = [words(&[64, 8 | GET]), longs(&[0, PAGE, PAGE])].concat();
@@ -157,9 +157,9 @@ fn report(client: &mut Client, argsz: u32, [iova, len, page]: [u64; 3]) -> Resul
 
 #[test]
 fn a_refused_report_is_in_the_next_ones() {
-    let limits = Limits {
+    let limits = ClientLimits {
         wait: Duration::from_millis(100),
-        ..Limits::default()
+        ..ClientLimits::default()
     };
     let bench = Bench::new(1, limits);
     let file = memory_file(64 * PAGE);
@@ -206,7 +206,7 @@ fn a_refused_report_is_in_the_next_ones() {
 
 #[test]
 fn what_is_not_offered_is_refused_by_name() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     for to in [0, 5, 6, 7, 8, u32::MAX] {
         assert_eq!(go(&mut client, to), EINVAL);

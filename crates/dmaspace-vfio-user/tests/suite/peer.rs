@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd as _;
 
-use dmaspace_vfio_user::Limits;
+use dmaspace_vfio_user::ClientLimits;
 use vfio_user::Client;
 
 use crate::client::{Bench, PAGE, contents, memory_file};
@@ -10,7 +10,7 @@ use crate::engine::STORE;
 
 #[test]
 fn the_client_of_rust_vmm_is_served() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = Client::new(bench.path()).unwrap();
     let regions: Vec<_> = [0, 2, 7].map(|n| client.region(n).unwrap().size).to_vec();
     assert_eq!(regions, [32, 1 << 20, 256]);

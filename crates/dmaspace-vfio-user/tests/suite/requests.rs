@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use dmaspace_vfio_user::{INTX, Limits};
+use dmaspace_vfio_user::{ClientLimits, INTX};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::client::*;
@@ -32,7 +32,7 @@ fn value(event: &OwnedFd) -> u64 {
 
 #[test]
 fn the_device_is_described() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let (_, info) = client.ask(GET_INFO, &words(&[16, 0, 0, 0]), &[]);
     assert_eq!(info, words(&[16, 3, 9, 5]));
@@ -56,7 +56,7 @@ fn the_device_is_described() {
 
 #[test]
 fn accesses_outside_a_region_are_refused() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let end = BUFFER as u64;
     for (region, offset, count) in [
@@ -86,7 +86,7 @@ fn accesses_outside_a_region_are_refused() {
 
 #[test]
 fn several_writes_in_one_message_are_all_made_or_none() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let write = |offset, count, data: u64| [access(2, offset, count), longs(&[data])].concat();
     let both = [
@@ -114,7 +114,7 @@ fn several_writes_in_one_message_are_all_made_or_none() {
 
 #[test]
 fn interrupts_reach_the_eventfds_of_the_client() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let file = memory_file(PAGE);
     assert_eq!(client.map(&file, 0, 0, PAGE), 0);
@@ -149,7 +149,7 @@ fn interrupts_reach_the_eventfds_of_the_client() {
 
 #[test]
 fn interrupts_that_are_none_are_refused() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let event = event(0);
     let one = [event.as_fd()];
@@ -184,7 +184,7 @@ fn interrupts_that_are_none_are_refused() {
 
 #[test]
 fn intx_is_masked_when_it_is_raised_until_the_client_unmasks_it() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     let (_, irqs) = client.ask(GET_IRQ_INFO, &words(&[16, 0, 0, 0]), &[]);
     assert_eq!(irqs, words(&[16, 7, 0, 1]));
@@ -233,7 +233,7 @@ fn intx_is_masked_when_it_is_raised_until_the_client_unmasks_it() {
 
 #[test]
 fn a_reset_reaches_the_device() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     assert_eq!(client.write(0, 0, &[1; 8]), 0);
     assert_eq!(client.ask(RESET, &[], &[]).0, 0);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use dmaspace_vfio_user::Limits;
+use dmaspace_vfio_user::ClientLimits;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemory as _, Permissions};
 
 use crate::client::*;
@@ -12,7 +12,7 @@ use crate::engine::STORE;
 
 #[test]
 fn after_an_unmap_is_answered_nothing_is_written() {
-    let bench = Bench::new(1, Limits::default());
+    let bench = Bench::new(1, ClientLimits::default());
     let mut client = bench.client();
     // Two files, so that one of them is unmapped from the process each time.
     let files = [memory_file(16 * PAGE), memory_file(16 * PAGE)];
@@ -51,9 +51,9 @@ fn after_an_unmap_is_answered_nothing_is_written() {
 
 #[test]
 fn an_access_that_does_not_end_is_an_error_and_nothing_is_lost() {
-    let limits = Limits {
+    let limits = ClientLimits {
         wait: Duration::from_millis(100),
-        ..Limits::default()
+        ..ClientLimits::default()
     };
     let bench = Bench::new(1, limits);
     let mut client = bench.client();

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use ioas::{GuestRam, Ioas};
 use runs::{GuestAddr, Span};
 use virtio_balloon::device::{Discarder as _, GuestDiscard, GuestDiscardError, NotDiscarded};
-use virtio_balloon::{BadRam, Dma as _, MemoryMap, Part, Reason, Refusal, Refusals, Region};
+use virtio_balloon::{
+    BadRam, KeepReason, MemoryMap, Part, Refusal, Refusals, Region, Releaser as _,
+};
 use vm_memory::GuestMemoryMmap;
 use vm_memory::bitmap::Bitmap;
 
@@ -47,10 +49,10 @@ pub enum GuestBalloonError {
 
 /// Reason why the machine has not got a part that the guest has given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Kept {
+pub enum NotReturned {
     /// A device still has it.
     #[error("{0}")]
-    Devices(Reason),
+    Devices(KeepReason),
     /// Devices have released it, and the machine did not take it.
     #[error("{0}")]
     NotDiscarded(NotDiscarded),
@@ -112,20 +114,23 @@ impl GuestBalloon {
     pub fn inflate(
         &mut self,
         runs: &[Span<GuestAddr>],
-        kept: &mut dyn FnMut(Span<GuestAddr>, Kept),
+        kept: &mut dyn FnMut(Span<GuestAddr>, NotReturned),
     ) -> Result<u64, GuestBalloonError> {
         let map = MemoryMap::new(&self.regions)?;
         let parts = whole_pages(map, &resolve(map, runs)?, &mut |part| {
-            kept(map.run(&part), Kept::NotDiscarded(NotDiscarded::NotPages));
+            kept(
+                map.run(&part),
+                NotReturned::NotDiscarded(NotDiscarded::NotPages),
+            );
         });
         let mut stay = Vec::new();
         self.dma.release(map, &parts, &mut |part, reason| {
-            kept(map.run(&part), Kept::Devices(reason));
+            kept(map.run(&part), NotReturned::Devices(reason));
             stay.push(part);
         });
         let released = without(&parts, &stay);
         Ok(self.discard.discard(map, &released, &mut |part, why| {
-            kept(map.run(&part), Kept::NotDiscarded(why));
+            kept(map.run(&part), NotReturned::NotDiscarded(why));
         }))
     }
 
@@ -138,7 +143,7 @@ impl GuestBalloon {
     pub fn deflate(
         &mut self,
         runs: &[Span<GuestAddr>],
-        failed: &mut dyn FnMut(Span<GuestAddr>, Reason),
+        failed: &mut dyn FnMut(Span<GuestAddr>, KeepReason),
     ) -> Result<(), GuestBalloonError> {
         let map = MemoryMap::new(&self.regions)?;
         let parts = resolve(map, runs)?;

@@ -2,7 +2,7 @@
 //!
 //! [`BalloonDma`] knows the address spaces of the devices; which memory is at which guest addresses is in the map
 //! of the balloon's device, whose regions each have their `Arc<Memory>` ([`RegionMemory`] has what discards it,
-//! too). It implements [`virtio_balloon::Dma`], so the balloon's device asks it before it discards
+//! too). It implements [`virtio_balloon::Releaser`], so the balloon's device asks it before it discards
 //! and before it gives a buffer of deflateq back:
 //!
 //! 1. A part of the map is a part of the memory of its region, and becomes, in each address space, device
@@ -22,7 +22,7 @@ mod guest;
 mod reasons;
 
 #[cfg(feature = "vm-memory")]
-pub use guest::{GuestBalloon, GuestBalloonError, Kept};
+pub use guest::{GuestBalloon, GuestBalloonError, NotReturned};
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -32,7 +32,7 @@ use hostmem::Discard;
 use ioas::{Ioas, Memory};
 use iopt::Interruption;
 use runs::{Iova, Span};
-use virtio_balloon::{Dma, MemoryMap, Part, Reason};
+use virtio_balloon::{KeepReason, MemoryMap, Part, Releaser};
 
 /// Memory of one region of a guest, as devices map it and as a balloon discards it: the region holds the whole of
 /// `memory`, and of the mapping that `discard` is for.
@@ -157,8 +157,8 @@ impl BalloonDma {
         &self,
         map: MemoryMap<'_, T>,
         parts: &[Part],
-        mut job: impl FnMut(&Ioas, &[Span<Iova>], &mut dyn FnMut(Span<Iova>, Reason)),
-    ) -> Vec<(Part, Reason)> {
+        mut job: impl FnMut(&Ioas, &[Span<Iova>], &mut dyn FnMut(Span<Iova>, KeepReason)),
+    ) -> Vec<(Part, KeepReason)> {
         let mut told = Vec::new();
         for space in &self.spaces {
             let places = places(space, map, parts);
@@ -180,21 +180,21 @@ impl BalloonDma {
 }
 
 /// Releases `ranges` of device addresses; `kept` receives those that are not, and why.
-fn release(space: &Ioas, ranges: &[Span<Iova>], kept: &mut dyn FnMut(Span<Iova>, Reason)) {
+fn release(space: &Ioas, ranges: &[Span<Iova>], kept: &mut dyn FnMut(Span<Iova>, KeepReason)) {
     let mut tell = |range, cause| kept(range, reasons::of_release(&cause));
     space.release(ranges, Interruption::Refused, &mut tell);
 }
 
 /// Restores `ranges`; `failed` receives those that stay released, and why.
-fn restore(space: &Ioas, ranges: &[Span<Iova>], failed: &mut dyn FnMut(Span<Iova>, Reason)) {
+fn restore(space: &Ioas, ranges: &[Span<Iova>], failed: &mut dyn FnMut(Span<Iova>, KeepReason)) {
     let mut tell = |range, cause| failed(range, reasons::of_restore(&cause));
     space.restore(ranges, Interruption::Refused, &mut tell);
 }
 
 /// In order, each byte once: what begins first counts, and of those the first that was told.
-fn in_order(mut told: Vec<(Part, Reason)>) -> Vec<(Part, Reason)> {
+fn in_order(mut told: Vec<(Part, KeepReason)>) -> Vec<(Part, KeepReason)> {
     told.sort_by_key(|(part, _)| (part.region, part.offsets.start));
-    let mut out: Vec<(Part, Reason)> = Vec::with_capacity(told.len());
+    let mut out: Vec<(Part, KeepReason)> = Vec::with_capacity(told.len());
     for (Part { region, offsets }, reason) in told {
         let last = out.last_mut().filter(|(last, _)| last.region == region);
         let behind = last
@@ -215,7 +215,7 @@ fn in_order(mut told: Vec<(Part, Reason)>) -> Vec<(Part, Reason)> {
     out
 }
 
-impl<T: Borrow<Arc<Memory>>> Dma<T> for BalloonDma {
+impl<T: Borrow<Arc<Memory>>> Releaser<T> for BalloonDma {
     fn attached(&self) -> bool {
         self.spaces.iter().any(|space| space.is_live())
     }
@@ -224,7 +224,7 @@ impl<T: Borrow<Arc<Memory>>> Dma<T> for BalloonDma {
         &mut self,
         map: MemoryMap<'_, T>,
         parts: &[Part],
-        kept: &mut dyn FnMut(Part, Reason),
+        kept: &mut dyn FnMut(Part, KeepReason),
     ) {
         let mut told = self.in_all(map, parts, release);
         for (part, memory) in memories(map, parts) {
@@ -233,7 +233,7 @@ impl<T: Borrow<Arc<Memory>>> Dma<T> for BalloonDma {
                 let Some(held) = memory.first_held(Span::new(at, end - at)) else {
                     break;
                 };
-                told.push((Part::new(part.region, held), Reason::PinnedElsewhere));
+                told.push((Part::new(part.region, held), KeepReason::PinnedElsewhere));
                 at = held.start + held.len;
             }
         }
@@ -251,7 +251,7 @@ impl<T: Borrow<Arc<Memory>>> Dma<T> for BalloonDma {
         &mut self,
         map: MemoryMap<'_, T>,
         parts: &[Part],
-        failed: &mut dyn FnMut(Part, Reason),
+        failed: &mut dyn FnMut(Part, KeepReason),
     ) {
         let told = self.in_all(map, parts, restore);
         for (part, reason) in in_order(told) {
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn what_is_reported_of_a_region_says_nothing_of_another() {
-        let (pinned, limit) = (Reason::PinnedElsewhere, Reason::Limit);
+        let (pinned, limit) = (KeepReason::PinnedElsewhere, KeepReason::Limit);
         let told = vec![
             (part(1, 0, 2), limit),
             (part(0, 1, 2), pinned),

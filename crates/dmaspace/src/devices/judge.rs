@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use super::sysfs::{Device, Group, Shown};
-use super::{DeviceReport, DevicesReport, GroupReport, Member, Places, State, Way};
+use super::sysfs::{Device, Group, SysfsView};
+use super::{DeviceReport, DeviceState, DevicesReport, GroupReport, Member, Places, Way};
 
 /// Drivers besides those of VFIO that do no DMA of their own, so that the owner of the group may
 /// (`driver_managed_dma` in Linux).
 const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
 
-pub(super) fn judge(shown: Shown, places: &Places) -> DevicesReport {
+pub(super) fn judge(shown: SysfsView, places: &Places) -> DevicesReport {
     let vfio = places.dev.join("vfio/vfio").exists();
     let iommufd = places.dev.join("iommu").exists();
     let groups: Vec<_> = shown
@@ -24,7 +24,7 @@ pub(super) fn judge(shown: Shown, places: &Places) -> DevicesReport {
         let mut report = describe(device, &places.dev);
         match group {
             _ if stays(device) => {
-                report.state = State::Bridge;
+                report.state = DeviceState::Bridge;
                 report.reason = "a bridge: it stays with the host".into();
             }
             None => report.reason = "no IOMMU translates for it".into(),
@@ -108,7 +108,7 @@ fn in_group(
     device: &Device,
     group: &GroupReport,
     nodes: &Nodes,
-    shown: &Shown,
+    shown: &SysfsView,
 ) {
     let blocking: Vec<_> = group
         .members
@@ -130,13 +130,13 @@ fn in_group(
                  /dev/iommu, or one of its own with /dev/iommu",
                 group.group
             );
-            (State::NoNode, missing)
+            (DeviceState::NoNode, missing)
         } else {
-            (State::Ready, String::from("ready"))
+            (DeviceState::Ready, String::from("ready"))
         };
         return;
     }
-    report.state = State::Bind;
+    report.state = DeviceState::Bind;
     let mut reasons = Vec::new();
     if !bound {
         reasons.push(match &device.driver {

@@ -84,7 +84,7 @@ pub struct DeviceReport {
     /// The driver that it is bound to.
     pub driver: Option<String>,
     /// Whether it can be used.
-    pub state: State,
+    pub state: DeviceState,
     /// The same in words, with the cause.
     pub reason: String,
     /// How it can be used now.
@@ -98,7 +98,7 @@ pub struct DeviceReport {
 /// State of a device: ready for use or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub enum DeviceState {
     /// Now.
     Ready,
     /// When it, or others of its group, have been bound to another driver.

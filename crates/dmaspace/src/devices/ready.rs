@@ -1,6 +1,6 @@
 //! Whether one device can be used in one way, and if not, what is in the way.
 
-use super::{DeviceReport, DevicesReport, State, Way};
+use super::{DeviceReport, DeviceState, DevicesReport, Way};
 
 /// Obstacle to the use of a device. Nothing was opened or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,13 +91,13 @@ impl DevicesReport {
             Way::Compatibility | Way::Iommufd => (self.iommufd, "/dev/iommu", "iommufd"),
         };
         Err(match device.state {
-            State::Bridge => NotReady::Never { address, reason },
-            State::NoIommu => NotReady::Never {
+            DeviceState::Bridge => NotReady::Never { address, reason },
+            DeviceState::NoIommu => NotReady::Never {
                 address,
                 reason: format!("{reason}; `dmaspace devices` lists what is missing"),
             },
             _ if !there => NotReady::NoInterface { path, module },
-            State::Bind => {
+            DeviceState::Bind => {
                 let group = device.group.unwrap_or_default();
                 let groups = self.groups.iter().find(|known| known.group == group);
                 let members = groups.map_or(&[][..], |known| &known.members);
@@ -109,7 +109,7 @@ impl DevicesReport {
                     commands: device.bind.clone(),
                 }
             }
-            State::Ready | State::NoNode => NotReady::NoNode {
+            DeviceState::Ready | DeviceState::NoNode => NotReady::NoNode {
                 address,
                 node: match (way, device.group) {
                     (Way::Type1 | Way::Compatibility, Some(group)) => format!("/dev/vfio/{group}"),

@@ -34,7 +34,7 @@ pub(super) struct Group {
 }
 
 /// All that sysfs shows.
-pub(super) struct Shown {
+pub(super) struct SysfsView {
     /// There is nothing at all.
     pub(super) hidden: bool,
     pub(super) devices: Vec<Device>,
@@ -43,7 +43,7 @@ pub(super) struct Shown {
     pub(super) vfio_pci: bool,
 }
 
-pub(super) fn read(places: &Places) -> Result<Shown, DevicesError> {
+pub(super) fn read(places: &Places) -> Result<SysfsView, DevicesError> {
     let bus = places.sys.join("bus/pci");
     let mut devices: Vec<_> = names(&bus.join("devices"))?
         .into_iter()
@@ -61,7 +61,7 @@ pub(super) fn read(places: &Places) -> Result<Shown, DevicesError> {
             entry.insert(group(&root.join(number.to_string()))?);
         }
     }
-    Ok(Shown {
+    Ok(SysfsView {
         hidden: names(&places.sys)?.is_empty(),
         devices,
         groups,

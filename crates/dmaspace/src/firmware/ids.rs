@@ -20,8 +20,8 @@
 use std::sync::Arc;
 
 use super::{
-    Damage, FirmwareRegion, FirmwareTable, FirmwareUnit, RegionKind, UnitKind, u16_at, u32_at,
-    u64_at,
+    FirmwareDamage, FirmwareRegion, FirmwareRegionKind, FirmwareTable, FirmwareUnit,
+    FirmwareUnitKind, u16_at, u32_at, u64_at,
 };
 
 /// Bytes of an ID mapping.
@@ -101,7 +101,7 @@ struct Node<'t> {
 
 impl FirmwareTable {
     /// The devices that have this id at a unit of this kind, each once, with the mappings that say so.
-    pub fn devices(&self, kind: UnitKind, id: u32) -> Vec<(String, &IdMapping)> {
+    pub fn devices(&self, kind: FirmwareUnitKind, id: u32) -> Vec<(String, &IdMapping)> {
         let mut found: Vec<(String, &IdMapping)> = Vec::new();
         for mapping in &self.id_mappings {
             let of_kind = |unit: &FirmwareUnit| unit.offset == mapping.unit && unit.kind == kind;
@@ -119,7 +119,7 @@ impl FirmwareTable {
     fn nodes<'t>(&mut self, bytes: &'t [u8], length_at: usize, least: usize) -> Vec<Node<'t>> {
         let mut nodes = Vec::new();
         let (Some(count), Some(first)) = (u32_at(bytes, 36), u32_at(bytes, 40)) else {
-            self.damage.push(Damage::Structure {
+            self.damage.push(FirmwareDamage::Structure {
                 offset: 36,
                 length: 12,
                 left: bytes.len().saturating_sub(36),
@@ -131,7 +131,7 @@ impl FirmwareTable {
             let rest = bytes.get(offset..).unwrap_or_default();
             let length = u16_at(rest, length_at).map_or(0, usize::from);
             let Some(node) = rest.get(..length).filter(|_| length >= least) else {
-                self.damage.push(Damage::Structure {
+                self.damage.push(FirmwareDamage::Structure {
                     offset,
                     length,
                     left: rest.len(),
@@ -158,7 +158,7 @@ impl FirmwareTable {
         for _ in 0..count {
             let rest = node.bytes.get(at..).unwrap_or_default();
             let Some(entry) = rest.get(..length) else {
-                self.damage.push(Damage::Entry {
+                self.damage.push(FirmwareDamage::Entry {
                     offset: node.offset.saturating_add(at),
                     length,
                     left: rest.len(),
@@ -172,7 +172,7 @@ impl FirmwareTable {
     }
 
     fn short(&mut self, node: &Node<'_>) {
-        self.damage.push(Damage::Structure {
+        self.damage.push(FirmwareDamage::Structure {
             offset: node.offset,
             length: node.bytes.len(),
             left: node.bytes.len(),
@@ -184,8 +184,8 @@ impl FirmwareTable {
         let nodes = self.nodes(bytes, 1, NODE);
         for node in &nodes {
             let kind = match node.bytes.first() {
-                Some(3) => UnitKind::Smmu,
-                Some(4) => UnitKind::SmmuV3,
+                Some(3) => FirmwareUnitKind::Smmu,
+                Some(4) => FirmwareUnitKind::SmmuV3,
                 _ => continue,
             };
             match u64_at(node.bytes, 16) {
@@ -239,7 +239,7 @@ impl FirmwareTable {
         let unit = number(entry, 12);
         let known = |places: Result<usize, usize>| places.is_ok();
         if !known(nodes.binary_search_by_key(&unit, |node| node.offset)) {
-            self.damage.push(Damage::Reference { offset, unit });
+            self.damage.push(FirmwareDamage::Reference { offset, unit });
         } else if known(self.units.binary_search_by_key(&unit, |one| one.offset)) {
             self.id_mappings.push(IdMapping {
                 offset,
@@ -276,7 +276,7 @@ impl FirmwareTable {
                 segment: 0,
                 first,
                 last: first.wrapping_add(length).wrapping_sub(1),
-                kind: RegionKind::Rmr {
+                kind: FirmwareRegionKind::Rmr {
                     remapped: flags & 1 == 1,
                     ids: Arc::clone(&ids),
                 },
@@ -291,7 +291,7 @@ impl FirmwareTable {
             match (u64_at(node.bytes, 16), u16_at(node.bytes, 32)) {
                 (Some(registers), Some(segment)) => self.units.push(FirmwareUnit {
                     offset: node.offset,
-                    kind: UnitKind::Riscv,
+                    kind: FirmwareUnitKind::Riscv,
                     segment,
                     registers,
                     scopes: Vec::new(),
@@ -403,12 +403,12 @@ mod tests {
             let found = read.devices(kind, id);
             found.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
         };
-        assert_eq!(device(UnitKind::SmmuV3, 0x1_0108), ["0002:01:01.0"]);
-        assert_eq!(device(UnitKind::SmmuV3, 0x1_01ff), ["0002:01:1f.7"]);
-        assert!(device(UnitKind::SmmuV3, 0x1_0200).is_empty());
-        assert!(device(UnitKind::SmmuV3, 0x108).is_empty());
-        assert!(device(UnitKind::Smmu, 0x1_0108).is_empty());
-        assert_eq!(device(UnitKind::Smmu, 7), ["\\_SB_.NIC0"]);
+        assert_eq!(device(FirmwareUnitKind::SmmuV3, 0x1_0108), ["0002:01:01.0"]);
+        assert_eq!(device(FirmwareUnitKind::SmmuV3, 0x1_01ff), ["0002:01:1f.7"]);
+        assert!(device(FirmwareUnitKind::SmmuV3, 0x1_0200).is_empty());
+        assert!(device(FirmwareUnitKind::SmmuV3, 0x108).is_empty());
+        assert!(device(FirmwareUnitKind::Smmu, 0x1_0108).is_empty());
+        assert_eq!(device(FirmwareUnitKind::Smmu, 7), ["\\_SB_.NIC0"]);
     }
 
     #[test]
@@ -418,7 +418,7 @@ mod tests {
             panic!("{read:?}")
         };
         assert_eq!((region.first, region.last), (0x8000_0000, 0x8001_ffff));
-        let right = RegionKind::Rmr {
+        let right = FirmwareRegionKind::Rmr {
             remapped: false,
             ids: [(48, 0x1_0108, 0x1_0108)].into(),
         };
@@ -437,9 +437,9 @@ mod tests {
         let bytes = table(b"RIMT", &[unit, complex]);
         let read = FirmwareTable::read(&bytes);
         assert_eq!(read.damage, []);
-        let found = read.devices(UnitKind::Riscv, 0x1_0310);
+        let found = read.devices(FirmwareUnitKind::Riscv, 0x1_0310);
         assert_eq!(found[0].0, "0001:03:02.0");
-        assert!(read.devices(UnitKind::Riscv, 0x2_0000).is_empty());
+        assert!(read.devices(FirmwareUnitKind::Riscv, 0x2_0000).is_empty());
         for cut in 0..bytes.len() {
             assert!(!FirmwareTable::read(&bytes[..cut]).damage.is_empty());
         }
@@ -467,7 +467,7 @@ mod tests {
             let mut broken = good.clone();
             broken[at..at + 4].copy_from_slice(&value.to_le_bytes());
             let damage = FirmwareTable::read(&broken).damage;
-            let other = |one: &Damage| !matches!(one, Damage::Checksum { .. });
+            let other = |one: &FirmwareDamage| !matches!(one, FirmwareDamage::Checksum { .. });
             assert!(damage.iter().any(other), "{at} {value:#x}: {damage:?}");
         }
         for at in 0..good.len() {
@@ -475,7 +475,7 @@ mod tests {
                 let mut broken = good.clone();
                 broken[at] = byte;
                 let read = FirmwareTable::read(&broken);
-                let _ = read.devices(UnitKind::SmmuV3, u32::MAX);
+                let _ = read.devices(FirmwareUnitKind::SmmuV3, u32::MAX);
             }
         }
     }

@@ -37,7 +37,7 @@ pub struct FirmwareTable {
     /// Ids of devices at their units (IORT, RIMT).
     pub id_mappings: Vec<IdMapping>,
     /// Damage; the structures before it are there.
-    pub damage: Vec<Damage>,
+    pub damage: Vec<FirmwareDamage>,
 }
 
 /// An IOMMU unit.
@@ -46,7 +46,7 @@ pub struct FirmwareUnit {
     /// Where its structure begins in the table, bytes.
     pub offset: usize,
     /// The kind.
-    pub kind: UnitKind,
+    pub kind: FirmwareUnitKind,
     /// The PCI segment; 0 in an IORT, whose units serve those of their mappings.
     pub segment: u16,
     /// The address of its registers.
@@ -58,7 +58,7 @@ pub struct FirmwareUnit {
 
 /// A kind of unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnitKind {
+pub enum FirmwareUnitKind {
     /// Intel VT-d.
     Vtd,
     /// AMD-Vi.
@@ -83,12 +83,12 @@ pub struct FirmwareRegion {
     /// Its last address; less than `first` in a region that is malformed. A length of 0 (IVMD) has `first - 1`.
     pub last: u64,
     /// The kind and the devices.
-    pub kind: RegionKind,
+    pub kind: FirmwareRegionKind,
 }
 
 /// A kind of reserved memory region.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RegionKind {
+pub enum FirmwareRegionKind {
     /// DMAR's RMRR, for the devices of these scopes.
     Rmrr(Vec<Scope>),
     /// IVRS's IVMD: an exclusion range or a unity map, for devices from the first to the last of these numbers
@@ -150,7 +150,7 @@ pub struct InterruptSource {
 /// Damage of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Damage {
+pub enum FirmwareDamage {
     /// The table is shorter than its head.
     #[error("the table has {bytes} bytes, and its head alone {HEAD}")]
     Short {
@@ -208,7 +208,9 @@ impl FirmwareTable {
     pub fn read(bytes: &[u8]) -> Self {
         let mut table = Self::default();
         if bytes.len() < HEAD {
-            table.damage.push(Damage::Short { bytes: bytes.len() });
+            table
+                .damage
+                .push(FirmwareDamage::Short { bytes: bytes.len() });
             return table;
         }
         let signature = bytes.get(..4).unwrap_or_default();
@@ -217,7 +219,7 @@ impl FirmwareTable {
         // Files have no padding; a longer one has something else behind the table.
         let end = usize::try_from(length).unwrap_or(usize::MAX);
         if end != bytes.len() {
-            table.damage.push(Damage::Length {
+            table.damage.push(FirmwareDamage::Length {
                 length,
                 bytes: bytes.len(),
             });
@@ -225,7 +227,7 @@ impl FirmwareTable {
         let whole = bytes.get(..end.min(bytes.len())).unwrap_or(bytes);
         let sum = whole.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
         if sum != 0 && end <= bytes.len() {
-            table.damage.push(Damage::Checksum { sum });
+            table.damage.push(FirmwareDamage::Checksum { sum });
         }
         match table.signature.as_str() {
             "DMAR" => table.structures(whole, &Self::dmar),
@@ -244,7 +246,7 @@ impl FirmwareTable {
             let length = u16_at(rest, 2).map_or(0, usize::from);
             let structure = rest.get(..length).filter(|_| length >= 4);
             let Some(structure) = structure else {
-                self.damage.push(Damage::Structure {
+                self.damage.push(FirmwareDamage::Structure {
                     offset,
                     length,
                     left: rest.len(),
@@ -265,7 +267,7 @@ impl FirmwareTable {
             _ => return,
         };
         let Some(scopes) = structure.get(head..) else {
-            self.damage.push(Damage::Structure {
+            self.damage.push(FirmwareDamage::Structure {
                 offset,
                 length: structure.len(),
                 left: structure.len(),
@@ -277,7 +279,7 @@ impl FirmwareTable {
         if kind == Some(0) {
             self.units.push(FirmwareUnit {
                 offset,
-                kind: UnitKind::Vtd,
+                kind: FirmwareUnitKind::Vtd,
                 segment,
                 registers: first,
                 scopes,
@@ -288,7 +290,7 @@ impl FirmwareTable {
                 segment,
                 first,
                 last: u64_at(structure, 16).unwrap_or_default(),
-                kind: RegionKind::Rmrr(scopes),
+                kind: FirmwareRegionKind::Rmrr(scopes),
             });
         }
     }
@@ -299,7 +301,7 @@ impl FirmwareTable {
             let length = rest.get(1).copied().map_or(0, usize::from);
             let scope = rest.get(..length).filter(|_| length >= 6);
             let Some(scope) = scope else {
-                self.damage.push(Damage::Entry {
+                self.damage.push(FirmwareDamage::Entry {
                     offset,
                     length,
                     left: rest.len(),
@@ -323,7 +325,7 @@ impl FirmwareTable {
 
     fn ivrs(&mut self, offset: usize, structure: &[u8]) {
         let kind = structure.first().copied().unwrap_or_default();
-        let short = Damage::Structure {
+        let short = FirmwareDamage::Structure {
             offset,
             length: structure.len(),
             left: structure.len(),
@@ -337,7 +339,7 @@ impl FirmwareTable {
                 };
                 self.units.push(FirmwareUnit {
                     offset,
-                    kind: UnitKind::AmdVi,
+                    kind: FirmwareUnitKind::AmdVi,
                     segment: u16_at(structure, 16).unwrap_or_default(),
                     registers: u64_at(structure, 8).unwrap_or_default(),
                     scopes: Vec::new(),
@@ -357,7 +359,7 @@ impl FirmwareTable {
                     segment: u16_at(structure, 8).unwrap_or_default(),
                     first,
                     last: first.wrapping_add(length).wrapping_sub(1),
-                    kind: RegionKind::Ivmd {
+                    kind: FirmwareRegionKind::Ivmd {
                         flags: structure.get(1).copied().unwrap_or_default(),
                         devices: match kind {
                             0x20 => None,
@@ -382,7 +384,7 @@ impl FirmwareTable {
                 _ => 32,
             };
             let Some(entry) = rest.get(..length) else {
-                self.damage.push(Damage::Entry {
+                self.damage.push(FirmwareDamage::Entry {
                     offset,
                     length,
                     left: rest.len(),
@@ -453,7 +455,7 @@ mod tests {
             (region.first, region.last, region.offset),
             (0x1000, 0x1fff, 48)
         );
-        let RegionKind::Rmrr(scopes) = &region.kind else {
+        let FirmwareRegionKind::Rmrr(scopes) = &region.kind else {
             panic!("{region:?}")
         };
         assert_eq!((scopes[0].kind, scopes[0].number), (5, 2));
@@ -503,7 +505,7 @@ mod tests {
         sum[60] ^= 1;
         assert!(matches!(
             FirmwareTable::read(&sum).damage[..],
-            [Damage::Checksum { .. }]
+            [FirmwareDamage::Checksum { .. }]
         ));
         for length in [0u16, 3, 4, 8, 23, 33, u16::MAX] {
             let mut broken = good.clone();

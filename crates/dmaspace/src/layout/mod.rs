@@ -6,9 +6,9 @@
 //! a reserved range is EINVAL, in type 1 only when the device is attached.
 //!
 //! ```
-//! use dmaspace::layout::{Bar, Reserved, check};
+//! use dmaspace::layout::{Bar, ReservedRange, check};
 //!
-//! let reserved = [Reserved::new("reserved", 0xfd_0000_0000..=0xff_ffff_ffff)];
+//! let reserved = [ReservedRange::new("reserved", 0xfd_0000_0000..=0xff_ffff_ffff)];
 //! let bar = Bar::new("0000:c1:00.0", 0xe0_0000_0000..=0xff_ffff_ffff);
 //! let report = check(0..=u64::MAX, &reserved, &[0..=0xbfff_ffff], &[bar]);
 //! assert_eq!(report.overlaps[0].range, 0xfd_0000_0000..=0xff_ffff_ffff);
@@ -28,14 +28,14 @@ pub const MOST_AREAS: usize = 4096;
 
 /// A range that the host keeps from being mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reserved {
+pub struct ReservedRange {
     /// Its type in sysfs: `reserved`, `msi`, `direct`, `direct-relaxable`.
     pub name: String,
     /// Its addresses.
     pub range: IovaRange,
 }
 
-impl Reserved {
+impl ReservedRange {
     /// A range of this type.
     pub fn new(name: impl Into<String>, range: IovaRange) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl Bar {
 
 /// An area of the layout, by its place in the arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Area {
+pub enum AreaPlace {
     /// The nth area of RAM.
     Ram(usize),
     /// The nth BAR.
@@ -82,7 +82,7 @@ pub enum Area {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlap {
     /// The area.
-    pub area: Area,
+    pub area: AreaPlace,
     /// The place of the reserved range in the arguments.
     pub reserved: usize,
     /// The addresses that both have.
@@ -93,7 +93,7 @@ pub struct Overlap {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beyond {
     /// The area.
-    pub area: Area,
+    pub area: AreaPlace,
     /// The addresses that cannot be translated.
     pub range: IovaRange,
 }
@@ -130,14 +130,14 @@ impl LayoutReport {
 /// Overlaps of `direct-relaxable` ranges are none.
 pub fn check(
     aperture: IovaRange,
-    reserved: &[Reserved],
+    reserved: &[ReservedRange],
     ram: &[IovaRange],
     bars: &[Bar],
 ) -> LayoutReport {
     let rams = ram.iter().enumerate();
-    let areas = rams.map(|(nth, range)| (Area::Ram(nth), range));
+    let areas = rams.map(|(nth, range)| (AreaPlace::Ram(nth), range));
     let of_bars = bars.iter().enumerate();
-    let areas = areas.chain(of_bars.map(|(nth, bar)| (Area::Bar(nth), &bar.range)));
+    let areas = areas.chain(of_bars.map(|(nth, bar)| (AreaPlace::Bar(nth), &bar.range)));
     let mut report = LayoutReport::default();
     for (area, range) in areas {
         for (nth, kept) in reserved.iter().enumerate() {
@@ -187,12 +187,12 @@ fn outside(range: &IovaRange, aperture: &IovaRange) -> [Option<IovaRange>; 2] {
 
 fn fitting(
     aperture: &IovaRange,
-    reserved: &[Reserved],
+    reserved: &[ReservedRange],
     ram: &[IovaRange],
     bars: &[Bar],
     report: &LayoutReport,
 ) -> Option<Layout> {
-    let moves = |area: Area| {
+    let moves = |area: AreaPlace| {
         let mut overlaps = report.overlaps.iter().map(|one| one.area);
         let mut beyond = report.beyond.iter().map(|one| one.area);
         overlaps.any(|one| one == area) || beyond.any(|one| one == area)
@@ -201,12 +201,12 @@ fn fitting(
     let mut taken: Vec<IovaRange> = hard.map(|one| one.range.clone()).collect();
     // Areas that fit stay, RAM and BARs.
     for (nth, range) in ram.iter().enumerate() {
-        if !moves(Area::Ram(nth)) && !range.is_empty() {
+        if !moves(AreaPlace::Ram(nth)) && !range.is_empty() {
             taken.push(range.clone());
         }
     }
     for (nth, bar) in bars.iter().enumerate() {
-        if !moves(Area::Bar(nth)) && !bar.range.is_empty() {
+        if !moves(AreaPlace::Bar(nth)) && !bar.range.is_empty() {
             taken.push(bar.range.clone());
         }
     }
@@ -215,7 +215,7 @@ fn fitting(
         if range.is_empty() {
             continue;
         }
-        if !moves(Area::Ram(nth)) {
+        if !moves(AreaPlace::Ram(nth)) {
             layout.ram.push(range.clone());
             continue;
         }
@@ -236,7 +236,7 @@ fn fitting(
         }
     }
     for (nth, bar) in bars.iter().enumerate() {
-        if !moves(Area::Bar(nth)) || bar.range.is_empty() {
+        if !moves(AreaPlace::Bar(nth)) || bar.range.is_empty() {
             layout.bars.push(bar.clone());
             continue;
         }
@@ -297,10 +297,10 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn amd() -> [Reserved; 2] {
+    fn amd() -> [ReservedRange; 2] {
         [
-            Reserved::new("msi", 0xfee0_0000..=0xfeef_ffff),
-            Reserved::new("reserved", 1012 * GIB..=1024 * GIB - 1),
+            ReservedRange::new("msi", 0xfee0_0000..=0xfeef_ffff),
+            ReservedRange::new("reserved", 1012 * GIB..=1024 * GIB - 1),
         ]
     }
 
@@ -325,7 +325,7 @@ mod tests {
             Bar::new("0000:c1:00.0", 896 * GIB..=1024 * GIB - 1),
         ];
         let report = check(0..=u64::MAX, &amd(), &[], &bars);
-        assert_eq!(report.overlaps[0].area, Area::Bar(1));
+        assert_eq!(report.overlaps[0].area, AreaPlace::Bar(1));
         let fitting = report.fitting.unwrap();
         assert_eq!(fitting.bars[0], bars[0]);
         assert_eq!(fitting.bars[1].range, 1024 * GIB..=1152 * GIB - 1);
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn relaxable_and_touching_ranges_are_no_overlaps() {
-        let reserved = [Reserved::new("direct-relaxable", 0..=0xfff)];
+        let reserved = [ReservedRange::new("direct-relaxable", 0..=0xfff)];
         assert!(check(0..=u64::MAX, &reserved, &[0..=0xffff], &[]).fits());
         let ram = [4 * GIB..=1012 * GIB - 1, 1024 * GIB..=u64::MAX];
         assert!(check(0..=u64::MAX, &amd(), &ram, &[]).fits());
@@ -364,7 +364,7 @@ mod tests {
         let ranges = || edges.iter().flat_map(|a| edges.map(|b| *a..=b));
         for a in ranges() {
             for b in ranges() {
-                let reserved = [Reserved::new("reserved", a.clone())];
+                let reserved = [ReservedRange::new("reserved", a.clone())];
                 let bars = [Bar::new("x", b.clone())];
                 for aperture in [0..=u64::MAX, 1..=GIB, 5..=4] {
                     let report = check(aperture, &reserved, std::slice::from_ref(&b), &bars);

@@ -11,7 +11,7 @@ use std::path::Path;
 use hostmem::{read_at_most, text_at_most};
 
 use super::{DevicePlace, Node, Topology, TopologyError, UnitAddress, UnitPlace, proximity};
-use crate::devices::{DevicesReport, Places, State};
+use crate::devices::{DeviceState, DevicesReport, Places};
 
 /// The longest file that is read, one of the firmware's tables among them: more than any machine's.
 const MOST: u64 = 1 << 20;
@@ -23,7 +23,7 @@ pub(super) fn read(places: &Places) -> Result<Topology, TopologyError> {
     let online = |node: Option<u32>| node.filter(|node| known.contains(node));
     let listed = DevicesReport::read(places)?.devices.into_iter();
     let devices: Vec<_> = listed
-        .filter(|device| device.state != State::Bridge)
+        .filter(|device| device.state != DeviceState::Bridge)
         .map(|device| {
             let path = places.sys.join("bus/pci/devices").join(&device.address);
             DevicePlace {

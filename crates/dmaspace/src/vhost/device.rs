@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use runs::{GuestAddr, Span};
 use vhost_user_backend::VringT as _;
 use virtio_balloon::device::{
-    Counters, Device, Discard, Event as DeviceEvent, GuestDiscard, Hint, HintError, Monitor,
-    QueueError, Settings, State, StatsState,
+    BalloonCounters, BalloonDevice, BalloonEvent as DeviceEvent, BalloonMonitor, BalloonSettings,
+    BalloonState, Discard, GuestDiscard, Hint, HintError, QueueError, StatsState,
 };
 use virtio_balloon::{Features, Queue, Region, Stats, WIRE_PAGE};
 use virtio_queue::QueueT as _;
@@ -34,9 +34,9 @@ use vm_memory::{
     GuestRegionMmap,
 };
 
-use super::event::Event;
+use super::event::BackendEvent;
 use super::job::BalloonError;
-use super::link::{Backend, Memory};
+use super::link::{Backend, BackendMemory};
 use super::vring::Vring;
 
 /// The queues that a balloon can have.
@@ -51,7 +51,7 @@ const POISON: u64 = 12;
 /// What the device has said, until somebody hears it.
 #[derive(Debug, Default)]
 pub(super) struct Reported {
-    events: Vec<Event>,
+    events: Vec<BackendEvent>,
     lost: u64,
     config_changed: bool,
     hints_ended: bool,
@@ -61,7 +61,7 @@ pub(super) struct Reported {
 }
 
 impl Reported {
-    pub(super) fn tell(&mut self, event: Event) {
+    pub(super) fn tell(&mut self, event: BackendEvent) {
         if self.events.len() < MOST_EVENTS {
             self.events.push(event);
         } else {
@@ -70,7 +70,7 @@ impl Reported {
     }
 }
 
-impl Monitor for Reported {
+impl BalloonMonitor for Reported {
     fn config_changed(&mut self) {
         self.config_changed = true;
     }
@@ -83,9 +83,9 @@ impl Monitor for Reported {
                     self.reached = set.elapsed();
                 }
             }
-            DeviceEvent::HintsBegin { id } => self.tell(Event::HintsBegin { id }),
+            DeviceEvent::HintsBegin { id } => self.tell(BackendEvent::HintsBegin { id }),
             DeviceEvent::HintsEnd => self.hints_ended = true,
-            DeviceEvent::NotDiscarded { run, cause } => self.tell(Event::NotDiscarded {
+            DeviceEvent::NotDiscarded { run, cause } => self.tell(BackendEvent::NotDiscarded {
                 address: run.start,
                 bytes: run.len,
                 cause: cause.to_string(),
@@ -96,7 +96,7 @@ impl Monitor for Reported {
     }
 
     fn stats(&mut self, stats: &Stats, _asked: bool) {
-        self.tell(Event::Stats(stats.into()));
+        self.tell(BackendEvent::Stats(stats.into()));
     }
 
     fn hinted(&mut self, _runs: &[Span<GuestAddr>]) -> Hint {
@@ -111,7 +111,7 @@ pub(super) struct Standing {
     pub(super) actual: u64,
     /// How long the last target took that was reached.
     pub(super) reached: Duration,
-    pub(super) counters: Counters,
+    pub(super) counters: BalloonCounters,
     pub(super) refused: u64,
 }
 
@@ -132,7 +132,7 @@ fn identity(memory: &GuestMemoryMmap) -> io::Result<Identity> {
 
 /// What the lock keeps.
 struct Inner {
-    device: Device<GuestDiscard, (), Reported, Discard>,
+    device: BalloonDevice<GuestDiscard, (), Reported, Discard>,
     memory: Option<Arc<GuestMemoryMmap>>,
     identity: Identity,
     /// A driver has set up, and these rings of it were not looked at yet.
@@ -149,10 +149,10 @@ pub(super) struct Balloon {
 }
 
 impl Balloon {
-    pub(super) fn new(settings: Settings, target: u64) -> Result<Self, BalloonError> {
+    pub(super) fn new(settings: BalloonSettings, target: u64) -> Result<Self, BalloonError> {
         let none: [Region<Discard>; 0] = [];
         let discard = GuestDiscard::new();
-        let mut device = Device::new(settings, none, discard, (), Reported::default())?;
+        let mut device = BalloonDevice::new(settings, none, discard, (), Reported::default())?;
         device.set_target(target);
         let inner = Inner {
             device,
@@ -223,14 +223,14 @@ impl Balloon {
     /// What was said since the last call, and whether the front end is to be told that the
     /// configuration space changed. A driver that has not begun reads it anyway; and QEMU's
     /// `vhost-user-test-device` (11.1.3) ends with a segmentation fault when it is told before that.
-    pub(super) fn heard(&self) -> (Vec<Event>, bool) {
+    pub(super) fn heard(&self) -> (Vec<BackendEvent>, bool) {
         let mut inner = self.lock();
         if std::mem::take(&mut inner.device.monitor().hints_ended) {
             let hinted = inner.device.counters().hinted;
             // The driver holds its pages until it hears of the end.
             inner.device.finish_hints();
             let told = inner.device.monitor();
-            told.tell(Event::HintsEnd {
+            told.tell(BackendEvent::HintsEnd {
                 hinted_bytes: hinted,
             });
         }
@@ -239,7 +239,7 @@ impl Balloon {
         let mut events = std::mem::take(&mut told.events);
         let lost = std::mem::take(&mut told.lost);
         if lost > 0 {
-            events.push(Event::Lost { events: lost });
+            events.push(BackendEvent::Lost { events: lost });
         }
         let changed = begun && std::mem::take(&mut told.config_changed);
         (events, changed)
@@ -266,7 +266,7 @@ impl Inner {
     fn negotiate(&mut self, features: Features) {
         if let Err(error) = self.device.negotiate(features) {
             let cause = error.to_string();
-            self.device.monitor().tell(Event::Refused { cause });
+            self.device.monitor().tell(BackendEvent::Refused { cause });
         }
     }
 
@@ -291,7 +291,7 @@ impl Inner {
     }
 
     fn set_stats(&mut self, stats: StatsState) {
-        let state = State {
+        let state = BalloonState {
             stats,
             ..self.device.state()
         };
@@ -353,7 +353,7 @@ impl Backend for Balloon {
         inner
             .device
             .monitor()
-            .tell(Event::Negotiated { features: names });
+            .tell(BackendEvent::Negotiated { features: names });
     }
 
     fn read_config(&self, offset: u32, size: u32) -> Vec<u8> {
@@ -366,7 +366,7 @@ impl Backend for Balloon {
         self.lock().device.write_config(offset.into(), bytes);
     }
 
-    fn memory(&self, memory: &Memory) -> io::Result<()> {
+    fn memory(&self, memory: &BackendMemory) -> io::Result<()> {
         let memory = memory.memory().into_inner();
         let identity = identity(&memory)?;
         // Parts of transparent huge pages of a file are given back like others.
@@ -379,7 +379,7 @@ impl Backend for Balloon {
             .map_err(io::Error::other)?;
         if inner.identity != identity {
             inner.reset_late();
-            inner.device.monitor().tell(Event::Memory { bytes });
+            inner.device.monitor().tell(BackendEvent::Memory { bytes });
         }
         inner.identity = identity;
         inner.memory = Some(memory);
@@ -398,7 +398,7 @@ impl Backend for Balloon {
         }
         if let Err(error) = inner.drain(queue, vring, &self.leaving) {
             let cause = error.to_string();
-            inner.device.monitor().tell(Event::Refused { cause });
+            inner.device.monitor().tell(BackendEvent::Refused { cause });
         }
     }
 
@@ -424,14 +424,18 @@ mod tests {
 
     #[test]
     fn what_nobody_hears_is_counted_beyond_a_bound() {
-        let balloon = Balloon::new(Settings::default(), 0).unwrap();
+        let balloon = Balloon::new(BalloonSettings::default(), 0).unwrap();
         for more in [0, 1, 44] {
             for _ in 0..MOST_EVENTS + more {
-                balloon.lock().device.monitor().tell(Event::Connected);
+                balloon
+                    .lock()
+                    .device
+                    .monitor()
+                    .tell(BackendEvent::Connected);
             }
-            let mut told = vec![Event::Connected; MOST_EVENTS];
+            let mut told = vec![BackendEvent::Connected; MOST_EVENTS];
             let events = more as u64;
-            told.extend((more > 0).then_some(Event::Lost { events }));
+            told.extend((more > 0).then_some(BackendEvent::Lost { events }));
             assert_eq!(balloon.heard().0, told);
         }
     }

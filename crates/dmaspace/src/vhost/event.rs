@@ -8,7 +8,7 @@ use virtio_balloon::{Features, Stats, Tag};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Event {
+pub enum BackendEvent {
     /// Front ends can connect.
     Listening {
         /// To this socket.

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vhost_user_backend::VringT as _;
 use virtio_iommu::wire::{EVENT_QUEUE, NUM_QUEUES, REQUEST_QUEUE};
-use virtio_iommu::{Device, Domains, Error, Fault, Region, Served};
+use virtio_iommu::{Domains, FaultReport, MemoryRegion, RingError, Served, VirtioIommu};
 use virtio_queue::{Queue, QueueT as _};
 use vm_memory::{GuestAddressSpace as _, GuestMemoryMmap};
 
-use super::link::{Backend, Memory};
+use super::link::{Backend, BackendMemory};
 use super::vring::Vring;
 
 /// The device is one of the standard, not a legacy one (`VIRTIO_F_VERSION_1`; VIRTIO 1.3, 6).
@@ -26,10 +26,10 @@ pub trait IommuHost: Domains + Send + 'static {
     /// # Errors
     ///
     /// When it cannot be used; the front end is told.
-    fn regions(&mut self, memory: &GuestMemoryMmap) -> io::Result<Vec<Region>>;
+    fn regions(&mut self, memory: &GuestMemoryMmap) -> io::Result<Vec<MemoryRegion>>;
 
     /// The queues cannot go on: the driver did what no driver does.
-    fn broken(&mut self, error: &Error) {
+    fn broken(&mut self, error: &RingError) {
         let _ = error;
     }
 }
@@ -40,7 +40,7 @@ pub trait IommuHost: Domains + Send + 'static {
 /// (`VHOST_USER_RESET_DEVICE`). Not every front end tells: QEMU's `vhost-user-test-device` (11.1.3) only stops
 /// the queues, as for a machine that is paused. So a queue of requests that begins elsewhere than where it
 /// stood is taken for another driver's, which finds the device reset; and whoever sees a guest end
-/// [resets](Device::reset_system) it.
+/// [resets](VirtioIommu::reset_system) it.
 ///
 /// The endpoints' DMA is done on this side: by devices in this process, or by other back ends that get
 /// their translations from here.
@@ -51,19 +51,19 @@ pub struct Iommu<H: IommuHost> {
 
 #[derive(Debug)]
 struct Inner<H: IommuHost> {
-    device: Device<H>,
+    device: VirtioIommu<H>,
     memory: Option<Arc<GuestMemoryMmap>>,
     /// Where the queue of requests stood last.
     at: u16,
     /// A driver has taken these features, and the queue was not looked at yet.
     fresh: Option<u64>,
-    faults: Vec<Fault>,
+    faults: Vec<FaultReport>,
     lost: u64,
 }
 
 impl<H: IommuHost> Iommu<H> {
     /// `device`, without a front end.
-    pub const fn new(device: Device<H>) -> Self {
+    pub const fn new(device: VirtioIommu<H>) -> Self {
         Self {
             inner: Mutex::new(Inner {
                 device,
@@ -81,13 +81,13 @@ impl<H: IommuHost> Iommu<H> {
     }
 
     /// Looks at the device, or changes it, while no request is under way.
-    pub fn with<R>(&self, look: impl FnOnce(&mut Device<H>) -> R) -> R {
+    pub fn with<R>(&self, look: impl FnOnce(&mut VirtioIommu<H>) -> R) -> R {
         look(&mut self.lock().device)
     }
 
     /// Has the driver told of `faults` as soon as the thread of the queues [is woken](super::Link::wake).
     /// Beyond 256 that wait they are only counted.
-    pub fn report(&self, faults: impl IntoIterator<Item = Fault>) {
+    pub fn report(&self, faults: impl IntoIterator<Item = FaultReport>) {
         let mut inner = self.lock();
         for fault in faults {
             match inner.faults.len() < MOST_FAULTS {
@@ -99,7 +99,7 @@ impl<H: IommuHost> Iommu<H> {
 
     /// Faults that the driver was not told of because too many waited here, or because it did not serve its
     /// queue of events, or was reset. Those for which it had no buffer are counted by the device
-    /// ([`Counters::dropped`](virtio_iommu::Counters)).
+    /// ([`RequestCounters::dropped`](virtio_iommu::RequestCounters)).
     pub fn lost(&self) -> u64 {
         self.lock().lost
     }
@@ -134,7 +134,11 @@ impl<H: IommuHost> Inner<H> {
         &mut self,
         queue: usize,
         vrings: &[Vring],
-        mut serve: impl FnMut(&mut Device<H>, &mut Queue, &GuestMemoryMmap) -> Result<Served, Error>,
+        mut serve: impl FnMut(
+            &mut VirtioIommu<H>,
+            &mut Queue,
+            &GuestMemoryMmap,
+        ) -> Result<Served, RingError>,
     ) {
         let memory = self.memory.clone();
         let (Some(memory), Some(vring)) = (memory, vrings.get(queue)) else {
@@ -186,7 +190,7 @@ impl<H: IommuHost> Backend for Iommu<H> {
         self.lock().device.write_config(offset.into(), bytes);
     }
 
-    fn memory(&self, memory: &Memory) -> io::Result<()> {
+    fn memory(&self, memory: &BackendMemory) -> io::Result<()> {
         let memory = memory.memory().into_inner();
         let mut inner = self.lock();
         let regions = inner.device.back_end().regions(&memory)?;
@@ -237,7 +241,7 @@ mod tests {
     use iommu::{DeviceId, RunMap, SoftwareUnit};
     use iopt::{FormatId, HeapTables};
     use virtio_iommu::wire::{Attach, MOST_REQUEST_BYTES, Request};
-    use virtio_iommu::{Config, Endpoint, Units};
+    use virtio_iommu::{EndpointConfig, Units, VirtioIommuConfig};
     use vm_memory::{Bytes as _, GuestAddress};
 
     use super::*;
@@ -268,17 +272,17 @@ mod tests {
     }
 
     impl IommuHost for Host {
-        fn regions(&mut self, _memory: &GuestMemoryMmap) -> io::Result<Vec<Region>> {
+        fn regions(&mut self, _memory: &GuestMemoryMmap) -> io::Result<Vec<MemoryRegion>> {
             Ok(Vec::new())
         }
 
-        fn broken(&mut self, _error: &Error) {
+        fn broken(&mut self, _error: &RingError) {
             self.1 += 1;
         }
     }
 
-    const FAULT: Fault = Fault {
-        reason: virtio_iommu::Reason::Mapping,
+    const FAULT: FaultReport = FaultReport {
+        reason: virtio_iommu::ReportReason::Mapping,
         endpoint: 1,
         access: None,
         address: None,
@@ -293,16 +297,16 @@ mod tests {
         for id in [1, 2] {
             units.insert(id, unit.clone(), DeviceId(id));
         }
-        let config = Config {
+        let config = VirtioIommuConfig {
             input: Some(0..=(1 << 48) - 1),
-            endpoints: vec![Endpoint::new(1), Endpoint::new(2)],
-            ..Config::default()
+            endpoints: vec![EndpointConfig::new(1), EndpointConfig::new(2)],
+            ..VirtioIommuConfig::default()
         };
-        Iommu::new(Device::new(config, Host(units, 0)).unwrap())
+        Iommu::new(VirtioIommu::new(config, Host(units, 0)).unwrap())
     }
 
     /// The queue of requests of a driver, which stands at `next`.
-    fn ring(memory: &Memory, next: u16) -> Vring {
+    fn ring(memory: &BackendMemory, next: u16) -> Vring {
         let vring = Vring::new(memory.clone(), SIZE).unwrap();
         vring.set_queue_info(DESCRIPTORS, AVAILABLE, USED).unwrap();
         vring.set_queue_size(SIZE);
@@ -313,7 +317,7 @@ mod tests {
     }
 
     /// The driver attaches an endpoint to the domain of the same number, and notifies the device.
-    fn attach(iommu: &Iommu<Host>, memory: &Memory, vring: &Vring, endpoint: u32) {
+    fn attach(iommu: &Iommu<Host>, memory: &BackendMemory, vring: &Vring, endpoint: u32) {
         let guest = memory.memory();
         let domain = endpoint;
         let request = Request::Attach(Attach {
@@ -351,7 +355,7 @@ mod tests {
     #[test]
     fn what_a_driver_did_is_gone_with_it_and_stays_over_a_pause() {
         let guest = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
-        let memory = Memory::new(guest);
+        let memory = BackendMemory::new(guest);
         let iommu = device();
         iommu.memory(&memory).unwrap();
         let features = iommu.features();
@@ -385,7 +389,7 @@ mod tests {
     #[test]
     fn faults_without_a_driver_are_counted_without_a_device() {
         let guest = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
-        let memory = Memory::new(guest);
+        let memory = BackendMemory::new(guest);
         let iommu = device();
         let vrings = [ring(&memory, 0), ring(&memory, 0)];
         // Without memory, without features, with a queue that is not ready, over a reset.

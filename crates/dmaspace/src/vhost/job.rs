@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hostmem::PeerEvent;
-use virtio_balloon::device::{Bulk, GuestDiscardError, Settings, SetupError};
+use virtio_balloon::device::{BalloonSettings, BalloonSetupError, Bulk, GuestDiscardError};
 use virtio_balloon::{BulkBit, Features};
 
 use super::device::{Balloon, Standing};
-use super::event::{BalloonReport, Event};
+use super::event::{BackendEvent, BalloonReport};
 use super::link::{Link, LinkError};
 use super::socket::Socket;
 
@@ -55,7 +55,7 @@ pub trait Operator {
     fn next(&mut self, patience: Duration) -> Option<Command>;
 
     /// Something happened.
-    fn tell(&mut self, event: &Event);
+    fn tell(&mut self, event: &BackendEvent);
 }
 
 /// Failure to start a balloon.
@@ -86,7 +86,7 @@ pub enum BalloonError {
     Events(#[source] io::Error),
     /// The device cannot be made.
     #[error("cannot make the device")]
-    Setup(#[from] SetupError),
+    Setup(#[from] BalloonSetupError),
     /// Memory cannot be given back.
     #[error("cannot give memory back")]
     Discard(#[from] GuestDiscardError),
@@ -106,8 +106,10 @@ impl BalloonJob {
     ///
     /// [`BalloonError`].
     pub fn run(&self, operator: &mut dyn Operator) -> Result<BalloonReport, BalloonError> {
-        let features = Settings::default().features.with(Features::FREE_PAGE_HINT);
-        let settings = Settings {
+        let features = BalloonSettings::default()
+            .features
+            .with(Features::FREE_PAGE_HINT);
+        let settings = BalloonSettings {
             features: match self.reporting {
                 true => features,
                 false => features.without(Features::PAGE_REPORTING),
@@ -116,12 +118,12 @@ impl BalloonJob {
                 bit,
                 ..Bulk::default()
             }),
-            ..Settings::default()
+            ..BalloonSettings::default()
         };
         PeerEvent::supported().map_err(BalloonError::Events)?;
         let balloon = Arc::new(Balloon::new(settings, self.target)?);
         let mut socket = Socket::listen(&self.socket)?;
-        operator.tell(&Event::Listening {
+        operator.tell(&BackendEvent::Listening {
             socket: self.socket.display().to_string(),
         });
         let mut running = Running {
@@ -168,12 +170,12 @@ impl Running {
         socket.look().map_err(BalloonError::Accept)?;
         if let Some(error) = socket.shortage() {
             let cause = format!("front ends cannot be accepted: {error}");
-            operator.tell(&Event::Refused { cause });
+            operator.tell(&BackendEvent::Refused { cause });
         }
         let refused = socket.refused();
         if refused > 0 {
             let cause = format!("connections that began with no message of vhost-user: {refused}");
-            operator.tell(&Event::Refused { cause });
+            operator.tell(&BackendEvent::Refused { cause });
         }
         if self.link.is_some() {
             return Ok(());
@@ -182,7 +184,7 @@ impl Running {
             return Ok(());
         };
         self.since = Instant::now();
-        operator.tell(&Event::Connected);
+        operator.tell(&BackendEvent::Connected);
         self.balloon.leave(false);
         match Link::new(front, self.balloon.clone()) {
             Ok(link) => self.link = Some(link),
@@ -207,7 +209,7 @@ impl Running {
         let cause = link.close();
         // What came last comes before the end.
         self.look(None, operator);
-        operator.tell(&Event::Disconnected { cause });
+        operator.tell(&BackendEvent::Disconnected { cause });
     }
 
     fn obey(&mut self, command: Command, operator: &mut dyn Operator) {
@@ -217,7 +219,7 @@ impl Running {
             Command::Hint => {
                 if let Err(error) = self.balloon.start_hints() {
                     let cause = error.to_string();
-                    operator.tell(&Event::Refused { cause });
+                    operator.tell(&BackendEvent::Refused { cause });
                 }
             }
             Command::StopHints => self.balloon.stop_hints(),
@@ -251,13 +253,13 @@ impl Running {
         if standing.refused > self.refused {
             self.refused = standing.refused;
             if let Some(cause) = self.balloon.latest_refusal() {
-                operator.tell(&Event::Refused { cause });
+                operator.tell(&BackendEvent::Refused { cause });
             }
         }
         let now = report(&standing);
         if self.last != Some(now) {
             self.last = Some(now);
-            operator.tell(&Event::Balloon(now));
+            operator.tell(&BackendEvent::Balloon(now));
         }
         if self.link.as_ref().is_some_and(Link::ended) {
             self.disconnect(operator);
@@ -265,8 +267,8 @@ impl Running {
     }
 }
 
-fn disconnected(error: &LinkError) -> Event {
-    Event::Disconnected {
+fn disconnected(error: &LinkError) -> BackendEvent {
+    BackendEvent::Disconnected {
         cause: Some(error.to_string()),
     }
 }

@@ -36,7 +36,7 @@ use super::watched::{MemoryLost, Watched};
 pub const MOST_QUEUE_SIZE: u16 = 1024;
 
 /// The memory of a guest; another one when the front end says so.
-pub type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
+pub type BackendMemory = GuestMemoryAtomic<GuestMemoryMmap>;
 
 /// A device, as far as vhost-user asks. It outlives its front ends.
 pub trait Backend: Send + Sync + 'static {
@@ -61,7 +61,7 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     ///
     /// When it cannot be used; the front end is told.
-    fn memory(&self, memory: &Memory) -> io::Result<()>;
+    fn memory(&self, memory: &BackendMemory) -> io::Result<()>;
 
     /// The driver has put something into queue number `queue`.
     fn kicked(&self, queue: u16, vrings: &[Vring]);
@@ -301,7 +301,7 @@ impl<B: Backend> VhostUserBackend for Served<B> {
         Ok(())
     }
 
-    fn update_memory(&self, memory: Memory) -> io::Result<()> {
+    fn update_memory(&self, memory: BackendMemory) -> io::Result<()> {
         let latest = memory.memory();
         self.watched.add(&latest)?;
         self.backend.memory(&memory)?;

@@ -4,7 +4,7 @@
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use dmaspace::vhost::{BalloonJob, Command, Event, Operator};
+//! use dmaspace::vhost::{BalloonJob, Command, BackendEvent, Operator};
 //!
 //! /// Has no commands, and prints what happens.
 //! struct Printer;
@@ -15,7 +15,7 @@
 //!         None
 //!     }
 //!
-//!     fn tell(&mut self, event: &Event) {
+//!     fn tell(&mut self, event: &BackendEvent) {
 //!         println!("{event:?}");
 //!     }
 //! }
@@ -32,7 +32,7 @@
 //! shares, and nothing else of the front end: **devices that another program gives to the guest are not
 //! asked before memory is given back**. A guest with a passed-through device must not have this balloon
 //! beside it; there the device belongs into the monitor ([`virtio_balloon::device`]), where it asks
-//! by [`virtio_balloon::Dma`].
+//! by [`virtio_balloon::Releaser`].
 //!
 //! A front end's messages are taken for what they are, whatever is in them. The files that they bring are memory (of `tmpfs`
 //! or `hugetlbfs`), events, local sockets to be called by, and the socket of its channel; any other ends the link by name. None is
@@ -59,9 +59,9 @@ mod socket;
 mod vring;
 mod watched;
 
-pub use event::{BalloonReport, Event, StatsReport};
+pub use event::{BackendEvent, BalloonReport, StatsReport};
 pub use iommu::{Iommu, IommuHost};
 pub use job::{BalloonError, BalloonJob, Command, Operator};
-pub use link::{Backend, Link, LinkError, MOST_QUEUE_SIZE, Memory};
+pub use link::{Backend, BackendMemory, Link, LinkError, MOST_QUEUE_SIZE};
 pub use vring::{Vring, VringGuard};
 pub use watched::MemoryLost;

@@ -18,12 +18,12 @@ use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutG
 use virtio_queue::Error;
 
 use super::channel::is_local_stream;
-use super::link::Memory;
+use super::link::BackendMemory;
 
 /// A queue. A look at it ([`get_ref`](VringT::get_ref), [`get_mut`](VringT::get_mut)) holds its lock.
 #[derive(Clone)]
 pub struct Vring {
-    state: VringMutex<Memory>,
+    state: VringMutex<BackendMemory>,
     events: Arc<Mutex<Events>>,
 }
 
@@ -66,7 +66,7 @@ impl Call {
 
 /// A queue that is looked at.
 pub struct VringGuard<'a> {
-    state: MutexGuard<'a, VringState<Memory>>,
+    state: MutexGuard<'a, VringState<BackendMemory>>,
     events: &'a Mutex<Events>,
 }
 
@@ -90,7 +90,7 @@ impl VringGuard<'_> {
 }
 
 impl Deref for VringGuard<'_> {
-    type Target = VringState<Memory>;
+    type Target = VringState<BackendMemory>;
 
     fn deref(&self) -> &Self::Target {
         &self.state
@@ -103,11 +103,11 @@ impl DerefMut for VringGuard<'_> {
     }
 }
 
-impl<'a> VringStateGuard<'a, Memory> for Vring {
+impl<'a> VringStateGuard<'a, BackendMemory> for Vring {
     type G = VringGuard<'a>;
 }
 
-impl<'a> VringStateMutGuard<'a, Memory> for Vring {
+impl<'a> VringStateMutGuard<'a, BackendMemory> for Vring {
     type G = VringGuard<'a>;
 }
 
@@ -115,8 +115,8 @@ fn event(file: impl Into<OwnedFd>) -> Option<PeerEvent> {
     PeerFile::from(file).into_event().ok()
 }
 
-impl VringT<Memory> for Vring {
-    fn new(memory: Memory, most: u16) -> Result<Self, Error> {
+impl VringT<BackendMemory> for Vring {
+    fn new(memory: BackendMemory, most: u16) -> Result<Self, Error> {
         Ok(Self {
             state: VringMutex::new(memory, most)?,
             events: Arc::default(),
@@ -239,7 +239,7 @@ mod tests {
 
     fn vring() -> Vring {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
-        Vring::new(Memory::new(memory), 16).unwrap()
+        Vring::new(BackendMemory::new(memory), 16).unwrap()
     }
 
     #[test]

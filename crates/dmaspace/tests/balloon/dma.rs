@@ -11,7 +11,7 @@ use dmaspace::ioas::{Ioas, Memory, WhenUnmapped};
 use dmaspace::iommu::DomainId;
 use dmaspace::iopt::{AnyTable, FormatId, Prot};
 use dmaspace::runs::{GuestAddr, PageSizes, Span};
-use dmaspace::virtio_balloon::{Dma, Reason};
+use dmaspace::virtio_balloon::{KeepReason, Releaser};
 use fastrand::Rng;
 
 use crate::host::{DEVICE, GUEST, Machine, PAGE, PAGES, SECOND, pages, seen};
@@ -148,7 +148,7 @@ fn what_another_owner_pins_is_kept_in_all_address_spaces() {
     // In runs that begin before, go over it, and lie elsewhere.
     let runs = [pages(0, 4), pages(18, 10), pages(500, 524)];
     let told = machine.release(&runs);
-    assert_eq!(told, [(runs[1], Reason::PinnedElsewhere)]);
+    assert_eq!(told, [(runs[1], KeepReason::PinnedElsewhere)]);
     let [mut one, mut two] = machine.ports();
     let mut word = [0];
     for (run, there) in runs.iter().zip([false, true, false]) {
@@ -167,7 +167,7 @@ fn what_another_owner_pins_is_kept_in_all_address_spaces() {
     let part = Span::new(100 * PAGE, 2 * PAGE);
     third.map(0, &machine.memory, part, Prot::RW).unwrap();
     let told = machine.release(&[pages(90, 20)]);
-    assert_eq!(told, [(pages(100, 2), Reason::PinnedElsewhere)]);
+    assert_eq!(told, [(pages(100, 2), KeepReason::PinnedElsewhere)]);
     assert!(one.read(GUEST + 100 * PAGE, &mut word).is_ok());
     assert!(one.read(GUEST + 99 * PAGE, &mut word).is_err());
     third.close().unwrap();
@@ -182,7 +182,7 @@ fn a_pin_that_fails_is_reported_and_tried_again() {
     assert_eq!(machine.release(&runs), []);
     machine.discard(&runs);
     machine.host.refuses.store(true, Ordering::Relaxed);
-    assert_eq!(machine.restore(&runs), [(runs[0], Reason::Kernel(14))]);
+    assert_eq!(machine.restore(&runs), [(runs[0], KeepReason::Kernel(14))]);
     let [mut one, mut two] = machine.ports();
     let mut word = [0];
     // The first address space has asked first.
@@ -200,7 +200,7 @@ fn what_is_no_memory_of_devices_is_left_alone() {
     let beyond = Span::new(GUEST + PAGES * PAGE, 1 << 20);
     assert_eq!(machine.release(&[Span::new(0, PAGE), beyond]), []);
     assert_eq!(machine.restore(&[Span::new(0, PAGE), beyond]), []);
-    assert!(!Dma::<Arc<Memory>>::attached(&BalloonDma::new()));
+    assert!(!Releaser::<Arc<Memory>>::attached(&BalloonDma::new()));
     // A part of the guest's memory that only one device sees, at two addresses.
     let part = pages(8, 8);
     let first = &machine.spaces[0];

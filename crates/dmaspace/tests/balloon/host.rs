@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use dmaspace::balloon::BalloonDma;
 use dmaspace::ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinned, RunReader};
-use dmaspace::iommu::{BadTarget, Config, DeviceId, DomainId, Port, SoftwareUnit, TargetMemory};
+use dmaspace::iommu::{
+    BadTarget, DeviceId, DomainId, Port, SoftwareConfig, SoftwareUnit, TargetMemory,
+};
 use dmaspace::iopt::{AnyTable, FormatId, HeapTables, Prot};
 use dmaspace::runs::{GuestAddr, Offset, Pa, PageSizes, Span};
-use dmaspace::virtio_balloon::{Dma, MemoryMap, Part, Reason, Refusals, Region};
+use dmaspace::virtio_balloon::{KeepReason, MemoryMap, Part, Refusals, Region, Releaser};
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const PAGES: u64 = 1024;
@@ -234,9 +236,9 @@ impl Machine {
         let memory = Memory::new(Arc::new(GuestMemory(host.clone())), &ledger);
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let mut balloon = BalloonDma::new();
-        let config = Config {
+        let config = SoftwareConfig {
             flush_timeout: Duration::from_secs(600),
-            ..Config::default()
+            ..SoftwareConfig::default()
         };
         let make = |(format, at): (FormatId, u64)| {
             let unit =
@@ -254,7 +256,7 @@ impl Machine {
         let [(first, one), (second, two)] = made;
         balloon.add_space(first.clone());
         balloon.add_space(second.clone());
-        assert!(Dma::<Arc<Memory>>::attached(&balloon));
+        assert!(Releaser::<Arc<Memory>>::attached(&balloon));
         Self {
             spaces: [first, second],
             units: [one, two],
@@ -266,7 +268,10 @@ impl Machine {
         }
     }
 
-    pub(crate) fn release(&mut self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
+    pub(crate) fn release(
+        &mut self,
+        runs: &[Span<GuestAddr>],
+    ) -> Vec<(Span<GuestAddr>, KeepReason)> {
         let mut told = Vec::new();
         let regions = self.regions();
         let (map, parts) = resolved(&regions, runs);
@@ -276,7 +281,10 @@ impl Machine {
         told
     }
 
-    pub(crate) fn restore(&mut self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
+    pub(crate) fn restore(
+        &mut self,
+        runs: &[Span<GuestAddr>],
+    ) -> Vec<(Span<GuestAddr>, KeepReason)> {
         let mut told = Vec::new();
         let regions = self.regions();
         let (map, parts) = resolved(&regions, runs);

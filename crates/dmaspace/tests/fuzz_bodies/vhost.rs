@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dmaspace::vhost::{BalloonJob, Command, Event, Operator};
+use dmaspace::vhost::{BackendEvent, BalloonJob, Command, Operator};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::Bytes;
@@ -34,7 +34,7 @@ impl Operator for NoOperator {
         None
     }
 
-    fn tell(&mut self, _event: &Event) {}
+    fn tell(&mut self, _event: &BackendEvent) {}
 }
 
 /// Where the job listens, from the first call on.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use dmaspace::devices::{DeviceReport, DevicesReport, NotReady, Places, State, Way};
+use dmaspace::devices::{DeviceReport, DeviceState, DevicesReport, NotReady, Places, Way};
 
 use crate::files::Files;
 
@@ -78,7 +78,7 @@ fn without_an_iommu_nothing_can_be_used() {
         class_code: "020000".into(),
         id: "8086:10d3".into(),
         driver: Some("e1000e".into()),
-        state: State::NoIommu,
+        state: DeviceState::NoIommu,
         reason: "no IOMMU translates for it".into(),
         ..DeviceReport::default()
     };
@@ -124,7 +124,7 @@ fn a_device_by_itself_is_bound_by_three_commands() {
     machine.directory("sys/bus/pci/drivers/vfio-pci");
     let report = machine.report();
     let found = device(&report, "0000:00:03.0");
-    assert_eq!(found.state, State::Bind);
+    assert_eq!(found.state, DeviceState::Bind);
     assert_eq!(found.reason, "bound to e1000e");
     assert_eq!((found.group, found.node), (Some(7), Some(1)));
     assert_eq!(found.unit.as_deref(), Some("dmar0"));
@@ -156,7 +156,7 @@ fn a_group_is_held_up_by_the_one_that_is_bound_elsewhere() {
     let blocks: Vec<_> = report.groups[0].members.iter().map(|m| m.blocks).collect();
     assert_eq!(blocks, [false, true]);
     let held = device(&report, "0000:00:03.0");
-    assert_eq!((held.state, held.node), (State::Bind, None));
+    assert_eq!((held.state, held.node), (DeviceState::Bind, None));
     assert_eq!(
         held.reason,
         "0000:00:03.1 of its group is bound to snd_hda_intel"
@@ -183,18 +183,21 @@ fn a_device_that_is_bound_is_ready_by_every_node_that_is_there() {
         (device.state, device.ways.clone())
     };
     let none: Vec<Way> = Vec::new();
-    assert_eq!(ways("0000:00:05.0"), (State::NoNode, none.clone()));
+    assert_eq!(ways("0000:00:05.0"), (DeviceState::NoNode, none.clone()));
     machine.file("dev/vfio/4", "").file("dev/vfio/vfio", "");
-    assert_eq!(ways("0000:00:05.0"), (State::Ready, vec![Way::Type1]));
-    assert_eq!(ways("0000:00:06.0"), (State::NoNode, none.clone()));
+    assert_eq!(ways("0000:00:05.0"), (DeviceState::Ready, vec![Way::Type1]));
+    assert_eq!(ways("0000:00:06.0"), (DeviceState::NoNode, none.clone()));
     machine
         .cdev("0000:00:05.0", "vfio0")
         .cdev("0000:00:06.0", "vfio1");
-    assert_eq!(ways("0000:00:06.0"), (State::NoNode, none));
+    assert_eq!(ways("0000:00:06.0"), (DeviceState::NoNode, none));
     machine.file("dev/iommu", "");
     let all = vec![Way::Type1, Way::Compatibility, Way::Iommufd];
-    assert_eq!(ways("0000:00:05.0"), (State::Ready, all));
-    assert_eq!(ways("0000:00:06.0"), (State::Ready, vec![Way::Iommufd]));
+    assert_eq!(ways("0000:00:05.0"), (DeviceState::Ready, all));
+    assert_eq!(
+        ways("0000:00:06.0"),
+        (DeviceState::Ready, vec![Way::Iommufd])
+    );
     let report = machine.report();
     let cdev = device(&report, "0000:00:06.0").cdev.clone().unwrap();
     assert_eq!(cdev, machine.path("dev/vfio/devices/vfio1"));
@@ -211,7 +214,7 @@ fn a_bridge_stays_and_blocks_no_group() {
     assert!(report.groups[0].viable);
     assert_eq!(report.groups[0].members.len(), 3);
     let bridge = device(&report, "0000:00:01.0");
-    assert_eq!((bridge.state, bridge.bind.len()), (State::Bridge, 0));
+    assert_eq!((bridge.state, bridge.bind.len()), (DeviceState::Bridge, 0));
     let nic = device(&report, "0000:01:00.0");
     assert_eq!(nic.reason, "bound to no driver");
     assert_eq!(
@@ -263,7 +266,7 @@ fn a_group_without_an_iommu_is_called_so() {
     let report = machine.report();
     assert!(report.groups[0].no_iommu);
     let found = device(&report, "0000:00:05.0");
-    assert_eq!((found.state, found.ways.len()), (State::NoIommu, 0));
+    assert_eq!((found.state, found.ways.len()), (DeviceState::NoIommu, 0));
     assert!(
         found.reason.contains("would reach all memory"),
         "{}",

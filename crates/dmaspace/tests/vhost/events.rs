@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use dmaspace::vhost::{Backend, Link, Memory, Vring};
+use dmaspace::vhost::{Backend, BackendMemory, Link, Vring};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::ioctl_fionbio;
 use rustix::net::sockopt::{set_socket_linger, set_socket_send_buffer_size};
@@ -85,8 +85,8 @@ impl Monitor {
 
 /// The session ends; why.
 fn end(running: &mut Running) -> Option<String> {
-    match running.wait(|event| matches!(event, Event::Disconnected { .. })) {
-        Event::Disconnected { cause } => cause,
+    match running.wait(|event| matches!(event, BackendEvent::Disconnected { .. })) {
+        BackendEvent::Disconnected { cause } => cause,
         _ => None,
     }
 }
@@ -162,8 +162,9 @@ fn a_channel_that_is_full_delays_no_command() {
     theirs.set_write_timeout(None).unwrap();
     for target in [2 << 20, 3 << 20] {
         running.commands.send(Command::Target(target)).unwrap();
-        running
-            .wait(|event| matches!(event, Event::Balloon(report) if report.target_bytes == target));
+        running.wait(
+            |event| matches!(event, BackendEvent::Balloon(report) if report.target_bytes == target),
+        );
     }
     drop(monitor);
     assert_eq!(end(&mut running), None);
@@ -259,7 +260,7 @@ fn files_that_block_when_they_are_closed_delay_no_other_front_end() {
         send_away(&waiting, bytes, socket);
         others.push(other);
     }
-    running.wait(|event| matches!(event, Event::Refused { .. }));
+    running.wait(|event| matches!(event, BackendEvent::Refused { .. }));
     drop(first);
     assert_eq!(end(&mut running), None);
     is_served(&mut running);
@@ -332,7 +333,7 @@ impl Backend for Slow {
 
     fn write_config(&self, _offset: u32, _bytes: &[u8]) {}
 
-    fn memory(&self, _memory: &Memory) -> std::io::Result<()> {
+    fn memory(&self, _memory: &BackendMemory) -> std::io::Result<()> {
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dmaspace::vhost::{BalloonError, BalloonJob, BalloonReport, Command, Event, Operator};
+use dmaspace::vhost::{BackendEvent, BalloonError, BalloonJob, BalloonReport, Command, Operator};
 use hostmem::{Backing, HugeSize, Mapping, RaisedPool};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
@@ -48,20 +48,20 @@ const POISON: u64 = 0b11_0000;
 /// A job on a thread, with this test as its operator.
 struct Running {
     commands: Sender<Command>,
-    events: Receiver<Event>,
+    events: Receiver<BackendEvent>,
     thread: JoinHandle<Result<BalloonReport, BalloonError>>,
     socket: PathBuf,
     _directory: tempfile::TempDir,
 }
 
-struct Channels(Receiver<Command>, Sender<Event>);
+struct Channels(Receiver<Command>, Sender<BackendEvent>);
 
 impl Operator for Channels {
     fn next(&mut self, patience: Duration) -> Option<Command> {
         self.0.recv_timeout(patience).ok()
     }
 
-    fn tell(&mut self, event: &Event) {
+    fn tell(&mut self, event: &BackendEvent) {
         let _ = self.1.send(event.clone());
     }
 }
@@ -92,11 +92,11 @@ impl Running {
             socket,
             _directory: directory,
         };
-        running.wait(|event| matches!(event, Event::Listening { .. }));
+        running.wait(|event| matches!(event, BackendEvent::Listening { .. }));
         running
     }
 
-    fn wait(&mut self, wanted: impl Fn(&Event) -> bool) -> Event {
+    fn wait(&mut self, wanted: impl Fn(&BackendEvent) -> bool) -> BackendEvent {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -111,7 +111,7 @@ impl Running {
     fn end_of_all(self) -> usize {
         self.commands.send(Command::End).unwrap();
         self.thread.join().unwrap().unwrap();
-        let connected = |event: &Event| *event == Event::Connected;
+        let connected = |event: &BackendEvent| *event == BackendEvent::Connected;
         self.events.try_iter().filter(connected).count()
     }
 
@@ -357,7 +357,7 @@ fn a_front_end_that_comes_back_finds_the_balloon_as_it_was() {
 
     // It goes without a word, and comes back: rings are taken up where they were used last.
     drop(monitor);
-    running.wait(|event| matches!(event, Event::Disconnected { .. }));
+    running.wait(|event| matches!(event, BackendEvent::Disconnected { .. }));
     let mut monitor = Monitor::connect(&running.socket, &file, [1, 0, 0]);
     monitor.inflate(1, PAGES + (1 << 20), 512);
     assert_eq!(before - held(&file), 2 << 20);
@@ -365,7 +365,7 @@ fn a_front_end_that_comes_back_finds_the_balloon_as_it_was() {
 
     // Another guest: an empty balloon, and the same target.
     drop(monitor);
-    running.wait(|event| matches!(event, Event::Disconnected { .. }));
+    running.wait(|event| matches!(event, BackendEvent::Disconnected { .. }));
     let mut monitor = Monitor::connect(&running.socket, &guest(), [0; 3]);
     assert_eq!(monitor.config(), [512, 0]);
     drop(monitor);
@@ -379,15 +379,15 @@ fn a_buffer_for_statistics_outlasts_a_front_end() {
     let mut running = Running::start(0);
     let file = guest();
     let free = |value: u64| [&4u16.to_le_bytes()[..], &value.to_le_bytes()].concat();
-    let said = |event: &Event| match event {
-        Event::Stats(stats) => stats.free_bytes,
+    let said = |event: &BackendEvent| match event {
+        BackendEvent::Stats(stats) => stats.free_bytes,
         _ => None,
     };
     let monitor = Monitor::connect(&running.socket, &file, [0; 3]);
     monitor.send(STATS, 0, &free(1));
     running.wait(|event| said(event) == Some(1));
     drop(monitor);
-    running.wait(|event| matches!(event, Event::Disconnected { .. }));
+    running.wait(|event| matches!(event, BackendEvent::Disconnected { .. }));
 
     // The buffer was not used, so it is available once more; then it is asked for, and answered.
     let monitor = Monitor::connect(&running.socket, &file, [0; 3]);
@@ -416,12 +416,14 @@ fn statistics_are_asked_for_as_often_as_the_job_says() {
 fn a_front_end_is_told_of_changes_only_once_it_has_given_its_own_memory() {
     let mut running = Running::start(0);
     drop(Monitor::connect(&running.socket, &guest(), [0; 3]));
-    running.wait(|event| matches!(event, Event::Disconnected { .. }));
+    running.wait(|event| matches!(event, BackendEvent::Disconnected { .. }));
     let socket = UnixStream::connect(&running.socket).unwrap();
     let (front, mut channel) = Monitor::agree(&socket, 3, FEATURES);
     // Told after the message would have been.
     running.commands.send(Command::Target(1 << 20)).unwrap();
-    running.wait(|event| matches!(event, Event::Balloon(report) if report.target_bytes == 1 << 20));
+    running.wait(
+        |event| matches!(event, BackendEvent::Balloon(report) if report.target_bytes == 1 << 20),
+    );
     channel.set_nonblocking(true).unwrap();
     let early = channel.read(&mut [0; 12]).unwrap_err();
     assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock);
@@ -446,7 +448,7 @@ fn a_front_end_that_talks_nonsense_is_left_and_the_next_is_served() {
         let cause = "connections that began with no message of vhost-user: 1".to_string();
         running.wait(|event| {
             *event
-                == Event::Refused {
+                == BackendEvent::Refused {
                     cause: cause.clone(),
                 }
         });
@@ -457,7 +459,7 @@ fn a_front_end_that_talks_nonsense_is_left_and_the_next_is_served() {
         let mut front = first_message(&running.socket);
         front.write_all(&nonsense).unwrap();
         front.shutdown(std::net::Shutdown::Write).unwrap();
-        running.wait(|event| matches!(event, Event::Disconnected { .. }));
+        running.wait(|event| matches!(event, BackendEvent::Disconnected { .. }));
     }
     let mut monitor = Monitor::connect(&running.socket, &guest(), [0; 3]);
     monitor.inflate(0, PAGES, 256);

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use dmaspace::vhost::{Backend, Link, Memory, Vring};
+use dmaspace::vhost::{Backend, BackendMemory, Link, Vring};
 use hostmem::ShrinkWatch;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use vm_memory::GuestAddressSpace as _;
@@ -21,8 +21,8 @@ fn waiting(monitor: &mut Monitor) {
 }
 
 fn end_of_session(running: &mut Running) -> Option<String> {
-    let ended = running.wait(|event| matches!(event, Event::Disconnected { .. }));
-    let Event::Disconnected { cause } = ended else {
+    let ended = running.wait(|event| matches!(event, BackendEvent::Disconnected { .. }));
+    let BackendEvent::Disconnected { cause } = ended else {
         panic!("waited for the end");
     };
     cause
@@ -81,7 +81,7 @@ const NOW: Timespec = Timespec {
 /// A device that looks at the guest's memory when it is told of a kick, and counts how often it found nothing.
 #[derive(Default)]
 struct Looks {
-    memory: Mutex<Option<Memory>>,
+    memory: Mutex<Option<BackendMemory>>,
     gone: AtomicU32,
     woken: AtomicU32,
 }
@@ -101,7 +101,7 @@ impl Backend for Looks {
 
     fn write_config(&self, _offset: u32, _bytes: &[u8]) {}
 
-    fn memory(&self, memory: &Memory) -> std::io::Result<()> {
+    fn memory(&self, memory: &BackendMemory) -> std::io::Result<()> {
         *self.memory.lock().unwrap() = Some(memory.clone());
         Ok(())
     }

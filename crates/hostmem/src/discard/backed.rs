@@ -15,7 +15,7 @@ use runs::{Span, Va};
 use super::DiscardError;
 use crate::backing::Backing;
 use crate::mapping::Mapping;
-use crate::procfs::{self, ProbeError};
+use crate::procfs::{self, ProcfsError};
 
 const SMAPS: &str = "/proc/self/smaps";
 
@@ -97,7 +97,7 @@ impl Backed {
 
 fn unread(source: io::Error) -> DiscardError {
     let path = SMAPS.into();
-    DiscardError::Probe(ProbeError::Read { path, source })
+    DiscardError::Probe(ProcfsError::Read { path, source })
 }
 
 /// The first line of an area: addresses, rights, offset, device, inode, path.

@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 use runs::{Offset, Span};
 
 use super::kernel::Way;
-use super::{Call, Discard, Discarded, Kept};
+use super::{Call, Discard, DiscardRefusal, Discarded};
 
 /// Runs in a call: `UIO_MAXIOV`.
 pub(crate) const RUNS: usize = 1024;
@@ -30,14 +30,17 @@ const AGAIN: u32 = 64;
 /// Discards runs, and tells what was kept.
 pub(crate) struct Batch<'a> {
     discard: &'a Discard,
-    kept: &'a mut dyn FnMut(Span<Offset>, Kept),
+    kept: &'a mut dyn FnMut(Span<Offset>, DiscardRefusal),
     pub(crate) done: Discarded,
     waiting: Vec<Span<Offset>>,
     bytes: u64,
 }
 
 impl<'a> Batch<'a> {
-    pub(crate) fn new(discard: &'a Discard, kept: &'a mut dyn FnMut(Span<Offset>, Kept)) -> Self {
+    pub(crate) fn new(
+        discard: &'a Discard,
+        kept: &'a mut dyn FnMut(Span<Offset>, DiscardRefusal),
+    ) -> Self {
         Self {
             discard,
             kept,
@@ -51,11 +54,11 @@ impl<'a> Batch<'a> {
     pub(crate) fn keep_part(&mut self, part: Span<Offset>) {
         if !part.is_empty() {
             let page = self.discard.page();
-            self.keep(part, Kept::PartOfPage { page });
+            self.keep(part, DiscardRefusal::PartOfPage { page });
         }
     }
 
-    fn keep(&mut self, part: Span<Offset>, why: Kept) {
+    fn keep(&mut self, part: Span<Offset>, why: DiscardRefusal) {
         self.done.kept += part.len;
         (self.kept)(part, why);
     }
@@ -89,7 +92,7 @@ impl<'a> Batch<'a> {
             Ok(()) => self.done.bytes += run.len,
             Err(error) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                self.keep(run, Kept::Refused { call, errno });
+                self.keep(run, DiscardRefusal::Refused { call, errno });
             }
         }
         result.is_ok()

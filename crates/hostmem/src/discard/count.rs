@@ -23,7 +23,7 @@ use runs::{Offset, Span, Va};
 use thiserror::Error;
 
 use super::backed::Store;
-use super::{Discard, Discarded, Kept};
+use super::{Discard, DiscardRefusal, Discarded};
 use crate::backing::Backing;
 use crate::machine::{HugeSize, Pool};
 use crate::sys::{self, PAGE_IS_HUGE, PAGE_IS_PFNZERO, PageRegion};
@@ -85,7 +85,7 @@ pub struct CountError {
 pub(super) fn counted(
     discard: &Discard,
     runs: &[Span<Offset>],
-    kept: &mut dyn FnMut(Span<Offset>, Kept),
+    kept: &mut dyn FnMut(Span<Offset>, DiscardRefusal),
 ) -> (Discarded, Result<Freed, CountError>) {
     let by = match discard.backed.store {
         Store::File => FreedBy::FileBlocks,
@@ -192,7 +192,7 @@ impl Scan {
 
 /// What a block of 2 MiB holds, in bytes.
 #[derive(Clone, Copy, Default)]
-struct Held {
+struct BlockBytes {
     /// Of the runs, in a page that is mapped as a huge one.
     huge: u64,
     /// Of the runs, in other pages.
@@ -205,14 +205,14 @@ struct Held {
 pub(super) struct Windows<'a> {
     discard: &'a Discard,
     scan: Scan,
-    before: Vec<Held>,
-    after: Vec<Held>,
+    before: Vec<BlockBytes>,
+    after: Vec<BlockBytes>,
     freed: Freed,
 }
 
 impl<'a> Windows<'a> {
     pub(super) fn new(discard: &'a Discard, scan: Scan) -> Self {
-        let blocks = vec![Held::default(); (WINDOW / BLOCK) as usize];
+        let blocks = vec![BlockBytes::default(); (WINDOW / BLOCK) as usize];
         let freed = Freed {
             bytes: 0,
             unsure: 0,
@@ -230,7 +230,7 @@ impl<'a> Windows<'a> {
     fn count(
         discard: &Discard,
         runs: &[Span<Offset>],
-        kept: &mut dyn FnMut(Span<Offset>, Kept),
+        kept: &mut dyn FnMut(Span<Offset>, DiscardRefusal),
     ) -> (Discarded, Result<Freed, CountError>) {
         let by = FreedBy::PresentPages;
         let (done, freed) = match Scan::open() {
@@ -247,7 +247,7 @@ impl<'a> Windows<'a> {
     pub(super) fn run(
         mut self,
         mut runs: &[Span<Offset>],
-        kept: &mut dyn FnMut(Span<Offset>, Kept),
+        kept: &mut dyn FnMut(Span<Offset>, DiscardRefusal),
     ) -> (Discarded, io::Result<Freed>) {
         let base = self.discard.address();
         let mut done = Discarded::default();
@@ -294,7 +294,7 @@ impl<'a> Windows<'a> {
         } else {
             &mut self.before
         };
-        held.fill(Held::default());
+        held.fill(BlockBytes::default());
         let page = self.discard.page();
         let base = self.discard.address();
         // Only whole pages of the runs, by address.

@@ -21,7 +21,7 @@
 //!
 //! Runs are offsets in the mapping. They are looked at before the first of them is touched; touching
 //! runs are joined, so that halves of a huge page become a whole one. What cannot be freed is reported with
-//! its reason ([`Kept`]), and the other runs are discarded all the same. Whatever the system calls do
+//! its reason ([`DiscardRefusal`]), and the other runs are discarded all the same. Whatever the system calls do
 //! (short returns, interruptions, errors in the middle), each run is either discarded as a whole or reported.
 //!
 //! Sources: madvise(2), process_madvise(2), fallocate(2); Linux
@@ -49,7 +49,7 @@ use thiserror::Error;
 
 use crate::backing::Backing;
 use crate::mapping::Mapping;
-use crate::procfs::ProbeError;
+use crate::procfs::ProcfsError;
 use crate::sys;
 use backed::{Backed, Store};
 use batch::Batch;
@@ -116,7 +116,7 @@ impl Memory {
 pub struct Discarded {
     /// They read as zeros now. What is free of them [`Discard::discard_counted`] says.
     pub bytes: u64,
-    /// They were reported as [`Kept`].
+    /// They were reported as [`DiscardRefusal`].
     pub kept: u64,
     /// Parts of blocks of 2 MiB, of memory that may be in transparent huge pages: if they were, their pages become free with the rest of the block only.
     pub in_parts: u64,
@@ -136,7 +136,7 @@ impl AddAssign for Discarded {
 /// Why a part of a run was not discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Kept {
+pub enum DiscardRefusal {
     /// It is less than a page of what backs the memory; it stays as it was.
     PartOfPage {
         /// Bytes of a page.
@@ -170,7 +170,7 @@ impl fmt::Display for Call {
     }
 }
 
-impl fmt::Display for Kept {
+impl fmt::Display for DiscardRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PartOfPage { page } => {
@@ -237,7 +237,7 @@ pub enum DiscardError {
     },
     /// What backs the memory cannot be read.
     #[error(transparent)]
-    Probe(#[from] ProbeError),
+    Probe(#[from] ProcfsError),
 }
 
 impl Discard {
@@ -286,7 +286,7 @@ impl Discard {
         }
         let page = sys::huge_page(file.as_fd()).map_err(|source| {
             let path = "the file system of a file".into();
-            DiscardError::Probe(ProbeError::Read { path, source })
+            DiscardError::Probe(ProcfsError::Read { path, source })
         })?;
         let backed = Backed {
             store: Store::File,
@@ -302,7 +302,7 @@ impl Discard {
     /// case. Without the event a handler brings back what was discarded.
     ///
     /// A discard returns when the handler has read the event, so it is to read in another thread than the one that
-    /// discards. Only handlers of this process' mapping are notified, and locked memory is [`Kept`]. Nothing changes for
+    /// discards. Only handlers of this process' mapping are notified, and locked memory is refused ([`DiscardRefusal`]). Nothing changes for
     /// [a file](Self::of_file).
     #[must_use]
     pub fn notifying(mut self) -> Self {
@@ -345,7 +345,7 @@ impl Discard {
     pub fn discard(
         &self,
         runs: &[Span<Offset>],
-        kept: &mut dyn FnMut(Span<Offset>, Kept),
+        kept: &mut dyn FnMut(Span<Offset>, DiscardRefusal),
     ) -> Result<Discarded, DiscardError> {
         let runs = self.checked(runs)?;
         Ok(self.discard_checked(runs.iter().copied(), kept))
@@ -374,7 +374,7 @@ impl Discard {
     pub fn discard_counted(
         &self,
         runs: &[Span<Offset>],
-        kept: &mut dyn FnMut(Span<Offset>, Kept),
+        kept: &mut dyn FnMut(Span<Offset>, DiscardRefusal),
     ) -> Result<(Discarded, Result<Freed, CountError>), DiscardError> {
         let runs = self.checked(runs)?;
         Ok(count::counted(self, &runs, kept))
@@ -411,7 +411,7 @@ impl Discard {
     fn discard_checked(
         &self,
         runs: impl Iterator<Item = Span<Offset>>,
-        kept: &mut dyn FnMut(Span<Offset>, Kept),
+        kept: &mut dyn FnMut(Span<Offset>, DiscardRefusal),
     ) -> Discarded {
         let mut batch = Batch::new(self, kept);
         for run in runs {

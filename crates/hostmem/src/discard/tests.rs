@@ -123,7 +123,10 @@ fn fake(backing: Backing, len: u64, batch: bool) -> (Discard, Arc<Mutex<Script>>
 }
 
 /// Discards, with what was kept.
-fn run(discard: &Discard, runs: &[Span<Offset>]) -> (Discarded, Vec<(Span<Offset>, Kept)>) {
+fn run(
+    discard: &Discard,
+    runs: &[Span<Offset>],
+) -> (Discarded, Vec<(Span<Offset>, DiscardRefusal)>) {
     let mut kept = Vec::new();
     let done = discard.discard(runs, &mut |part, why| kept.push((part, why)));
     kept.sort_by_key(|(part, _)| *part);
@@ -207,7 +210,10 @@ fn a_run_that_fails_is_reported_with_its_error_and_the_others_are_discarded() {
         let (done, kept) = run(&discard, &runs);
         let refused = |page: u64, errno| {
             let call = Call::Madvise;
-            (Span::new(page * PAGE, PAGE), Kept::Refused { call, errno })
+            (
+                Span::new(page * PAGE, PAGE),
+                DiscardRefusal::Refused { call, errno },
+            )
         };
         assert_eq!(kept, [refused(8, libc::EINVAL), refused(14, libc::ENOMEM)]);
         assert_eq!((done.bytes, done.kept), (18 * PAGE, 2 * PAGE));
@@ -243,7 +249,7 @@ fn interrupted_calls_are_made_again_but_not_for_ever() {
         script.lock().unwrap().interrupts = interrupts;
         let (_, told) = run(&discard, &[Span::new(PAGE, 2 * PAGE)]);
         assert_eq!(told.len(), kept);
-        if let [(part, Kept::Refused { call, errno })] = told[..] {
+        if let [(part, DiscardRefusal::Refused { call, errno })] = told[..] {
             assert_eq!(part, Span::new(PAGE, 2 * PAGE));
             assert_eq!((call, errno), (Call::Fallocate, libc::EINTR));
         }
@@ -286,7 +292,7 @@ fn what_is_less_than_a_page_is_reported_and_touching_runs_are_one() {
         Span::new(8 * PAGE - 1, 2 * PAGE),
     ];
     let (done, kept) = run(&discard, &runs);
-    let part = Kept::PartOfPage { page: PAGE };
+    let part = DiscardRefusal::PartOfPage { page: PAGE };
     let expected = [
         (Span::new(100, PAGE), part),
         (Span::new(3 * PAGE + 8, PAGE), part),

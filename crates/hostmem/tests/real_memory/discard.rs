@@ -6,7 +6,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-use hostmem::{Discard, DiscardError, Discarded, Freed, FreedBy, HugeSize, Kept, PopulateError};
+use hostmem::{
+    Discard, DiscardError, DiscardRefusal, Discarded, Freed, FreedBy, HugeSize, PopulateError,
+};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -95,7 +97,10 @@ fn model(runs: &[Span<Offset>], len: u64, page: u64) -> (BTreeSet<u64>, u64) {
 fn discard(discard: &Discard, runs: &[Span<Offset>]) -> Discarded {
     let mut kept = 0;
     let done = discard.discard(runs, &mut |part, why| {
-        assert!(matches!(why, Kept::PartOfPage { .. }), "{part}: {why}");
+        assert!(
+            matches!(why, DiscardRefusal::PartOfPage { .. }),
+            "{part}: {why}"
+        );
         kept += part.len;
     });
     let done = done.unwrap();
@@ -235,7 +240,7 @@ fn locked_memory_is_reported_and_the_rest_discarded() {
     let mut kept = Vec::new();
     let done = discarder.discard(&runs, &mut |part, why| kept.push((part, why)));
     assert_eq!(done.unwrap().bytes, 19 * PAGE);
-    let [(part, Kept::Refused { errno, .. })] = kept[..] else {
+    let [(part, DiscardRefusal::Refused { errno, .. })] = kept[..] else {
         panic!("{kept:?}");
     };
     assert_eq!((part, errno), (Span::new(10 * PAGE, PAGE), libc::EINVAL));
@@ -246,7 +251,10 @@ fn locked_memory_is_reported_and_the_rest_discarded() {
 fn counted(discard: &Discard, runs: &[Span<Offset>]) -> Freed {
     let (done, freed) = discard
         .discard_counted(runs, &mut |part, why| {
-            assert!(matches!(why, Kept::PartOfPage { .. }), "{part}: {why}");
+            assert!(
+                matches!(why, DiscardRefusal::PartOfPage { .. }),
+                "{part}: {why}"
+            );
         })
         .unwrap();
     let asked: u64 = runs.iter().map(|run| run.len).sum();

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use hostmem::{Discard, DiscardError, Kept};
+use hostmem::{Discard, DiscardError, DiscardRefusal};
 
 use super::*;
 
@@ -46,7 +46,10 @@ fn discard(file: OwnedFd, start: u64) -> (u64, u64, u64) {
     let done = discard.discard(&RUNS, kept).unwrap();
     assert_eq!(
         parts,
-        [(Span::new(0x8800, 0x800), Kept::PartOfPage { page: 4096 })]
+        [(
+            Span::new(0x8800, 0x800),
+            DiscardRefusal::PartOfPage { page: 4096 }
+        )]
     );
     let beyond = discard.discard(&[Span::new(MIB - 4096, 8192)], &mut |_, _| ());
     assert!(matches!(
@@ -141,5 +144,5 @@ fn what_is_no_part_of_a_file_is_refused() {
         })
         .unwrap();
     assert_eq!((done.bytes, done.kept, kept.len()), (0, MIB, 1));
-    assert!(matches!(kept[0].1, Kept::Refused { .. }));
+    assert!(matches!(kept[0].1, DiscardRefusal::Refused { .. }));
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use hostmem::{
     Backing, Counter, FrameSource, FramesError, HugeSize, Mapping, PinError, PinKind, Pinner, Pool,
-    PopulateError, ReleaseError,
+    PopulateError, UnpinError,
 };
 use runs::Span;
 
@@ -168,7 +168,7 @@ fn a_part_is_given_back_and_the_rest_stays_pinned() {
             (Span::new(PAGE, 0), PAGE),
         ] {
             match pin.release(part) {
-                Err(ReleaseError::NotPinned { offset: named, .. }) => assert_eq!(named, offset),
+                Err(UnpinError::NotPinned { offset: named, .. }) => assert_eq!(named, offset),
                 result => panic!("{part}: {result:?}"),
             }
             match pin.runs(part, source) {

@@ -199,7 +199,7 @@ fn discarded(
         };
         let kept = &mut |part, why| {
             assert!(
-                matches!(why, hostmem::Kept::PartOfPage { .. }),
+                matches!(why, hostmem::DiscardRefusal::PartOfPage { .. }),
                 "{part}: {why}"
             )
         };

@@ -25,7 +25,7 @@ use runs::{Iova, Span};
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioOps};
 
 use crate::errno::Profile;
-use crate::kernel::{Entering, KernelError, Mapper, MapperInfo, Result, Source};
+use crate::kernel::{Entering, KernelError, MapSource, Mapper, MapperInfo, Result};
 use crate::vfio::Container;
 
 /// Maps through the `VfioOps` of the crate `vfio-ioctls`, for a monitor that opens its devices by that crate.
@@ -182,8 +182,8 @@ impl<D: Any + Send + Sync> Mapper for VfioOpsMapper<D> {
         }
     }
 
-    unsafe fn map(&mut self, iova: Span<Iova>, source: Source<'_>, prot: Prot) -> Result<()> {
-        let Source::Address(address) = source else {
+    unsafe fn map(&mut self, iova: Span<Iova>, source: MapSource<'_>, prot: Prot) -> Result<()> {
+        let MapSource::Address(address) = source else {
             return Err(KernelError::NoSource);
         };
         if prot != Prot::RW {
@@ -229,7 +229,7 @@ impl<D: Any + Send + Sync> Mapper for VfioOpsMapper<D> {
         unsupported("VFIO_DMA_UNMAP_FLAG_VADDR")
     }
 
-    unsafe fn take_over(&mut self, _: &[Arc<D>], _: &[(Span<Iova>, Source<'_>)]) -> Result<()> {
+    unsafe fn take_over(&mut self, _: &[Arc<D>], _: &[(Span<Iova>, MapSource<'_>)]) -> Result<()> {
         unsupported("VFIO_DMA_MAP_FLAG_VADDR")
     }
 }

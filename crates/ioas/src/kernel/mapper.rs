@@ -34,7 +34,7 @@ pub struct MapperInfo {
 
 /// Memory behind a mapping.
 #[derive(Clone, Copy, Debug)]
-pub enum Source<'a> {
+pub enum MapSource<'a> {
     /// Memory of this process at this address.
     Address(u64),
     /// A memory file, from this offset on.
@@ -113,7 +113,7 @@ pub trait Mapper: Send + 'static {
     ///
     /// # Safety
     ///
-    /// For [`Source::Address`], until the range is unmapped: the memory stays mapped in this process
+    /// For [`MapSource::Address`], until the range is unmapped: the memory stays mapped in this process
     /// as it is, and with [`Prot::WRITE`] it is accessed here only by atomic or volatile accesses;
     /// with [`Prot::READ`] alone there is no `&mut` to it.
     ///
@@ -121,7 +121,7 @@ pub trait Mapper: Send + 'static {
     ///
     /// The kernel's. Nothing is mapped then.
     #[allow(unsafe_code)]
-    unsafe fn map(&mut self, iova: Span<Iova>, source: Source<'_>, prot: Prot) -> Result<()>;
+    unsafe fn map(&mut self, iova: Span<Iova>, source: MapSource<'_>, prot: Prot) -> Result<()>;
 
     /// Unmaps the mappings in `iova`, and returns their bytes.
     ///
@@ -169,7 +169,7 @@ pub trait Mapper: Send + 'static {
     unsafe fn take_over(
         &mut self,
         devices: &[Arc<Self::Device>],
-        mappings: &[(Span<Iova>, Source<'_>)],
+        mappings: &[(Span<Iova>, MapSource<'_>)],
     ) -> Result<()>;
 
     /// The page tables of `devices`, which are attached, if there may be several. Mappings and charge
@@ -179,7 +179,7 @@ pub trait Mapper: Send + 'static {
         None
     }
 
-    /// What this address space is called as a [`Source::Copy`].
+    /// What this address space is called as a [`MapSource::Copy`].
     fn number(&self) -> u32 {
         0
     }

@@ -19,7 +19,7 @@ use iopt::Prot;
 use runs::{Iova, Span};
 
 use super::error::{KernelError, Result};
-use super::mapper::{Mapper, Source};
+use super::mapper::{MapSource, Mapper};
 use super::pieces::{Piece, Pieces, Stretch};
 use super::shares::{Pages, Share};
 use crate::errno::Profile;
@@ -67,18 +67,18 @@ pub(super) fn source(
     object: &dyn MemoryObject,
     offset: u64,
     profile: Profile,
-) -> Option<Source<'_>> {
+) -> Option<MapSource<'_>> {
     if profile == Profile::Iommufd {
         #[cfg(feature = "iommufd")]
         if let Some((file, base)) = object.file() {
-            return Some(Source::File(file, base.checked_add(offset)?));
+            return Some(MapSource::File(file, base.checked_add(offset)?));
         }
         if object.is_mmio() {
             return None;
         }
     }
     let address = object.in_process()?.address().checked_add(offset)?;
-    Some(Source::Address(address))
+    Some(MapSource::Address(address))
 }
 
 /// The kernel has made new pages for a piece, since what is copied from it keeps the old ones.
@@ -329,7 +329,7 @@ impl<K: Mapper> Mappings<K> {
             match K::PROFILE {
                 Profile::Type1 => true,
                 Profile::Iommufd => {
-                    matches!(source(object, 0, K::PROFILE), Some(Source::File(..)))
+                    matches!(source(object, 0, K::PROFILE), Some(MapSource::File(..)))
                 }
             }
         })
@@ -419,7 +419,7 @@ mod tests {
             assert!(source(&bar, 0, profile).is_none());
         }
         let found = source(&Mappings, 0x10, Profile::Type1);
-        assert!(matches!(found, Some(Source::Address(0x7010))));
+        assert!(matches!(found, Some(MapSource::Address(0x7010))));
         assert!(source(&Mappings, 0x10, Profile::Iommufd).is_none());
     }
 }

@@ -35,6 +35,6 @@ pub(crate) mod headers;
 pub(crate) use backend::Kernel;
 pub(crate) use error::Result;
 pub use error::{AnswerError, KernelError};
-pub use mapper::{Entering, Mapper, MapperInfo, Source};
+pub use mapper::{Entering, MapSource, Mapper, MapperInfo};
 pub use pieces::pieces_needed;
 pub use shares::Shares;

@@ -14,7 +14,7 @@ use std::vec::Vec;
 
 use runs::{Offset, Span};
 
-use super::mapper::Source;
+use super::mapper::MapSource;
 use crate::lock::Mutex;
 use crate::memory::Memory;
 use crate::memory::ledger::Charge;
@@ -155,7 +155,7 @@ impl Origins {
         memory: &Arc<Memory>,
         writable: bool,
         part: Span<Offset>,
-    ) -> (u64, Option<(Source<'static>, Arc<Pages>)>) {
+    ) -> (u64, Option<(MapSource<'static>, Arc<Pages>)>) {
         let memory = key(memory);
         let mut fresh = part.len;
         for kind in [true, false] {
@@ -167,7 +167,7 @@ impl Origins {
             let here = before.filter(|((.., offset), origin)| part.start - offset < origin.len);
             if let Some((&(.., offset), origin)) = here {
                 if let Some(pages) = origin.pages.upgrade() {
-                    let source = Source::Copy {
+                    let source = MapSource::Copy {
                         space: origin.space,
                         iova: origin.iova + (part.start - offset),
                     };

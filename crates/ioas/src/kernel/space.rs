@@ -22,7 +22,7 @@ use runs::{Iova, Span};
 
 use super::cause::MapRequest;
 use super::error::KernelError;
-use super::mapper::{Entering, Mapper, MapperInfo, Source};
+use super::mapper::{Entering, MapSource, Mapper, MapperInfo};
 use super::mappings::{Journal, Mappings, source};
 use super::pieces::{Piece, Pieces, Stretch, cut, groups, stretches};
 use super::refusals::{Refused, attach_refused, detach_refused, errno, map_refused};
@@ -229,7 +229,7 @@ impl<K: Mapper> KernelSpace<K> {
         let ledger = part.memory.ledger();
         let object = &**part.memory.object();
         let memory = match source(object, part.offset, K::PROFILE) {
-            Some(Source::Address(start) | Source::File(_, start)) => start,
+            Some(MapSource::Address(start) | MapSource::File(_, start)) => start,
             _ => part.offset,
         };
         let asked = Refused {

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use iommu::{Capabilities, DomainId, NodeId, Unit};
+use iommu::{DomainId, NodeId, Unit, UnitCapabilities};
 use iopt::{AnyTable, ErasableMemory, FormatId};
 use runs::PageSizes;
 
@@ -200,7 +200,7 @@ impl BuildDomain for TableBuilder {
 }
 
 /// The fewest levels that reach all of the unit's input addresses, or as many as there are.
-fn levels(can: &Capabilities, offered: u16) -> u8 {
+fn levels(can: &UnitCapabilities, offered: u16) -> u8 {
     let enough = |levels: &u8| 12 + 9 * u32::from(*levels) >= can.input_bits;
     let mut offers = (0..16u8).filter(|levels| offered >> levels & 1 == 1);
     let most = offers.clone().next_back().unwrap_or(0);

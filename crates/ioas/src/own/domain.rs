@@ -507,7 +507,7 @@ impl Devices {
 pub(crate) fn detach(unit: &dyn Unit, device: DeviceId) -> Result<(), DetachError> {
     match unit.detach(device) {
         // Other code has detached it meanwhile, and that is complete.
-        Ok(()) | Err(iommu::AttachError::NotAttached { .. }) => Ok(()),
+        Ok(()) | Err(iommu::UnitAttachError::NotAttached { .. }) => Ok(()),
         Err(cause) => Err(DetachError::Unit(cause)),
     }
 }

@@ -166,7 +166,7 @@ impl Own {
                     return Ok(());
                 }
                 // Where it was it stays, and no other domain could have it.
-                Err(cause @ iommu::AttachError::AlreadyAttached { .. }) => {
+                Err(cause @ iommu::UnitAttachError::AlreadyAttached { .. }) => {
                     return Err(AttachError::Unit(cause));
                 }
                 Err(cause) => refused = refused.or(Some(cause)),

@@ -23,7 +23,7 @@ use alloc::vec::Vec;
 use core::mem;
 
 use iommu::FlushError;
-use iopt::{DirtyError, Interruption, Invalidation, Pending, Prot, ResizeError, Shown};
+use iopt::{DirtyError, Interruption, Invalidation, Pending, PendingHarvest, Prot, ResizeError};
 use runs::{Iova, Offset, Span};
 
 use crate::memory::Memory;
@@ -187,7 +187,7 @@ impl Ioas {
     pub fn show<'p, W: AsRef<[u64]> + AsMut<[u64]>>(
         &self,
         pending: &'p mut Pending<W>,
-    ) -> Result<Shown<'p, W>, FlushError> {
+    ) -> Result<PendingHarvest<'p, W>, FlushError> {
         let core = self.gate.read();
         pending.flush_with(|what| core.backend.show(what))
     }

@@ -254,7 +254,7 @@ pub enum AttachError {
         cause: MapError,
     },
     /// The unit refuses.
-    Unit(iommu::AttachError),
+    Unit(iommu::UnitAttachError),
     /// No area covers, over one memory, what another process has mapped.
     NoArea {
         /// The mapping.
@@ -329,7 +329,7 @@ pub enum DetachError {
     },
     /// Its unit refuses, or did not come to an end in time. The device counts as attached.
     #[error(transparent)]
-    Unit(iommu::AttachError),
+    Unit(iommu::UnitAttachError),
     /// It is not attached to this address space, which knows its devices by the kernel's files.
     #[error("it is not attached to this address space")]
     Unknown,

@@ -119,7 +119,7 @@ impl Drop for ExternalPin {
 /// Failure to hold a range.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum PinError {
+pub enum ExternalPinError {
     /// It is empty or ends beyond 2^64.
     #[error("{0} is empty or ends beyond 2^64")]
     Range(Span<Iova>),
@@ -152,7 +152,7 @@ pub enum PinError {
     },
 }
 
-impl From<Panicked> for PinError {
+impl From<Panicked> for ExternalPinError {
     fn from(Panicked(range): Panicked) -> Self {
         Self::Panicked { range }
     }
@@ -272,24 +272,26 @@ impl Ioas {
     ///
     /// # Errors
     ///
-    /// See [`PinError`]. Nothing is held then.
+    /// See [`ExternalPinError`]. Nothing is held then.
     pub fn pin(
         &self,
         range: Span<Iova>,
         prot: Prot,
         when: WhenUnmapped,
-    ) -> Result<ExternalPin, PinError> {
+    ) -> Result<ExternalPin, ExternalPinError> {
         let core = self.gate.read();
         let op = self.op(&core);
         if Span::<Iova>::checked(range.start, range.len).is_none() {
-            return Err(PinError::Range(range));
+            return Err(ExternalPinError::Range(range));
         }
         let named = [Extent::of(range)];
         let (claim, parts) = op.take(|_| named, |state| state.parts_to_pin(range, prot))?;
         claim.run(|_| {
             let holds = parts.into_iter();
             let holds = holds.map(|(memory, part)| memory.hold(part, &mut ()));
-            let holds = holds.collect::<Result<_, _>>().map_err(PinError::Memory)?;
+            let holds = holds
+                .collect::<Result<_, _>>()
+                .map_err(ExternalPinError::Memory)?;
             let writes = prot.contains(Prot::WRITE);
             self.externals.count(range, when, writes, 1);
             Ok(ExternalPin {
@@ -314,7 +316,7 @@ type PartOf = (Arc<Memory>, Span<Offset>);
 
 impl State {
     /// The parts of memory behind `range`, in order.
-    fn parts_to_pin(&self, range: Span<Iova>, prot: Prot) -> Result<Vec<PartOf>, PinError> {
+    fn parts_to_pin(&self, range: Span<Iova>, prot: Prot) -> Result<Vec<PartOf>, ExternalPinError> {
         let mut parts = Vec::new();
         let mut at = Some(range.start);
         for (span, area) in self.areas.0.overlapping(range.start, range.last()) {
@@ -326,7 +328,7 @@ impl State {
             }
             if !area.prot().contains(prot) {
                 let (area, has, asked) = (span, area.prot(), prot);
-                return Err(PinError::Prot { area, has, asked });
+                return Err(ExternalPinError::Prot { area, has, asked });
             }
             let offset = area.offset + (here.start - span.start);
             parts.push((Arc::clone(&area.memory), Span::new(offset, here.len)));
@@ -334,7 +336,7 @@ impl State {
         }
         if at != range.last().checked_add(1) {
             let at = at.unwrap_or(range.start);
-            return Err(PinError::NotThere { range, at });
+            return Err(ExternalPinError::NotThere { range, at });
         }
         Ok(parts)
     }

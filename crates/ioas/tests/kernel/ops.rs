@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use ioas::vfio::VfioOpsMapper;
-use ioas::{Capability, Errno, Ioas, KernelError, Ledger, MapError, Memory, Profile, Source};
+use ioas::{Capability, Errno, Ioas, KernelError, Ledger, MapError, MapSource, Memory, Profile};
 use iopt::Prot;
 use runs::{Iova, Span};
 use vfio_ioctls::{VfioDevice, VfioError, VfioOps};
@@ -23,7 +23,7 @@ struct Container(Arc<Mutex<World>>);
 
 impl VfioOps for Container {
     unsafe fn vfio_dma_map(&self, iova: u64, size: usize, at: *mut u8) -> vfio_ioctls::Result<()> {
-        let source = Source::Address(at as u64);
+        let source = MapSource::Address(at as u64);
         let mut world = self.0.lock().unwrap();
         let mapped = world.map(0, iova, size as u64, source, Prot::RW);
         mapped.map_err(|errno| VfioError::IommuDmaMap(Number::new(errno.0)))

@@ -9,7 +9,7 @@ use hostmem::{Backing, FrameSource, KernelNodes, Mapping, NodePolicy, Pinner};
 use ioas::{
     DomainIds, HostMemory, Ioas, Ledger, Memory, NodeTables, Placement, Synthetic, TableBuilder,
 };
-use iommu::{Config, DeviceId, NodeId, RunMap, SoftwareUnit, Unit};
+use iommu::{DeviceId, NodeId, RunMap, SoftwareConfig, SoftwareUnit, Unit};
 use iopt::{FormatId, Prot, TableMemory};
 use runs::{Span, Va};
 
@@ -229,9 +229,9 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
             .map(std::sync::atomic::AtomicU64::new)
             .collect();
         let data = RunMap::new([(frames.start, words)]).unwrap();
-        let config = Config {
+        let config = SoftwareConfig {
             node: node(at),
-            ..Config::default()
+            ..SoftwareConfig::default()
         };
         let unit = SoftwareUnit::with_config(tables.clone(), data, config);
         let device = DeviceId::pci(1, n as u8, 0);
@@ -307,9 +307,9 @@ fn guest_memory_is_populated_on_the_node_that_its_map_names() {
     }
     for n in 0..2 {
         let none = RunMap::<Vec<std::sync::atomic::AtomicU64>>::new([]).unwrap();
-        let config = Config {
+        let config = SoftwareConfig {
             node: node(n),
-            ..Config::default()
+            ..SoftwareConfig::default()
         };
         let unit = SoftwareUnit::with_config(tables.clone(), none, config);
         let device = DeviceId::pci(1, n as u8, 0);

@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::common::*;
 use fastrand::Rng;
 use ioas::{Ledger, Memory};
-use iommu::{Config, FaultReason, SoftwareUnit};
+use iommu::{FaultReason, SoftwareConfig, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Interruption, Prot};
 use runs::{Iova, Offset, Pa, Span};
 
@@ -47,9 +47,9 @@ const CONVERTED: u64 = 4 * GIB;
 fn convert(format: (FormatId, u8), frames: &[Span<Pa>], conversions: u64) {
     let tables = Arc::new(HeapTables::with_tables(4096).unwrap());
     let object = Arc::new(Tracked::new(frames));
-    let config = Config {
+    let config = SoftwareConfig {
         flush_timeout: Duration::from_secs(600),
-        ..Config::default()
+        ..SoftwareConfig::default()
     };
     let unit = Arc::new(SoftwareUnit::with_config(
         tables.clone(),

@@ -14,8 +14,8 @@ use ioas::{
     WhenUnmapped,
 };
 use iommu::{
-    AttachError, Capabilities, Config, DeviceId, DomainId, Fault, FlushError, NodeId, SoftwareUnit,
-    Unit,
+    DeviceId, DomainId, Fault, FlushError, NodeId, SoftwareConfig, SoftwareUnit, Unit,
+    UnitAttachError, UnitCapabilities,
 };
 use iopt::{FormatId, HeapTables, Interruption, Invalidation, Pending, Prot, ResizeError, Root};
 use runs::{Iova, Offset, Span};
@@ -33,7 +33,7 @@ struct Tracker {
 
 impl Tracker {
     fn new(tables: &Arc<HeapTables>, tells: bool, snoops: bool) -> Arc<Self> {
-        let mut config = Config::default();
+        let mut config = SoftwareConfig::default();
         config.capabilities.dirty_tracking = tells;
         config.capabilities.snoop_control = snoops;
         Arc::new(Self {
@@ -45,7 +45,7 @@ impl Tracker {
 }
 
 impl Unit for Tracker {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> UnitCapabilities {
         self.inner.capabilities()
     }
 
@@ -53,11 +53,16 @@ impl Unit for Tracker {
         None
     }
 
-    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), UnitAttachError> {
         self.inner.attach(device, domain, root)
     }
 
-    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn detach(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         self.inner.detach(device)
     }
 

@@ -11,7 +11,7 @@ use crate::common::*;
 use ioas::{
     DomainIds, ExternalPin, Ioas, Ledger, Memory, Synthetic, TableBuilder, Tracking, WhenUnmapped,
 };
-use iommu::{Config, DeviceId, SoftwareUnit};
+use iommu::{DeviceId, SoftwareConfig, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Interruption, Pending, Prot};
 use proptest::prelude::*;
 use runs::{Iova, Span};
@@ -105,9 +105,9 @@ fn check(ops: &[(u64, u64, Op)]) {
     let units = UNITS.map(|(tells, snoops)| {
         let mut capabilities = can(FormatId::VtdSs, SMALL, snoops);
         capabilities.dirty_tracking = tells;
-        let config = Config {
+        let config = SoftwareConfig {
             capabilities,
-            ..Config::default()
+            ..SoftwareConfig::default()
         };
         Arc::new(SoftwareUnit::with_config(tables.clone(), Echo, config))
     });

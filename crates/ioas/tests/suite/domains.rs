@@ -121,7 +121,7 @@ fn a_domain_that_refuses_is_left_as_it_was_and_the_next_one_is_tried() {
     assert!(
         matches!(
             again,
-            Err(AttachError::Unit(iommu::AttachError::AlreadyAttached { domain, .. }))
+            Err(AttachError::Unit(iommu::UnitAttachError::AlreadyAttached { domain, .. }))
                 if domain == DomainId(1)
         ),
         "{again:?}"
@@ -156,7 +156,7 @@ fn a_unit_for_which_nothing_can_be_built_is_named() {
     let refused = other.attach(&mut fixed).unwrap_err();
     assert!(matches!(
         refused,
-        AttachError::Unit(iommu::AttachError::Format { .. })
+        AttachError::Unit(iommu::UnitAttachError::Format { .. })
     ));
     fixed.close().unwrap();
 }

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use crate::common::*;
 use WhenUnmapped::{Drops, Keeps};
 use ioas::{
-    ExternalPin, Ledger, Memory, PinError, PinUser, ROUNDS, Synthetic, UnmapError, WhenUnmapped,
+    ExternalPin, ExternalPinError, Ledger, Memory, PinUser, ROUNDS, Synthetic, UnmapError,
+    WhenUnmapped,
 };
 use iopt::{FormatId, HeapTables, Interruption, Prot};
 use runs::{Iova, Offset, Span};
@@ -167,19 +168,22 @@ fn what_cannot_be_held_is_named() {
     bench.space.map(behind, &memory, part, Prot::READ).unwrap();
     let pin = |bench: &Bench, range, prot| bench.space.pin(range, prot, Keeps).unwrap_err();
     let hole = pin(&bench, pages(30, 11), Prot::READ);
-    assert!(matches!(hole, PinError::NotThere { at, .. } if at == AT + 32 * PAGE));
+    assert!(matches!(hole, ExternalPinError::NotThere { at, .. } if at == AT + 32 * PAGE));
     let nothing = pin(&bench, pages(33, 2), Prot::READ);
-    assert!(matches!(nothing, PinError::NotThere { at, .. } if at == AT + 33 * PAGE));
+    assert!(matches!(nothing, ExternalPinError::NotThere { at, .. } if at == AT + 33 * PAGE));
     let read_only = pin(&bench, pages(40, 1), Prot::RW);
-    assert!(matches!(read_only, PinError::Prot { area, .. } if area.start == behind));
+    assert!(matches!(read_only, ExternalPinError::Prot { area, .. } if area.start == behind));
     assert!(bench.space.pin(pages(40, 1), Prot::READ, Keeps).is_ok());
     for ill in [Span::new(AT, 0), Span::new(u64::MAX, 2)] {
-        assert!(matches!(pin(&bench, ill, Prot::READ), PinError::Range(_)));
+        assert!(matches!(
+            pin(&bench, ill, Prot::READ),
+            ExternalPinError::Range(_)
+        ));
     }
     let never = Interruption::Refused;
     bench.space.take_out(pages(4, 1), never).unwrap();
     let out = pin(&bench, pages(3, 3), Prot::READ);
-    assert!(matches!(out, PinError::NotThere { at, .. } if at == AT + 4 * PAGE));
+    assert!(matches!(out, ExternalPinError::NotThere { at, .. } if at == AT + 4 * PAGE));
     // A refused pin holds nothing.
     assert_eq!(bench.space.first_pinned(Span::new(0, GIB)), None);
     let in_use = bench.ledger.in_use();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::*;
 use ioas::{CloseError, DetachError, Ledger, Memory, Synthetic, UnmapError};
-use iommu::{AttachError, DeviceId, FaultReason, RunMap, SoftwareUnit, Unit};
+use iommu::{DeviceId, FaultReason, RunMap, SoftwareUnit, Unit, UnitAttachError};
 use iopt::{HeapTables, Prot};
 use runs::Span;
 
@@ -248,7 +248,7 @@ fn close_gives_back_whatever_one_way_out_allows() {
         let stays = bench.space.close().unwrap_err();
         assert!(matches!(
             stays,
-            CloseError::Detach(DetachError::Unit(AttachError::TimedOut { .. }))
+            CloseError::Detach(DetachError::Unit(UnitAttachError::TimedOut { .. }))
         ));
         assert_eq!(
             (bench.memory.memory.pinned(), bench.ledger.in_use()),
@@ -287,7 +287,7 @@ fn a_failed_close_can_be_prepared_step_by_step() {
     bench.unit.invalidates.set([0]);
     assert!(matches!(
         bench.space.detach(DEVICE),
-        Err(DetachError::Unit(AttachError::TimedOut { .. }))
+        Err(DetachError::Unit(UnitAttachError::TimedOut { .. }))
     ));
     assert_eq!(bench.space.endpoints(), [DEVICE.into()]);
     assert!(matches!(bench.space.unmap_all(), Err(UnmapError::Flush(_))));

@@ -6,7 +6,7 @@ use crate::common::machines::{ALL, can};
 use crate::common::nodes::*;
 use crate::common::*;
 use ioas::{Endpoint, Placement};
-use iommu::{Config, DeviceId, NodeId, SoftwareUnit};
+use iommu::{DeviceId, NodeId, SoftwareConfig, SoftwareUnit};
 use iopt::FormatId;
 use runs::Span;
 
@@ -197,9 +197,9 @@ fn a_unit_that_serves_two_nodes_has_a_root_for_each() {
     let software = SoftwareUnit::with_config(
         bench.nodes.clone(),
         Echo,
-        Config {
+        SoftwareConfig {
             capabilities: can(FormatId::VtdSs, ALL, true),
-            ..Config::default()
+            ..SoftwareConfig::default()
         },
     );
     let devices = [DeviceId::pci(1, 0, 0), DeviceId::pci(2, 0, 0)];

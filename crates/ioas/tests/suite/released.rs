@@ -39,7 +39,7 @@ const fn at(start: u64, len: u64) -> Span<Iova> {
 }
 
 /// A bench whose devices are there, with an area of 1 GiB in one leaf.
-fn bench(can: iommu::Capabilities) -> (Bench, Machine) {
+fn bench(can: iommu::UnitCapabilities) -> (Bench, Machine) {
     let mut bench = Bench::new();
     bench.areas();
     let machine = Machine::new(&bench.tables, 0, can);
@@ -47,7 +47,7 @@ fn bench(can: iommu::Capabilities) -> (Bench, Machine) {
     (bench, machine)
 }
 
-fn large() -> iommu::Capabilities {
+fn large() -> iommu::UnitCapabilities {
     can(FormatId::VtdSs, 1 << 12 | 1 << 21 | 1 << 30, true)
 }
 
@@ -322,7 +322,10 @@ fn what_another_holder_has_is_refused_by_name_and_the_other_runs_go() {
     assert_eq!(machine.read(runs[0].start), None);
     // What is released cannot be pinned.
     let refused = bench.space.pin(runs[0], Prot::READ, WhenUnmapped::Keeps);
-    assert!(matches!(refused, Err(ioas::PinError::NotThere { .. })));
+    assert!(matches!(
+        refused,
+        Err(ioas::ExternalPinError::NotThere { .. })
+    ));
     drop(pin);
     // Who is to let go does.
     let pin = bench.space.pin(held, Prot::READ, WhenUnmapped::Drops);

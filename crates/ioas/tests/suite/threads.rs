@@ -539,7 +539,7 @@ fn the_range_of_an_operation_that_panics_stays_taken_and_is_named() {
             let unmap = bench.unmap(range.start, PAGE);
             assert!(matches!(unmap, Err(UnmapError::Panicked { range }) if named(range)));
             let pin = bench.space.pin(range, Prot::READ, WhenUnmapped::Keeps);
-            assert!(matches!(pin, Err(ioas::PinError::Panicked { range }) if named(range)));
+            assert!(matches!(pin, Err(ioas::ExternalPinError::Panicked { range }) if named(range)));
             let mut pending = Pending::new([0u64; 8], range, PAGE).unwrap();
             let harvest = bench.space.harvest(&mut pending);
             assert!(matches!(harvest, Err(ioas::HarvestError::Panicked { range }) if named(range)));

@@ -7,20 +7,20 @@ use super::table::Entry;
 use super::unit::Inner;
 use super::{AmdVi, Mode};
 use crate::driver::{Attachments, Place, same_root};
-use crate::error::{AttachError, FlushError};
+use crate::error::{FlushError, UnitAttachError};
 use crate::notes::Member;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId};
 
 impl<R: Registers, M: TableMemory> Attachments for AmdVi<R, M> {
-    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), UnitAttachError> {
         match self.config.mode {
             Mode::Host => self.attach_host(place.device, domain, root),
             Mode::Guest => self.attach_guest(place, domain, root),
         }
     }
 
-    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
+    fn detach_at(&self, place: Place) -> Result<(), UnitAttachError> {
         match self.config.mode {
             Mode::Host => self.detach_host(place.device),
             Mode::Guest => self.detach_guest(place),
@@ -28,12 +28,12 @@ impl<R: Registers, M: TableMemory> Attachments for AmdVi<R, M> {
     }
 
     /// Refuses a device that the device table has no room for.
-    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn check_device(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         device.check_segment(self.config.segment)?;
         let last = self.config.last_device;
         if device.0 as u16 > last {
             let last = last.into();
-            return Err(AttachError::Beyond { device, last });
+            return Err(UnitAttachError::Beyond { device, last });
         }
         Ok(())
     }
@@ -42,7 +42,7 @@ impl<R: Registers, M: TableMemory> Attachments for AmdVi<R, M> {
         &self,
         device: DeviceId,
         tlb: Option<DeviceTlb>,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         let Inner { table, notes, .. } = &mut *self.inner.lock();
         let (memory, source) = (&self.memory, device.0 as u16);
         let entry = table.entry(memory, device);
@@ -52,11 +52,11 @@ impl<R: Registers, M: TableMemory> Attachments for AmdVi<R, M> {
         // With guest tables the entry does not say it.
         if let Some(domain) = attached.or_else(|| notes.domain_of(memory, source)) {
             let domain = DomainId(domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
+            return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         notes
             .set_tlb(memory, source, tlb)
-            .map_err(|cause| AttachError::Memory { device, cause })
+            .map_err(|cause| UnitAttachError::Memory { device, cause })
     }
 
     fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
@@ -75,7 +75,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         device: DeviceId,
         domain: DomainId,
         root: &Root,
-    ) -> Result<u16, AttachError> {
+    ) -> Result<u16, UnitAttachError> {
         self.capabilities.check(root)?;
         self.check_device(device)?;
         self.capabilities.check_domain(domain)
@@ -86,11 +86,11 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         device: DeviceId,
         domain: DomainId,
         root: Root,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         let tag = self.check(device, domain, &root)?;
         let Inner { table, ring, notes } = &mut *self.inner.lock();
         let memory = &self.memory;
-        let no_memory = |cause| AttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::Memory { device, cause };
         let Some(entry) = table.entry(memory, device) else {
             // The memory gives fewer cells than the table has.
             let (needed, available) = (TABLE_BYTES, 0);
@@ -98,7 +98,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         };
         if let Some(there) = entry.read() {
             let domain = DomainId(there.domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
+            return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         same_root(table.other_root(memory, domain, root), domain, root)?;
         let source = device.0 as u16;
@@ -123,18 +123,18 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         let told = ring.issue((&self.registers, memory), commands.into_iter().flatten());
         told.map_err(|cause| {
             entry.withdraw();
-            AttachError::Unit { device, cause }
+            UnitAttachError::Unit { device, cause }
         })
     }
 
-    fn detach_host(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn detach_host(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         self.check_device(device)?;
         let Inner { table, ring, notes } = &mut *self.inner.lock();
         let memory = &self.memory;
         let entry = table.entry(memory, device);
         let there = entry.as_ref().and_then(Entry::read);
         let (Some(entry), Some(there)) = (entry, there) else {
-            return Err(AttachError::NotAttached { device });
+            return Err(UnitAttachError::NotAttached { device });
         };
         entry.withdraw();
         let source = device.0 as u16;
@@ -147,7 +147,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         let alone = members.filter(move |member| member.source == source);
         let commands = unit.into_iter().chain(self.all_in_devices(alone));
         ring.issue((&self.registers, memory), commands)
-            .map_err(|cause| AttachError::Unit { device, cause })?;
+            .map_err(|cause| UnitAttachError::Unit { device, cause })?;
         entry.clear();
         notes.remove(memory, source, 0);
         Ok(())

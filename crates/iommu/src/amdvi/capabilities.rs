@@ -6,7 +6,7 @@ use iopt::FormatId;
 use runs::PageSizes;
 
 use super::{Config, Mode, ProbeError};
-use crate::capabilities::{Capabilities, FormatSupport};
+use crate::capabilities::{FormatSupport, UnitCapabilities};
 use crate::registers::Registers;
 
 // Offsets. All registers have 64 bits.
@@ -139,7 +139,7 @@ impl Features {
         most.min(9 * levels.min(3)).min(20)
     }
 
-    pub(super) fn capabilities(self, config: &Config) -> Result<Capabilities, ProbeError> {
+    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, ProbeError> {
         let (support, pasid_bits) = match config.mode {
             Mode::Host => (self.host()?, 0),
             Mode::Guest => (self.guest()?, self.pasid_bits()),
@@ -149,7 +149,7 @@ impl Features {
             return Err(ProbeError::Pasids { asked, offered });
         }
         let host = config.mode == Mode::Host;
-        let mut can = Capabilities::new().with_format(support);
+        let mut can = UnitCapabilities::new().with_format(support);
         can.output_bits = config.host_bits.min(52);
         can.input_bits = match config.mode {
             Mode::Host => config.input_bits.min(64),

@@ -31,7 +31,7 @@ pub(super) struct Log {
 }
 
 /// What an entry of the log was.
-pub(super) enum Taken {
+pub(super) enum LogEntry {
     /// About a device.
     Fault(Fault),
     /// About a command, whose batch has failed for it.
@@ -61,7 +61,7 @@ impl Log {
         &self,
         registers: &R,
         memory: &M,
-    ) -> Option<Taken> {
+    ) -> Option<LogEntry> {
         let head = place(registers, EVENT_HEAD);
         if head == place(registers, EVENT_TAIL) {
             return None;
@@ -73,7 +73,7 @@ impl Log {
         let arrived = wait_until(registers, "an event", || Ok(code(first.get_acquire()) != 0));
         let taken = match arrived {
             Ok(()) => decode(first.get_acquire(), second.get(), self.segment),
-            Err(_) => Taken::Lost,
+            Err(_) => LogEntry::Lost,
         };
         entry.iter().for_each(|cell| cell.set(0));
         memory.written(entry);
@@ -162,16 +162,16 @@ fn device(first: u64, segment: u16) -> DeviceId {
     DeviceId(u32::from(segment) << 16 | first as u32 & 0xffff)
 }
 
-fn decode(first: u64, address: u64, segment: u16) -> Taken {
+fn decode(first: u64, address: u64, segment: u16) -> LogEntry {
     let code = code(first);
     if matches!(code, 5 | 6) {
-        return Taken::Command;
+        return LogEntry::Command;
     }
     let flag = |bit: u32| first >> bit & 1 == 1;
     // GN: there is a PASID in place of the domain, its upper bits behind the device.
     let (guest, number) = (flag(48), (first >> 32) as u32 & 0xffff);
     let pasid = Pasid(first as u32 & 0xf_0000 | number);
-    Taken::Fault(Fault {
+    LogEntry::Fault(Fault {
         device: device(first, segment),
         pasid: (code == 2 && guest).then_some(pasid),
         domain: (code == 2 && !guest).then_some(DomainId(number)),

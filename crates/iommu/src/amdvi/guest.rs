@@ -31,7 +31,7 @@ use super::table::DeviceTable;
 use super::unit::Inner;
 use crate::commands::{Block, parts};
 use crate::driver::{Attachments, Place, same_root};
-use crate::error::{AttachError, FlushError};
+use crate::error::{FlushError, UnitAttachError};
 use crate::notes::{Member, Notes};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DomainId};
@@ -169,18 +169,18 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         place: Place,
         domain: DomainId,
         root: Root,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         let (device, pasid) = (place.device, place.number());
         let tag = self.check(device, domain, &root)?;
         let Inner { table, ring, notes } = &mut *self.inner.lock();
         let (memory, source) = (&self.memory, device.0 as u16);
         if let Some(there) = notes.member(memory, source, pasid) {
             let domain = DomainId(there.domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
+            return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         let other = self.other_guest_root((table, notes), domain, root);
         same_root(other, domain, root)?;
-        let no_memory = |cause| AttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::Memory { device, cause };
         // The memory gives fewer cells than the tables have.
         let (needed, available) = (TABLE_BYTES, 0);
         let none = no_memory(NoTables { needed, available });
@@ -218,11 +218,11 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         let told = ring.issue((&self.registers, memory), commands);
         told.map_err(|cause| {
             store(memory, word, root.address);
-            AttachError::Unit { device, cause }
+            UnitAttachError::Unit { device, cause }
         })
     }
 
-    pub(super) fn detach_guest(&self, place: Place) -> Result<(), AttachError> {
+    pub(super) fn detach_guest(&self, place: Place) -> Result<(), UnitAttachError> {
         let (device, pasid) = (place.device, place.number());
         self.check_device(device)?;
         let Inner { table, ring, notes } = &mut *self.inner.lock();
@@ -230,12 +230,12 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         let first = table.entry(memory, device).and_then(|entry| entry.guest());
         let word = first.and_then(|first| find(memory, first, self.guest_levels(), pasid));
         let (Some(word), Some(_)) = (word, notes.member(memory, source, pasid)) else {
-            return Err(AttachError::NotAttached { device });
+            return Err(UnitAttachError::NotAttached { device });
         };
         store(memory, word, word.get() & !VALID);
         let commands = core::iter::once(all_of(source, pasid));
         ring.issue((&self.registers, memory), commands)
-            .map_err(|cause| AttachError::Unit { device, cause })?;
+            .map_err(|cause| UnitAttachError::Unit { device, cause })?;
         store(memory, word, 0);
         notes.remove(memory, source, pasid);
         Ok(())

@@ -9,10 +9,10 @@ use super::queue::{self, Queue};
 use super::table::DeviceTable;
 use super::unit::{Hardware, Inner};
 use super::{Config, Mode, ProbeError, guest};
-use crate::capabilities::Capabilities;
+use crate::capabilities::UnitCapabilities;
 use crate::driver::{InMemory, pages};
-use crate::error::SetupError;
-use crate::handover::{AdoptError, UnitKind, WORDS};
+use crate::error::UnitSetupError;
+use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::notes::Notes;
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
@@ -26,7 +26,7 @@ impl InMemory for Hardware {
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Config,
-    ) -> Result<(Features, Capabilities), ProbeError> {
+    ) -> Result<(Features, UnitCapabilities), ProbeError> {
         let features = Features::read(registers)?;
         Ok((features, features.capabilities(config)?))
     }
@@ -110,11 +110,11 @@ impl InMemory for Hardware {
         config: &Config,
         _features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, SetupError> {
+    ) -> Result<Inner, UnitSetupError> {
         let [used, base, entries, status, events, ticket] = words;
         let (mode, bits) = (config.describe() >> 40 & 0xff, config.pasid_bits.into());
-        AdoptError::compare("the mode", mode, used >> 40, 0xff)?;
-        AdoptError::compare("bits of a PASID", bits, used >> 48, 0xff)?;
+        UnitAdoptError::compare("the mode", mode, used >> 40, 0xff)?;
+        UnitAdoptError::compare("bits of a PASID", bits, used >> 48, 0xff)?;
         let table = DeviceTable::adopt(base, config.last_device, used);
         let log = Log {
             entries: events,
@@ -123,11 +123,11 @@ impl InMemory for Hardware {
         let mut ring = queue::new([entries, status], log, ticket);
         if used >> 63 == 1 {
             let on = registers.read64(CONTROL);
-            AdoptError::compare("Control", on, TRANSLATE, TRANSLATE)?;
+            UnitAdoptError::compare("Control", on, TRANSLATE, TRANSLATE)?;
             let found = registers.read64(DEVICE_TABLE);
-            AdoptError::compare("Device Table Base", found, table.register(), !0)?;
+            UnitAdoptError::compare("Device Table Base", found, table.register(), !0)?;
             let found = registers.read64(EVENTS);
-            AdoptError::compare("Event Log Base", found, events | RING_LENGTH, !0)?;
+            UnitAdoptError::compare("Event Log Base", found, events | RING_LENGTH, !0)?;
             ring.resume(registers)?;
         }
         let notes = Notes::adopt(memory, Some(status));

@@ -24,7 +24,7 @@ use super::capabilities::{
 use super::command::Command;
 use super::faults::Log;
 use crate::error::UnitError;
-use crate::handover::AdoptError;
+use crate::handover::UnitAdoptError;
 use crate::registers::{Registers, wait_until};
 use crate::ring::{CommandQueue, Layout, Ring};
 
@@ -128,14 +128,14 @@ impl Commands {
     }
 
     /// Goes on with a buffer in which all commands are complete.
-    pub(super) fn resume<R: Registers>(&mut self, registers: &R) -> Result<(), AdoptError> {
+    pub(super) fn resume<R: Registers>(&mut self, registers: &R) -> Result<(), UnitAdoptError> {
         let fetching = registers.read64(STATUS);
-        AdoptError::compare("Status", fetching, FETCHING, FETCHING)?;
+        UnitAdoptError::compare("Status", fetching, FETCHING, FETCHING)?;
         let (found, wanted) = (registers.read64(COMMANDS), self.layout.entries);
-        AdoptError::compare("Command Buffer Base", found, wanted | RING_LENGTH, !0)?;
+        UnitAdoptError::compare("Command Buffer Base", found, wanted | RING_LENGTH, !0)?;
         self.tail = place(registers, COMMAND_TAIL) as u32;
         let head = self.head(registers);
-        AdoptError::compare("Command Buffer Head", head.into(), self.tail.into(), !0)?;
+        UnitAdoptError::compare("Command Buffer Head", head.into(), self.tail.into(), !0)?;
         self.open = true;
         Ok(())
     }

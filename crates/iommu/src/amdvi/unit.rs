@@ -8,7 +8,7 @@ use super::capabilities::{
     STATUS, TRANSLATE, control,
 };
 use super::command::Command;
-use super::faults::Taken;
+use super::faults::LogEntry;
 use super::queue::Commands;
 use super::table::DeviceTable;
 use super::{AmdVi, Config, Mode};
@@ -106,10 +106,10 @@ impl<R: Registers, M: TableMemory> Operations for AmdVi<R, M> {
             // Not under the lock: the sink may flush.
             drop(alone);
             match taken {
-                Taken::Fault(fault) => sink(fault),
-                Taken::Command => {}
+                LogEntry::Fault(fault) => sink(fault),
+                LogEntry::Command => {}
                 // Nor have those behind it.
-                Taken::Lost => return 1,
+                LogEntry::Lost => return 1,
             }
         }
         0

@@ -4,7 +4,9 @@
 
 use super::reader::{Line, State, Wait, note};
 use super::text::{Text as _, after, cut, head, hex, hex_after, number_after, pci, small, starts};
-use super::{Access, Address, Certainty, Class, Event, Family, PciAddress, Record, Source};
+use super::{
+    Address, Certainty, Citation, Class, Family, FaultAccess, FaultRecord, LogEvent, PciAddress,
+};
 use crate::codes;
 
 /// Flags of an event, from bit 0 (48 of the entry) on.
@@ -28,22 +30,22 @@ const NAMES: [(&str, u32); 14] = [
     ("RMP_HARDWARE_ERROR", 0xe),
 ];
 
-const COMMANDS: Source = Source {
+const COMMANDS: Citation = Citation {
     document: "AMD 48882",
     section: "2.4 Commands (COMPLETION_WAIT)",
 };
 
-const LOG: Source = Source {
+const LOG: Citation = Citation {
     document: "AMD 48882",
     section: "2.5 Event Logging (entries without a code)",
 };
 
-const DOMAIN: Source = Source {
+const DOMAIN: Citation = Citation {
     document: "Linux, drivers/iommu/amd/iommu.c",
     section: "amd_iommu_report_page_fault",
 };
 
-pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
+pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
     let text = line.text;
     if let Some((before, event)) = text.around("vent logged [") {
         return logged(line, before, event, state, out);
@@ -77,12 +79,12 @@ fn logged(
     before: &str,
     event: &str,
     state: &mut State,
-    out: &mut Vec<Event>,
+    out: &mut Vec<LogEvent>,
 ) -> bool {
     let event = event.trim_start();
     let name = event.split([' ', ']', '\t']).next().unwrap_or_default();
     let fields = event.get(name.len()..).unwrap_or_default();
-    let mut record = Record::new(Family::AmdVi, line);
+    let mut record = FaultRecord::new(Family::AmdVi, line);
     record.source = codes::AMDVI.source;
     record.text = cut(event.trim_end_matches([']', ' ']), 200).to_owned();
     device_before(&mut record, before);
@@ -104,7 +106,7 @@ fn logged(
         return true;
     }
     let Some((_, code)) = NAMES.iter().find(|(known, _)| *known == name) else {
-        out.push(Event::Undecoded(note(Some(Family::AmdVi), line)));
+        out.push(LogEvent::Undecoded(note(Some(Family::AmdVi), line)));
         return true;
     };
     record.code = Some(*code);
@@ -149,14 +151,14 @@ fn logged(
 
 /// Xen's form: `IO_PAGE_FAULT: 0000:03:00.0 d0 addr fdf8000000 flags 0x8`, and, until 4.13, `IO_PAGE_FAULT: domain = 0,
 /// device id = 0x300, fault address = 0x1000, flags = 0x20`.
-fn xen(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
+fn xen(line: Line<'_>, rest: &str, out: &mut Vec<LogEvent>) -> bool {
     let Some((name, fields)) = rest.around(": ") else {
         return false;
     };
     let Some((_, code)) = NAMES.iter().find(|(known, _)| *known == name.trim()) else {
         return false;
     };
-    let mut record = Record::new(Family::AmdVi, line);
+    let mut record = FaultRecord::new(Family::AmdVi, line);
     record.source = codes::AMDVI.source;
     record.code = Some(*code);
     record.text = cut(rest.trim_end(), 200).to_owned();
@@ -188,7 +190,7 @@ fn key_value(fields: &str, key: &str) -> Option<u64> {
 }
 
 /// The device, or the unit, whose driver has printed the line.
-fn device_before(record: &mut Record, before: &str) {
+fn device_before(record: &mut FaultRecord, before: &str) {
     let Some((unit, _)) = message(before) else {
         return;
     };
@@ -202,7 +204,7 @@ fn device_before(record: &mut Record, before: &str) {
 }
 
 /// Meaning, class and access by the flags.
-fn flags(record: &mut Record, code: u32, flags: Option<u64>) {
+fn flags(record: &mut FaultRecord, code: u32, flags: Option<u64>) {
     let known = flags.and_then(|flags| u32::try_from(flags).ok());
     let event = match (code, known) {
         // Without flags nothing says which kind it was.
@@ -229,12 +231,16 @@ fn flags(record: &mut Record, code: u32, flags: Option<u64>) {
     }
     let translated = matches!(code, 0x2 | 0xd) && set(4) && !set(3);
     if translated {
-        record.access = if set(5) { Access::Write } else { Access::Read };
+        record.access = if set(5) {
+            FaultAccess::Write
+        } else {
+            FaultAccess::Read
+        };
     }
 }
 
 /// An event that the kernel does not know, as four words.
-fn raw(record: &mut Record, fields: &str) {
+fn raw(record: &mut FaultRecord, fields: &str) {
     let names = ["event[0]", "event[1]", "event[2]", "event[3]"];
     let words = names.map(|name| {
         let word = after(fields, name).and_then(|rest| hex(rest.strip_prefix('=')?));
@@ -270,7 +276,7 @@ fn unit_error(
     unit: Option<&str>,
     rest: &str,
     state: &mut State,
-    out: &mut Vec<Event>,
+    out: &mut Vec<LogEvent>,
 ) -> bool {
     // "IOMMU 0000:00:00.2: " in new kernels.
     let (unit, rest) = match starts(rest, "IOMMU ").and_then(head) {
@@ -300,7 +306,7 @@ fn unit_error(
         ),
     ];
     if let Some((words, meaning, source)) = errors.iter().find(|(words, ..)| rest.has(words)) {
-        let mut record = Record::new(Family::AmdVi, line);
+        let mut record = FaultRecord::new(Family::AmdVi, line);
         record.unit = unit.map(|unit| cut(unit.rsplit(' ').next().unwrap_or(unit), 64).to_owned());
         record.meaning = meaning;
         record.class = Class::UnitError;
@@ -316,12 +322,12 @@ fn unit_error(
         return true;
     }
     if rest.has("log restarting") || rest.has("log overflow") || rest.has("Log overflow") {
-        out.push(Event::Overflow(note(Some(Family::AmdVi), line)));
+        out.push(LogEvent::Overflow(note(Some(Family::AmdVi), line)));
         return true;
     }
     // Page requests whose PASID the kernel does not know.
     if let Some(rest) = starts(rest, "Invalid PASID : ") {
-        let mut record = Record::new(Family::AmdVi, line);
+        let mut record = FaultRecord::new(Family::AmdVi, line);
         record.pasid = small(hex(rest).map(|(pasid, _)| pasid));
         let device = hex_after(rest, "device : ").and_then(|id| u16::try_from(id).ok());
         record.pci = device.map(|id| PciAddress::from_id(0, id));
@@ -333,7 +339,7 @@ fn unit_error(
         return true;
     }
     if starts(rest, "Unknown PPR request received").is_some() {
-        let mut record = Record::new(Family::AmdVi, line);
+        let mut record = FaultRecord::new(Family::AmdVi, line);
         record.meaning = "an entry of the page request log with an unknown code";
         record.source = PAGE_REQUESTS;
         State::emit(record, out);
@@ -342,7 +348,7 @@ fn unit_error(
     false
 }
 
-const PAGE_REQUESTS: Source = Source {
+const PAGE_REQUESTS: Citation = Citation {
     document: "AMD 48882",
     section: "2.6 Peripheral Page Request Logging",
 };
@@ -358,7 +364,7 @@ fn command(rest: &str) -> bool {
 }
 
 /// Lines that follow an event: the device of one without a domain, words of an entry or a command.
-fn entry(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
+fn entry(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
     if let Some(fields) = starts(rest, "device=") {
         let joined = state.join(Wait::Device, None, line, |record| {
             record.pci = pci(fields).map(|(device, _)| device);

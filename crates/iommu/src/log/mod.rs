@@ -1,7 +1,7 @@
 //! Lines of a kernel's log, decoded to facts.
 //!
 //! [`strip`] takes off a transport's prefix (dmesg, journal, `/dev/kmsg`, colours). A [`Reader`] is fed with one
-//! message at a time and yields [`Event`]s: a [`Record`] for each fault, also where a kernel prints one fault on
+//! message at a time and yields [`LogEvent`]s: a [`FaultRecord`] for each fault, also where a kernel prints one fault on
 //! several lines and other lines stand between them; suppressed messages; and, never dropped silently, lines of an
 //! IOMMU's driver that look like a fault and are not decoded.
 //!
@@ -10,7 +10,7 @@
 //! find. Memory is bounded, whatever the log says: few records wait for further lines, and names are cut.
 //!
 //! ```
-//! use iommu::log::{Access, Class, Event, Reader, strip};
+//! use iommu::log::{FaultAccess, Class, LogEvent, Reader, strip};
 //!
 //! let mut reader = Reader::new();
 //! let mut events = Vec::new();
@@ -21,9 +21,9 @@
 //! }
 //! reader.finish(&mut events);
 //!
-//! let [Event::Fault(fault)] = &events[..] else { panic!() };
+//! let [LogEvent::Fault(fault)] = &events[..] else { panic!() };
 //! assert_eq!(fault.pci.unwrap().to_string(), "0000:00:12.0");
-//! assert_eq!((fault.class, fault.access), (Class::NoAccess, Access::Write));
+//! assert_eq!((fault.class, fault.access), (Class::NoAccess, FaultAccess::Write));
 //! assert_eq!(
 //!     fault.to_string(),
 //!     "VT-d, device 0000:00:12.0: write at 0x0: writing is not allowed (0x5)",
@@ -45,16 +45,16 @@ mod tests;
 
 use core::fmt;
 
-pub use crate::codes::{Certainty, Class, Source};
-pub use prefix::{Clock, Message, strip};
+pub use crate::codes::{Certainty, Citation, Class};
+pub use prefix::{LogClock, Message, strip};
 pub use reader::Reader;
 
 /// Fact of a log.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Event {
+pub enum LogEvent {
     /// A fault, or an error of a unit ([`Class::UnitError`]): one record, however many lines it was printed on.
-    Fault(Box<Record>),
+    Fault(Box<FaultRecord>),
     /// Messages that the kernel's rate limit has kept back.
     Suppressed(Suppressed),
     /// Faults that a unit could not record: counts of this unit's faults are lower bounds.
@@ -222,7 +222,7 @@ pub struct Address {
 
 /// Access that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Access {
+pub enum FaultAccess {
     /// A read.
     Read,
     /// A write, or an atomic operation.
@@ -233,7 +233,7 @@ pub enum Access {
     Unknown,
 }
 
-impl Access {
+impl FaultAccess {
     /// `read`, `write`, `execute` or `unknown`.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -258,7 +258,7 @@ pub enum Stage {
 /// Fault, as a kernel has printed it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Record {
+pub struct FaultRecord {
     /// Kind of unit.
     pub family: Family,
     /// Name of the unit, as printed (`70c00000.iommu`, `ivhd0`), if it was.
@@ -276,7 +276,7 @@ pub struct Record {
     /// The I/O virtual address.
     pub address: Option<Address>,
     /// The refused access.
-    pub access: Access,
+    pub access: FaultAccess,
     /// The unit's code: fault reason, event number, cause, or the bits of a status register.
     pub code: Option<u32>,
     /// Name of the code in the specification; empty where it has only a number.
@@ -288,7 +288,7 @@ pub struct Record {
     /// Certainty of the class.
     pub certainty: Certainty,
     /// Document that says so.
-    pub source: Source,
+    pub source: Citation,
     /// Stage at which the translation failed, where it is known.
     pub stage: Option<Stage>,
     /// The request asked for privilege, where the line tells it.
@@ -307,7 +307,7 @@ pub struct Record {
     pub lines: Vec<u64>,
 }
 
-impl Record {
+impl FaultRecord {
     pub(crate) fn new(family: Family, line: reader::Line<'_>) -> Self {
         Self {
             family,
@@ -318,13 +318,13 @@ impl Record {
             pasid: None,
             domain: None,
             address: None,
-            access: Access::Unknown,
+            access: FaultAccess::Unknown,
             code: None,
             name: "",
             meaning: "",
             class: Class::Unknown,
             certainty: Certainty::Unknown,
-            source: Source {
+            source: Citation {
                 document: "",
                 section: "",
             },
@@ -360,7 +360,7 @@ impl Record {
     }
 }
 
-impl fmt::Display for Record {
+impl fmt::Display for FaultRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.family)?;
         if let Some(unit) = &self.unit {
@@ -373,7 +373,7 @@ impl fmt::Display for Record {
             write!(f, " PASID {pasid:#x}")?;
         }
         write!(f, ": ")?;
-        if self.access != Access::Unknown {
+        if self.access != FaultAccess::Unknown {
             write!(f, "{} ", self.access.name())?;
         }
         if let Some(address) = self.address {
@@ -399,7 +399,7 @@ pub struct Dump {
     /// The address whose walk was printed.
     pub iova: u64,
     /// The entries.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<DumpEntry>,
     /// The table that was not there, as printed; `None`: the walk went on to a leaf, or the dump was cut.
     pub absent: Option<Absent>,
     /// Numbers of the lines, ascending.
@@ -410,7 +410,7 @@ pub struct Dump {
 
 /// Entry of a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct DumpEntry {
     /// Table that it stands in.
     pub table: DumpTable,
     /// Its words, the lowest first; of those that were not printed 0.

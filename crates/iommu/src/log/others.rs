@@ -8,11 +8,11 @@ use super::reader::{Line, State, Wait, note};
 use super::text::{
     Text as _, after, cut, device, head, hex, hex_after, number, number_after, small, starts,
 };
-use super::{Access, Address, Certainty, Class, Event, Family, Record, Source};
+use super::{Address, Certainty, Citation, Class, Family, FaultAccess, FaultRecord, LogEvent};
 
 macro_rules! sources {
     ($($name:ident = $document:literal, $section:literal;)*) => {
-        $(const $name: Source = Source { document: $document, section: $section };)*
+        $(const $name: Citation = Citation { document: $document, section: $section };)*
     };
 }
 
@@ -30,14 +30,14 @@ sources! {
     PAMU = "Linux, drivers/iommu/fsl_pamu.c", "pamu_av_isr";
 }
 
-pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
+pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
     if line.text.has("Unrecoverable System MMU Fault") {
         // The record before says which fault it was; the kernel has stopped for it.
         if state.join(Wait::Panic, None, line, |record| record.flags.push("panic")) {
             state.complete(Wait::Panic, None, out);
             return true;
         }
-        let mut record = Record::new(Family::Exynos, line);
+        let mut record = FaultRecord::new(Family::Exynos, line);
         record.meaning = "the kernel has stopped for a fault that no driver handles";
         record.source = EXYNOS;
         State::emit(record, out);
@@ -101,8 +101,8 @@ struct Message<'t> {
 }
 
 impl Message<'_> {
-    fn record(&self, family: Family, source: Source) -> Record {
-        let mut record = Record::new(family, self.line);
+    fn record(&self, family: Family, source: Citation) -> FaultRecord {
+        let mut record = FaultRecord::new(family, self.line);
         record.unit = Some(cut(self.unit, 64).to_owned());
         record.source = source;
         record.text = cut(self.rest.trim(), 200).to_owned();
@@ -113,9 +113,9 @@ impl Message<'_> {
     fn error(
         &self,
         family: Family,
-        source: Source,
+        source: Citation,
         errors: &[(&str, &'static str)],
-        out: &mut Vec<Event>,
+        out: &mut Vec<LogEvent>,
     ) -> bool {
         let Some((_, meaning)) = errors
             .iter()
@@ -136,7 +136,7 @@ impl Message<'_> {
         true
     }
 
-    fn dart(&self, out: &mut Vec<Event>) -> bool {
+    fn dart(&self, out: &mut Vec<LogEvent>) -> bool {
         use Class::{DeviceEntry, NotMapped, Permission, Unknown};
         let Some(rest) = starts(self.rest, "translation fault: ") else {
             let errors = [(
@@ -213,15 +213,15 @@ impl Message<'_> {
             }
         }
         record.access = match kind {
-            "READ FAULT" => Access::Read,
-            "WRITE FAULT" => Access::Write,
-            _ => Access::Unknown,
+            "READ FAULT" => FaultAccess::Read,
+            "WRITE FAULT" => FaultAccess::Write,
+            _ => FaultAccess::Unknown,
         };
         State::emit(record, out);
         true
     }
 
-    fn rockchip(&self, state: &mut State, out: &mut Vec<Event>) -> bool {
+    fn rockchip(&self, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
         let unit = Some(self.unit);
         if let Some(rest) = starts(self.rest, "Page fault at ") {
             let mut record = self.record(Family::Rockchip, ROCKCHIP);
@@ -304,7 +304,7 @@ impl Message<'_> {
         self.error(Family::Rockchip, ROCKCHIP, &errors, out)
     }
 
-    fn allwinner(&self, state: &mut State, out: &mut Vec<Event>) -> bool {
+    fn allwinner(&self, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
         let unit = Some(self.unit);
         if let Some(rest) = starts(self.rest, "Page fault for ") {
             let mut record = self.record(Family::Allwinner, ALLWINNER);
@@ -347,7 +347,7 @@ impl Message<'_> {
         self.error(Family::Allwinner, ALLWINNER, &errors, out)
     }
 
-    fn mediatek(&self, out: &mut Vec<Event>) -> bool {
+    fn mediatek(&self, out: &mut Vec<LogEvent>) -> bool {
         let Some(rest) = starts(self.rest, "fault type=") else {
             let errors = [(
                 "Partial TLB flush timed out",
@@ -390,7 +390,7 @@ impl Message<'_> {
         true
     }
 
-    fn exynos(&self, state: &mut State, out: &mut Vec<Event>) -> bool {
+    fn exynos(&self, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
         let errors = [("Unhandled interrupt bit", "an interrupt without a name")];
         if self.error(Family::Exynos, EXYNOS, &errors, out) {
             return true;
@@ -408,8 +408,8 @@ impl Message<'_> {
         let (access, kind) = kind.around("] ").unwrap_or(("", kind));
         // AR and AW are the bus's channels of reads and writes.
         record.access = match kind.trim() {
-            kind if kind.starts_with("AR ") => Access::Read,
-            kind if kind.starts_with("AW ") => Access::Write,
+            kind if kind.starts_with("AR ") => FaultAccess::Read,
+            kind if kind.starts_with("AW ") => FaultAccess::Write,
             _ => direction(access),
         };
         let kinds: [(&str, &str, Class); 9] = [
@@ -452,7 +452,7 @@ impl Message<'_> {
         true
     }
 
-    fn tegra(&self, state: &mut State, out: &mut Vec<Event>) -> bool {
+    fn tegra(&self, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
         // CLIENT: [secure ]read @0x1000: STATUS (TYPE [RWS])
         let Some((client, rest)) = self.rest.around(": ") else {
             return false;
@@ -486,7 +486,7 @@ impl Message<'_> {
             State::emit(record, out);
             return true;
         }
-        let same = |first: &Record| {
+        let same = |first: &FaultRecord| {
             first.client == record.client
                 && first.address == record.address
                 && first.access == record.access
@@ -507,7 +507,7 @@ impl Message<'_> {
         true
     }
 
-    fn ipmmu(&self, out: &mut Vec<Event>) -> bool {
+    fn ipmmu(&self, out: &mut Vec<LogEvent>) -> bool {
         let mut record = self.record(Family::Ipmmu, IPMMU);
         record.certainty = Certainty::Likely;
         let at = if let Some(rest) = starts(self.rest, "Multiple TLB hits @") {
@@ -548,7 +548,7 @@ impl Message<'_> {
         true
     }
 
-    fn omap(&self, out: &mut Vec<Event>) -> bool {
+    fn omap(&self, out: &mut Vec<LogEvent>) -> bool {
         let Some((_, rest)) = self.rest.around("errs:") else {
             return false;
         };
@@ -607,7 +607,7 @@ impl Message<'_> {
         true
     }
 
-    fn virtio(&self, out: &mut Vec<Event>) -> bool {
+    fn virtio(&self, out: &mut Vec<LogEvent>) -> bool {
         let Some((reason, rest)) = self.rest.around(" fault from EP ") else {
             let errors = [(
                 "invalid event buffer",
@@ -641,16 +641,16 @@ impl Message<'_> {
         }
         let flags = after(rest, "[").unwrap_or_default();
         record.access = match flags {
-            flags if flags.starts_with("R]") => Access::Read,
-            flags if flags.contains('X') => Access::Execute,
-            flags if flags.contains('W') => Access::Write,
-            _ => Access::Unknown,
+            flags if flags.starts_with("R]") => FaultAccess::Read,
+            flags if flags.contains('X') => FaultAccess::Execute,
+            flags if flags.contains('W') => FaultAccess::Write,
+            _ => FaultAccess::Unknown,
         };
         State::emit(record, out);
         true
     }
 
-    fn verisilicon(&self, out: &mut Vec<Event>) -> bool {
+    fn verisilicon(&self, out: &mut Vec<LogEvent>) -> bool {
         let Some(rest) = starts(self.rest, "unexpected int_status=") else {
             return false;
         };
@@ -661,7 +661,7 @@ impl Message<'_> {
         true
     }
 
-    fn pamu(&self, state: &mut State, out: &mut Vec<Event>) -> bool {
+    fn pamu(&self, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
         // "fsl-pamu: pamu_av_isr: ", then the message.
         let rest = starts(self.rest, "pamu_av_isr: ").unwrap_or(self.rest);
         if rest.starts_with("access violation interrupt") {
@@ -703,9 +703,9 @@ impl Message<'_> {
     }
 
     /// Unisoc's driver prints no faults; its other errors are no faults.
-    fn sprd(&self, out: &mut Vec<Event>) -> bool {
+    fn sprd(&self, out: &mut Vec<LogEvent>) -> bool {
         if self.rest.has("fault") {
-            out.push(Event::Undecoded(note(Some(Family::Sprd), self.line)));
+            out.push(LogEvent::Undecoded(note(Some(Family::Sprd), self.line)));
             return true;
         }
         false
@@ -721,14 +721,14 @@ fn occurred(text: &str) -> Option<(&str, &str)> {
 }
 
 /// `read`, `rd`, `READ`; `write`, `wr`, `WRITE`.
-fn direction(text: &str) -> Access {
+fn direction(text: &str) -> FaultAccess {
     let word = text.trim_start();
     let begins = |names: [&str; 3]| names.iter().any(|name| word.starts_with(name));
     if begins(["read", "rd", "READ"]) {
-        Access::Read
+        FaultAccess::Read
     } else if begins(["write", "wr", "WRITE"]) {
-        Access::Write
+        FaultAccess::Write
     } else {
-        Access::Unknown
+        FaultAccess::Unknown
     }
 }

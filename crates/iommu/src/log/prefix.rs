@@ -15,14 +15,14 @@ pub struct Message<'t> {
     /// Time in seconds: since the boot, or of a calendar (see `clock`).
     pub time: Option<f64>,
     /// Clock of the time.
-    pub clock: Clock,
+    pub clock: LogClock,
     /// Level of the message (0 to 7), if the prefix has one.
     pub level: Option<u8>,
 }
 
 /// Clock of a line's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clock {
+pub enum LogClock {
     /// Seconds since the boot.
     Boot,
     /// Seconds of a calendar, of an unnamed zone; only differences mean something, and a syslog's year is unknown.
@@ -37,7 +37,7 @@ pub fn strip(line: &str) -> Message<'_> {
     let mut message = Message {
         text: Cow::Borrowed(line),
         time: None,
-        clock: Clock::Boot,
+        clock: LogClock::Boot,
         level: None,
     };
     if !escaped(line) {
@@ -142,7 +142,7 @@ fn bracket<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
             .all(|byte| byte.is_ascii_digit() || byte == b'.')
     {
         message.time = first.parse().ok();
-        message.clock = Clock::Boot;
+        message.clock = LogClock::Boot;
         let rest = rest();
         return Some(kernel_behind_host(rest).unwrap_or(rest));
     }
@@ -154,7 +154,7 @@ fn bracket<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
 fn note_calendar(message: &mut Message<'_>, time: f64) {
     if message.time.is_none() {
         message.time = Some(time);
-        message.clock = Clock::Calendar;
+        message.clock = LogClock::Calendar;
     }
 }
 
@@ -171,7 +171,7 @@ fn kmsg<'t>(text: &'t str, message: &mut Message<'_>) -> Option<&'t str> {
     fields.next()?;
     message.level = Some((level & 7) as u8);
     message.time = Some(micros as f64 / 1e6);
-    message.clock = Clock::Boot;
+    message.clock = LogClock::Boot;
     Some(rest)
 }
 

@@ -2,7 +2,7 @@
 
 use super::text::{Text as _, after, cut, head, number};
 use super::{
-    Dump, Event, Family, Note, Record, Suppressed, amdvi, others, riscv, smmu, smmuv3, vtd,
+    Dump, Family, FaultRecord, LogEvent, Note, Suppressed, amdvi, others, riscv, smmu, smmuv3, vtd,
 };
 
 /// Records that wait for further lines at the same time: more units than one log has at work at once.
@@ -109,7 +109,7 @@ pub(super) enum Wait {
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) wait: Wait,
-    pub(super) record: Box<Record>,
+    pub(super) record: Box<FaultRecord>,
     /// Lines so far of those that are counted: words of an event.
     pub(super) step: u32,
     since: u64,
@@ -124,15 +124,15 @@ impl Pending {
 
 impl State {
     /// Emits a record that is complete.
-    pub(super) fn emit(record: Record, out: &mut Vec<Event>) {
-        out.push(Event::Fault(Box::new(record)));
+    pub(super) fn emit(record: FaultRecord, out: &mut Vec<LogEvent>) {
+        out.push(LogEvent::Fault(Box::new(record)));
     }
 
     /// Lets a record wait.
-    pub(super) fn wait(&mut self, wait: Wait, record: Record, out: &mut Vec<Event>) {
+    pub(super) fn wait(&mut self, wait: Wait, record: FaultRecord, out: &mut Vec<LogEvent>) {
         if self.pending.len() >= MOST_PENDING {
             let oldest = self.pending.remove(0);
-            out.push(Event::Fault(oldest.record));
+            out.push(LogEvent::Fault(oldest.record));
         }
         self.pending.push(Pending {
             wait,
@@ -156,7 +156,7 @@ impl State {
         wait: Wait,
         unit: Option<&str>,
         line: Line<'_>,
-        change: impl FnOnce(&mut Record),
+        change: impl FnOnce(&mut FaultRecord),
     ) -> bool {
         match self.waiting(wait, unit) {
             Some(pending) => {
@@ -169,18 +169,18 @@ impl State {
     }
 
     /// Emits the records that wait for this; with a unit's name, those of this unit.
-    pub(super) fn complete(&mut self, wait: Wait, unit: Option<&str>, out: &mut Vec<Event>) {
+    pub(super) fn complete(&mut self, wait: Wait, unit: Option<&str>, out: &mut Vec<LogEvent>) {
         self.release(out, |pending| {
             pending.wait == wait && (unit.is_none() || pending.record.unit.as_deref() == unit)
         });
     }
 
     /// Emits the records for which `complete` holds.
-    fn release(&mut self, out: &mut Vec<Event>, complete: impl Fn(&Pending) -> bool) {
+    fn release(&mut self, out: &mut Vec<LogEvent>, complete: impl Fn(&Pending) -> bool) {
         let mut at = 0;
         while let Some(pending) = self.pending.get(at) {
             if complete(pending) {
-                out.push(Event::Fault(self.pending.remove(at).record));
+                out.push(LogEvent::Fault(self.pending.remove(at).record));
             } else {
                 at += 1;
             }
@@ -188,7 +188,7 @@ impl State {
     }
 
     /// Begins a dump; the one before is complete.
-    pub(super) fn begin_dump(&mut self, dump: Dump, out: &mut Vec<Event>) {
+    pub(super) fn begin_dump(&mut self, dump: Dump, out: &mut Vec<LogEvent>) {
         self.complete_dump(out);
         self.dump = Some((Box::new(dump), self.count));
     }
@@ -199,14 +199,14 @@ impl State {
     }
 
     /// Emits the dump that is under way.
-    pub(super) fn complete_dump(&mut self, out: &mut Vec<Event>) {
+    pub(super) fn complete_dump(&mut self, out: &mut Vec<LogEvent>) {
         if let Some((dump, _)) = self.dump.take() {
-            out.push(Event::Dump(dump));
+            out.push(LogEvent::Dump(dump));
         }
     }
 
     /// Emits records and a dump whose further lines have not come.
-    fn expire(&mut self, out: &mut Vec<Event>) {
+    fn expire(&mut self, out: &mut Vec<LogEvent>) {
         let count = self.count;
         let old = |since: u64| count - since > REACH;
         self.release(out, |pending| old(pending.since));
@@ -231,7 +231,7 @@ impl Reader {
 
     /// Decodes a message without its [transport's prefix](super::strip). Events are added to `out`, a record once its
     /// last line has come: an event of an earlier line may follow one of a later line.
-    pub fn line(&mut self, text: &str, number: u64, time: Option<f64>, out: &mut Vec<Event>) {
+    pub fn line(&mut self, text: &str, number: u64, time: Option<f64>, out: &mut Vec<LogEvent>) {
         self.state.count += 1;
         if !self.state.pending.is_empty() || self.state.dump.is_some() {
             self.state.expire(out);
@@ -266,7 +266,7 @@ impl Reader {
         );
     }
 
-    fn decode(&mut self, line: Line<'_>, mark: Mark, out: &mut Vec<Event>) {
+    fn decode(&mut self, line: Line<'_>, mark: Mark, out: &mut Vec<LogEvent>) {
         let state = &mut self.state;
         let first = match mark {
             Mark::Vtd => vtd::decode(line, state, out),
@@ -285,12 +285,12 @@ impl Reader {
             return;
         }
         if let Some(family) = suspect(line.text) {
-            out.push(Event::Undecoded(note(Some(family), line)));
+            out.push(LogEvent::Undecoded(note(Some(family), line)));
         }
     }
 
     /// Decodes a line that was wrapped together with its rest; false: `text` is another message.
-    fn go_on(&mut self, text: &str, number: u64, out: &mut Vec<Event>) -> bool {
+    fn go_on(&mut self, text: &str, number: u64, out: &mut Vec<LogEvent>) -> bool {
         let Some(open) = &self.open else {
             return false;
         };
@@ -320,7 +320,7 @@ impl Reader {
     }
 
     /// Decodes a line that was wrapped, or cut, as it is.
-    fn close(&mut self, out: &mut Vec<Event>) {
+    fn close(&mut self, out: &mut Vec<LogEvent>) {
         if let Some(open) = self.open.take() {
             let line = Line {
                 text: &open.text,
@@ -333,10 +333,10 @@ impl Reader {
     }
 
     /// Emits the records that still wait, at the end of a log.
-    pub fn finish(&mut self, out: &mut Vec<Event>) {
+    pub fn finish(&mut self, out: &mut Vec<LogEvent>) {
         self.close(out);
         for pending in self.state.pending.drain(..) {
-            out.push(Event::Fault(pending.record));
+            out.push(LogEvent::Fault(pending.record));
         }
         self.state.complete_dump(out);
     }
@@ -396,9 +396,9 @@ fn mark(text: &str) -> Option<Mark> {
 }
 
 /// `FUNCTION: N callbacks suppressed`.
-fn suppressed(line: Line<'_>, out: &mut Vec<Event>) -> bool {
+fn suppressed(line: Line<'_>, out: &mut Vec<LogEvent>) -> bool {
     if line.text.ends_with(" messages dropped **") {
-        out.push(Event::Overflow(note(None, line)));
+        out.push(LogEvent::Overflow(note(None, line)));
         return true;
     }
     let Some(text) = line.text.strip_suffix(" callbacks suppressed") else {
@@ -414,7 +414,7 @@ fn suppressed(line: Line<'_>, out: &mut Vec<Event>) -> bool {
     let Some((family, faults, exact)) = limiter(function, callbacks) else {
         return false;
     };
-    out.push(Event::Suppressed(Suppressed {
+    out.push(LogEvent::Suppressed(Suppressed {
         family,
         function: cut(function, 64).to_owned(),
         callbacks,

@@ -2,15 +2,17 @@
 
 use super::reader::{Line, State, note};
 use super::text::{Text as _, cut, device, head, hex_after, number, number_after, starts};
-use super::{Access, Address, Certainty, Class, Event, Family, Record, Source, Stage};
+use super::{
+    Address, Certainty, Citation, Class, Family, FaultAccess, FaultRecord, LogEvent, Stage,
+};
 use crate::codes;
 
-const QUEUES: Source = Source {
+const QUEUES: Citation = Citation {
     document: "RISC-V IOMMU specification",
     section: "Command-Queue (CQ); Fault/Event-Queue (FQ)",
 };
 
-pub(super) fn decode(line: Line<'_>, out: &mut Vec<Event>) -> bool {
+pub(super) fn decode(line: Line<'_>, out: &mut Vec<LogEvent>) -> bool {
     let Some((before, rest)) = head(line.text) else {
         return false;
     };
@@ -18,7 +20,7 @@ pub(super) fn decode(line: Line<'_>, out: &mut Vec<Event>) -> bool {
     let named = before.starts_with("riscv-iommu")
         || before.starts_with("riscv,iommu")
         || before.starts_with("riscv_iommu");
-    let mut record = Record::new(Family::Riscv, line);
+    let mut record = FaultRecord::new(Family::Riscv, line);
     record.unit = Some(cut(device(before), 64).to_owned());
     record.text = cut(rest.trim(), 200).to_owned();
     if let Some(fault) = starts(rest, "Fault ") {
@@ -38,7 +40,7 @@ pub(super) fn decode(line: Line<'_>, out: &mut Vec<Event>) -> bool {
     }
     if rest.starts_with("Queue #") && rest.has("error;") {
         if number_after(rest, "overflow:") == Some(1) {
-            out.push(Event::Overflow(note(Some(Family::Riscv), line)));
+            out.push(LogEvent::Overflow(note(Some(Family::Riscv), line)));
         }
         let lost = number_after(rest, "memory fault:");
         if lost == Some(0) {
@@ -89,7 +91,7 @@ pub(super) fn decode(line: Line<'_>, out: &mut Vec<Event>) -> bool {
     true
 }
 
-fn fill(record: &mut Record, (cause, id): (u64, u64), (value, second): (u64, Option<u64>)) {
+fn fill(record: &mut FaultRecord, (cause, id): (u64, u64), (value, second): (u64, Option<u64>)) {
     record.source = codes::RISCV.source;
     record.code = u32::try_from(cause).ok();
     record.id = Some(id);
@@ -101,10 +103,10 @@ fn fill(record: &mut Record, (cause, id): (u64, u64), (value, second): (u64, Opt
         record.certainty = code.certainty;
     }
     record.access = match cause {
-        1 | 12 | 20 => Access::Execute,
-        4 | 5 | 13 | 21 => Access::Read,
-        6 | 7 | 15 | 23 => Access::Write,
-        _ => Access::Unknown,
+        1 | 12 | 20 => FaultAccess::Execute,
+        4 | 5 | 13 | 21 => FaultAccess::Read,
+        6 | 7 | 15 | 23 => FaultAccess::Write,
+        _ => FaultAccess::Unknown,
     };
     record.stage = match cause {
         12 | 13 | 15 => Some(Stage::One),

@@ -6,7 +6,9 @@
 
 use super::reader::{Line, State, Wait};
 use super::text::{Text as _, after, cut, device, head, hex, hex_after, number_after, pci, starts};
-use super::{Access, Address, Certainty, Class, Event, Family, Record, Source, Stage};
+use super::{
+    Address, Certainty, Citation, Class, Family, FaultAccess, FaultRecord, LogEvent, Stage,
+};
 use crate::codes::{self, Code};
 
 /// FSR, with the names of its other bits.
@@ -47,17 +49,17 @@ const GFSR: [(u32, &str); 10] = [
     (31, "MULTI"),
 ];
 
-const SYNC: Source = Source {
+const SYNC: Citation = Citation {
     document: "Arm IHI 0062",
     section: "SMMU_sTLBGSTATUS",
 };
 
-const GPU: Source = Source {
+const GPU: Citation = Citation {
     document: "Linux, drivers/gpu/drm/msm/adreno/adreno_gpu.c",
     section: "adreno_fault_handler",
 };
 
-pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
+pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
     if let Some(rest) = after(line.text, "*** gpu fault: ") {
         return gpu(line, rest, out);
     }
@@ -88,8 +90,8 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
         || error(line, family, unit, rest, state, out)
 }
 
-fn new_record(line: Line<'_>, family: Family, unit: &str) -> Record {
-    let mut record = Record::new(family, line);
+fn new_record(line: Line<'_>, family: Family, unit: &str) -> FaultRecord {
+    let mut record = FaultRecord::new(family, line);
     record.unit = Some(cut(unit, 64).to_owned());
     record
 }
@@ -103,7 +105,7 @@ fn names<'n>(
         .map(|(_, name)| *name)
 }
 
-fn set_cause(record: &mut Record, table: &'static codes::Table, status: u32) {
+fn set_cause(record: &mut FaultRecord, table: &'static codes::CodeTable, status: u32) {
     record.source = table.source;
     record.code = Some(status);
     match crate::smmu::cause(table.codes, status) {
@@ -112,14 +114,14 @@ fn set_cause(record: &mut Record, table: &'static codes::Table, status: u32) {
     }
 }
 
-fn set(record: &mut Record, cause: &'static Code) {
+fn set(record: &mut FaultRecord, cause: &'static Code) {
     record.name = cause.name();
     record.meaning = cause.meaning();
     record.class = cause.class;
     record.certainty = cause.certainty;
 }
 
-fn set_status(record: &mut Record, status: u32) {
+fn set_status(record: &mut FaultRecord, status: u32) {
     if record.field("FSR").is_some() {
         return;
     }
@@ -131,7 +133,7 @@ fn set_status(record: &mut Record, status: u32) {
         .extend(names(FSR.get(..10).unwrap_or_default(), status));
 }
 
-fn set_syndrome(record: &mut Record, syndrome: u32) {
+fn set_syndrome(record: &mut FaultRecord, syndrome: u32) {
     if record.field("FSYNR0").is_some() {
         return;
     }
@@ -140,9 +142,9 @@ fn set_syndrome(record: &mut Record, syndrome: u32) {
     record.flags.extend(names(&FSYNR0, syndrome));
     record.privileged = Some(syndrome >> 5 & 1 == 1);
     record.access = match (syndrome >> 4 & 1, syndrome >> 6 & 1) {
-        (1, _) => Access::Write,
-        (_, 1) => Access::Execute,
-        _ => Access::Read,
+        (1, _) => FaultAccess::Write,
+        (_, 1) => FaultAccess::Execute,
+        _ => FaultAccess::Read,
     };
 }
 
@@ -158,7 +160,7 @@ fn context(
     unit: &str,
     rest: &str,
     state: &mut State,
-    out: &mut Vec<Event>,
+    out: &mut Vec<LogEvent>,
 ) -> bool {
     let Some(rest) = after(rest, "nhandled context fault: ") else {
         return false;
@@ -191,7 +193,7 @@ fn context_alone(
     unit: &str,
     rest: &str,
     state: &mut State,
-    out: &mut Vec<Event>,
+    out: &mut Vec<LogEvent>,
 ) -> bool {
     let Some(rest) = after(rest, "nhandled arm-smmu context fault") else {
         return false;
@@ -282,7 +284,13 @@ fn registers(line: Line<'_>, unit: &str, rest: &str, state: &mut State) -> bool 
 }
 
 /// A global fault.
-fn global(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
+fn global(
+    line: Line<'_>,
+    unit: &str,
+    rest: &str,
+    state: &mut State,
+    out: &mut Vec<LogEvent>,
+) -> bool {
     let unknown = after(rest, "Blocked unknown Stream ID ");
     if unknown.is_some() || rest.starts_with("Unexpected global fault") {
         let mut record = new_record(line, Family::SmmuV2, unit);
@@ -301,7 +309,7 @@ fn global(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut V
         return false;
     };
     let status = status.0 as u32;
-    let fill = |record: &mut Record| {
+    let fill = |record: &mut FaultRecord| {
         set_cause(record, &codes::SMMU_GLOBAL, status);
         record.flags.extend(names(&GFSR, status));
         for key in ["GFSYNR0", "GFSYNR1", "GFSYNR2"] {
@@ -314,9 +322,9 @@ fn global(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut V
             // WNR, PNU and IND, in faults of requests.
             if crate::smmu::cause(codes::SMMU_GLOBAL.codes, status).is_some() {
                 record.access = match (syndrome >> 1 & 1, syndrome >> 3 & 1) {
-                    (1, _) => Access::Write,
-                    (_, 1) => Access::Execute,
-                    _ => Access::Read,
+                    (1, _) => FaultAccess::Write,
+                    (_, 1) => FaultAccess::Execute,
+                    _ => FaultAccess::Read,
                 };
             }
         }
@@ -338,7 +346,7 @@ fn lookup(
     unit: &str,
     rest: &str,
     state: &mut State,
-    out: &mut Vec<Event>,
+    out: &mut Vec<LogEvent>,
 ) -> bool {
     if !rest.starts_with("translation fault!") {
         return false;
@@ -351,7 +359,7 @@ fn lookup(
     true
 }
 
-const LOOKUP: Source = Source {
+const LOOKUP: Citation = Citation {
     document: "Arm IHI 0062",
     section: "SMMU_CBn_ATS1PR, SMMU_CBn_PAR",
 };
@@ -363,7 +371,7 @@ fn error(
     unit: &str,
     rest: &str,
     state: &mut State,
-    out: &mut Vec<Event>,
+    out: &mut Vec<LogEvent>,
 ) -> bool {
     if rest.starts_with("TBU: power_status") && state.join(Wait::Sync, Some(unit), line, |_| {}) {
         state.complete(Wait::Sync, Some(unit), out);
@@ -423,14 +431,14 @@ fn error(
 }
 
 /// Lines of `msm_iommu`, which name no device.
-fn msm(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
-    const SOURCE: Source = Source {
+fn msm(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
+    const SOURCE: Citation = Citation {
         document: "Linux, drivers/iommu/msm_iommu.c",
         section: "msm_iommu_fault_handler",
     };
     if rest.starts_with("Unexpected IOMMU page fault") {
         state.complete(Wait::Msm, None, out);
-        let mut record = Record::new(Family::Qualcomm, line);
+        let mut record = FaultRecord::new(Family::Qualcomm, line);
         record.meaning = "a page fault whose registers are missing";
         record.source = SOURCE;
         state.wait(Wait::Msm, record, out);
@@ -443,7 +451,7 @@ fn msm(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> b
             .is_some_and(|pending| pending.step == 0);
         if !first {
             state.complete(Wait::Msm, None, out);
-            let mut record = Record::new(Family::Qualcomm, line);
+            let mut record = FaultRecord::new(Family::Qualcomm, line);
             record.source = SOURCE;
             state.wait(Wait::Msm, record, out);
         }
@@ -501,19 +509,19 @@ fn msm(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> b
 }
 
 /// Qualcomm's graphics driver, which handles the faults of its own context bank.
-fn gpu(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
-    let mut record = Record::new(Family::SmmuV2, line);
+fn gpu(line: Line<'_>, rest: &str, out: &mut Vec<LogEvent>) -> bool {
+    let mut record = FaultRecord::new(Family::SmmuV2, line);
     record.client = Some("gpu".to_owned());
     record.source = GPU;
     record.stage = Some(Stage::One);
     let address = hex_after(rest, "iova=");
     record.address = address.map(|value| Address { value, exact: true });
     record.access = if rest.has("dir=WRITE") {
-        Access::Write
+        FaultAccess::Write
     } else if rest.has("dir=READ") {
-        Access::Read
+        FaultAccess::Read
     } else {
-        Access::Unknown
+        FaultAccess::Unknown
     };
     let kinds = [
         ("type=TRANSLATION", 1),

@@ -4,20 +4,22 @@
 
 use super::reader::{Line, State, Wait, note};
 use super::text::{Text as _, after, cut, device, head, hex, hex_after, pci, small, starts};
-use super::{Access, Address, Certainty, Class, Event, Family, Record, Source, Stage};
+use super::{
+    Address, Certainty, Citation, Class, Family, FaultAccess, FaultRecord, LogEvent, Stage,
+};
 use crate::codes;
 
-const COMMANDS: Source = Source {
+const COMMANDS: Citation = Citation {
     document: "Arm IHI 0070",
     section: "7.1 Command queue errors; 3.5 Command and Event queues",
 };
 
-const GLOBAL: Source = Source {
+const GLOBAL: Citation = Citation {
     document: "Arm IHI 0070",
     section: "7.5 Global error recording (SMMU_GERROR)",
 };
 
-const PAGE_REQUESTS: Source = Source {
+const PAGE_REQUESTS: Citation = Citation {
     document: "Arm IHI 0070",
     section: "8.1 PRI queue",
 };
@@ -39,7 +41,7 @@ const REGISTER: &str = "the unit has not taken over a register in time";
 
 const WORDS: [&str; 4] = ["word 0", "word 1", "word 2", "word 3"];
 
-pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
+pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
     let Some((before, rest)) = head(line.text) else {
         return false;
     };
@@ -72,14 +74,14 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
     error(line, unit, rest, state, out)
 }
 
-fn event_record(line: Line<'_>, unit: &str) -> Record {
-    let mut record = Record::new(Family::SmmuV3, line);
+fn event_record(line: Line<'_>, unit: &str) -> FaultRecord {
+    let mut record = FaultRecord::new(Family::SmmuV3, line);
     record.unit = Some(cut(unit, 64).to_owned());
     record.source = codes::SMMUV3.source;
     record
 }
 
-fn set_code(record: &mut Record, code: u32) {
+fn set_code(record: &mut FaultRecord, code: u32) {
     record.code = Some(code);
     match codes::SMMUV3.get(code) {
         Some(event) => {
@@ -98,7 +100,13 @@ const fn directed(code: u32) -> bool {
 }
 
 /// Words of a record, one a line, or of a command that is skipped.
-fn word(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
+fn word(
+    line: Line<'_>,
+    unit: &str,
+    rest: &str,
+    state: &mut State,
+    out: &mut Vec<LogEvent>,
+) -> bool {
     let Some((value, end)) = hex(rest) else {
         return false;
     };
@@ -125,7 +133,7 @@ fn word(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut Vec
 }
 
 /// Takes a word of the record in.
-fn fill(record: &mut Record, place: usize, value: u64) {
+fn fill(record: &mut FaultRecord, place: usize, value: u64) {
     let bit = |n: u32| value >> n & 1 == 1;
     let code = record.code.unwrap_or(0);
     match place {
@@ -143,9 +151,9 @@ fn fill(record: &mut Record, place: usize, value: u64) {
                 return;
             }
             record.access = match (bit(35), bit(34)) {
-                (true, true) => Access::Execute,
-                (true, false) => Access::Read,
-                (false, _) => Access::Write,
+                (true, true) => FaultAccess::Execute,
+                (true, false) => FaultAccess::Read,
+                (false, _) => FaultAccess::Write,
             };
             record.privileged = Some(bit(33));
             record.stage = Some(if bit(39) { Stage::Two } else { Stage::One });
@@ -194,7 +202,7 @@ fn decoded(
     unit: &str,
     rest: &str,
     state: &mut State,
-    out: &mut Vec<Event>,
+    out: &mut Vec<LogEvent>,
 ) -> bool {
     let Some((name, rest)) = rest.around(" client: ") else {
         return false;
@@ -205,7 +213,7 @@ fn decoded(
     let id = hex(rest).map(|(id, _)| id);
     let named = codes::SMMUV3.codes.iter().find(|code| code.name() == name);
     let code = named.map(|code| code.code);
-    let merge = |record: &mut Record, words: bool| {
+    let merge = |record: &mut FaultRecord, words: bool| {
         match pci(client) {
             Some((device, "")) => record.pci = Some(device),
             _ if client.starts_with('(') => {}
@@ -264,21 +272,21 @@ fn syndrome(
     unit: &str,
     rest: &str,
     state: &mut State,
-    out: &mut Vec<Event>,
+    out: &mut Vec<LogEvent>,
 ) -> bool {
     let (facts, class) = rest.split_once('"').unwrap_or((rest, ""));
     let fact = |name: &str| facts.split_ascii_whitespace().any(|word| word == name);
     let (class, end) = class.split_once('"').unwrap_or((class, ""));
-    let fill = |record: &mut Record| {
+    let fill = |record: &mut FaultRecord| {
         record.text = cut(class, 200).to_owned();
         if record.stage.is_some() {
             return;
         }
         record.access = match (fact("inst"), fact("read"), fact("write")) {
-            (true, true, _) => Access::Execute,
-            (_, true, _) => Access::Read,
-            (.., true) => Access::Write,
-            _ => Access::Unknown,
+            (true, true, _) => FaultAccess::Execute,
+            (_, true, _) => FaultAccess::Read,
+            (.., true) => FaultAccess::Write,
+            _ => FaultAccess::Unknown,
         };
         record.privileged = Some(fact("priv"));
         record.stage = Some(if fact("s2") { Stage::Two } else { Stage::One });
@@ -307,13 +315,19 @@ fn syndrome(
 }
 
 /// Errors of the unit and its queues.
-fn error(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
+fn error(
+    line: Line<'_>,
+    unit: &str,
+    rest: &str,
+    state: &mut State,
+    out: &mut Vec<LogEvent>,
+) -> bool {
     let overflows = ["EVTQ overflow detected", "PRIQ overflow detected"];
     if overflows.iter().any(|words| rest.starts_with(words)) {
-        out.push(Event::Overflow(note(Some(Family::SmmuV3), line)));
+        out.push(LogEvent::Overflow(note(Some(Family::SmmuV3), line)));
         return true;
     }
-    let unit_record = |meaning: &'static str, source: Source| {
+    let unit_record = |meaning: &'static str, source: Citation| {
         let mut record = event_record(line, unit);
         record.meaning = meaning;
         record.class = Class::UnitError;
@@ -333,7 +347,7 @@ fn error(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut Ve
         return true;
     }
     // Lines that say more of the error before; without it they are errors of their own.
-    let further: &[(&str, &'static str, &'static str, Source)] = &[
+    let further: &[(&str, &'static str, &'static str, Citation)] = &[
         (
             "device has entered Service Failure Mode",
             "SFM_ERR",
@@ -388,9 +402,9 @@ fn error(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut Ve
     {
         let lost = name.starts_with("PRIQ_ABT") || name.starts_with("EVENTQ_ABT");
         if lost {
-            out.push(Event::Overflow(note(Some(Family::SmmuV3), line)));
+            out.push(LogEvent::Overflow(note(Some(Family::SmmuV3), line)));
         }
-        let fill = |record: &mut Record| {
+        let fill = |record: &mut FaultRecord| {
             record.name = name;
             record.meaning = meaning;
             record.text = cut(rest.trim(), 200).to_owned();
@@ -398,7 +412,7 @@ fn error(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut Ve
                 record.fields.push(("SMMU_CMDQ_CONS", consumer));
             }
         };
-        let error = |pending: &Record| pending.flags.contains(name);
+        let error = |pending: &FaultRecord| pending.flags.contains(name);
         let known = state
             .waiting(Wait::Command, Some(unit))
             .is_some_and(|pending| error(&pending.record));
@@ -467,7 +481,7 @@ fn error(line: Line<'_>, unit: &str, rest: &str, state: &mut State, out: &mut Ve
 }
 
 /// `sid 0x00000008.0x00000: [1L] unprivileged RW access at iova 0x..`.
-fn page_request(record: &mut Record, rest: &str) {
+fn page_request(record: &mut FaultRecord, rest: &str) {
     let Some((id, rest)) = hex(rest) else {
         return;
     };
@@ -479,10 +493,10 @@ fn page_request(record: &mut Record, rest: &str) {
         .and_then(|rest| rest.split(' ').next())
         .unwrap_or_default();
     record.access = match asked {
-        asked if asked.contains('X') => Access::Execute,
-        asked if asked.contains('W') => Access::Write,
-        asked if asked.contains('R') => Access::Read,
-        _ => Access::Unknown,
+        asked if asked.contains('X') => FaultAccess::Execute,
+        asked if asked.contains('W') => FaultAccess::Write,
+        asked if asked.contains('R') => FaultAccess::Read,
+        _ => FaultAccess::Unknown,
     };
     let address = hex_after(rest, "at iova ");
     record.address = address.map(|value| Address {

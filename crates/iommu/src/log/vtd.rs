@@ -6,25 +6,25 @@
 use super::reader::{Line, State, Wait, add_line, note};
 use super::text::{Text as _, after, cut, hex, hex_after, hex_part, number, pci, small, starts};
 use super::{
-    Absent, Access, Address, Certainty, Class, Dump, DumpTable, Entry, Event, Family, PciAddress,
-    Record, Source, Stage,
+    Absent, Address, Certainty, Citation, Class, Dump, DumpEntry, DumpTable, Family, FaultAccess,
+    FaultRecord, LogEvent, PciAddress, Stage,
 };
 use crate::codes;
 
 /// Entries of one dump: five levels, a PASID entry of eight words, and those above.
 const MOST_ENTRIES: usize = 32;
 
-const QUEUE: Source = Source {
+const QUEUE: Citation = Citation {
     document: "Intel VT-d specification",
     section: "6.5.2 Queued Invalidation Interface; 11.4.7.1 Fault Status Register",
 };
 
-const PAGE_REQUESTS: Source = Source {
+const PAGE_REQUESTS: Citation = Citation {
     document: "Intel VT-d specification",
     section: "7.4.1 Page Request Descriptor",
 };
 
-pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) -> bool {
+pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
     let text = line.text;
     // The commonest line.
     if let Some(rest) = text.strip_prefix("DMAR: DRHD: handling fault status reg ") {
@@ -69,13 +69,13 @@ pub(super) fn decode(line: Line<'_>, state: &mut State, out: &mut Vec<Event>) ->
 }
 
 /// The status of an interrupt, FSTS.
-fn status(line: Line<'_>, rest: &str, out: &mut Vec<Event>) -> bool {
+fn status(line: Line<'_>, rest: &str, out: &mut Vec<LogEvent>) -> bool {
     let Some((status, _)) = hex(rest) else {
         return false;
     };
     // PFO: there was no room for a record.
     if status & 1 == 1 {
-        out.push(Event::Overflow(note(Some(Family::Vtd), line)));
+        out.push(LogEvent::Overflow(note(Some(Family::Vtd), line)));
     }
     true
 }
@@ -91,21 +91,21 @@ fn message(text: &str) -> Option<&str> {
 }
 
 /// A fault record. `rest` begins with the device.
-fn fault(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
+fn fault(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
     let text = line.text;
     // A second bracket in old kernels.
     let Some((device, rest)) = pci(rest.trim_start_matches('[')) else {
         return false;
     };
-    let mut record = Record::new(Family::Vtd, line);
+    let mut record = FaultRecord::new(Family::Vtd, line);
     record.pci = Some(device);
     let kind = text.around("Request device").map_or("", |(kind, _)| kind);
     record.access = if kind.has("DMA Read") {
-        Access::Read
+        FaultAccess::Read
     } else if kind.has("DMA Write") {
-        Access::Write
+        FaultAccess::Write
     } else {
-        Access::Unknown
+        FaultAccess::Unknown
     };
     // Before the device in new kernels, behind it in old ones; all ones: none.
     let pasid = hex_after(kind, "] PASID ").or_else(|| {
@@ -143,7 +143,7 @@ fn fault(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) ->
 }
 
 /// The second line of old kernels.
-fn reason_alone(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
+fn reason_alone(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
     let joined = state.join(Wait::Reason, None, line, |record| reason(record, rest));
     if joined {
         state.complete(Wait::Reason, None, out);
@@ -153,7 +153,7 @@ fn reason_alone(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Eve
     if number(rest).is_none() {
         return false;
     }
-    let mut record = Record::new(Family::Vtd, line);
+    let mut record = FaultRecord::new(Family::Vtd, line);
     record.source = codes::VTD.source;
     reason(&mut record, rest);
     State::emit(record, out);
@@ -161,7 +161,7 @@ fn reason_alone(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Eve
 }
 
 /// Fills in the reason; `rest` begins with the number.
-fn reason(record: &mut Record, rest: &str) {
+fn reason(record: &mut FaultRecord, rest: &str) {
     // Xen writes 0ch.
     let xen = hex_part(rest).and_then(|(value, rest)| Some((value, rest.strip_prefix('h')?)));
     let Some((value, rest)) = xen.or_else(|| number(rest)) else {
@@ -187,14 +187,14 @@ fn reason(record: &mut Record, rest: &str) {
     };
     match code.code {
         // The request asked to execute: ER = 1.
-        0x5c | 0x82 => record.access = Access::Execute,
-        0x20..=0x2f => record.access = Access::Unknown,
+        0x5c | 0x82 => record.access = FaultAccess::Execute,
+        0x20..=0x2f => record.access = FaultAccess::Unknown,
         _ => {}
     }
 }
 
-fn unit_record(line: Line<'_>, meaning: &'static str) -> Record {
-    let mut record = Record::new(Family::Vtd, line);
+fn unit_record(line: Line<'_>, meaning: &'static str) -> FaultRecord {
+    let mut record = FaultRecord::new(Family::Vtd, line);
     record.meaning = meaning;
     record.class = Class::UnitError;
     record.certainty = Certainty::Certain;
@@ -203,7 +203,7 @@ fn unit_record(line: Line<'_>, meaning: &'static str) -> Record {
 }
 
 /// Errors of the invalidation queue, with the commands at its head.
-fn queue_error(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
+fn queue_error(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
     if let Some(rest) = starts(rest, "VT-d detected ") {
         let (name, meaning) = if rest.has("Time-out") {
             ("ITE", "a device has not answered an invalidation in time")
@@ -215,7 +215,7 @@ fn queue_error(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Even
         } else {
             ("IQE", "the invalidation queue has stopped at a command")
         };
-        let mut record = Record::new(Family::Vtd, line);
+        let mut record = FaultRecord::new(Family::Vtd, line);
         record.name = name;
         record.meaning = meaning;
         record.class = Class::UnitError;
@@ -256,14 +256,14 @@ fn queue_error(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Even
 }
 
 /// Page requests that the driver refuses: the reason, then the request.
-fn page_request(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
+fn page_request(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
     let rest = starts(rest, "IOMMU:").unwrap_or(rest).trim_start();
     let Some((unit, rest)) = rest.around(": ") else {
         return false;
     };
     if rest.has("PRQ overflow") {
         if rest.has("detected") {
-            out.push(Event::Overflow(note(Some(Family::Vtd), line)));
+            out.push(LogEvent::Overflow(note(Some(Family::Vtd), line)));
         }
         return true;
     }
@@ -293,7 +293,7 @@ fn page_request(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Eve
         return false;
     };
     let words = hex(words).and_then(|(first, rest)| Some((first, hex(rest)?.0)));
-    let fill = |record: &mut Record| {
+    let fill = |record: &mut FaultRecord| {
         if let Some((first, second)) = words {
             page_fields(record, first, second);
         }
@@ -311,8 +311,8 @@ fn page_request(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Eve
     true
 }
 
-fn page_record(line: Line<'_>, unit: &str) -> Record {
-    let mut record = Record::new(Family::Vtd, line);
+fn page_record(line: Line<'_>, unit: &str) -> FaultRecord {
+    let mut record = FaultRecord::new(Family::Vtd, line);
     record.unit = Some(cut(unit, 64).to_owned());
     record.class = Class::AtsRefused;
     record.certainty = Certainty::Likely;
@@ -321,7 +321,7 @@ fn page_record(line: Line<'_>, unit: &str) -> Record {
 }
 
 /// The request's descriptor.
-fn page_fields(record: &mut Record, first: u64, second: u64) {
+fn page_fields(record: &mut FaultRecord, first: u64, second: u64) {
     record.pci = Some(PciAddress::from_id(0, (first >> 16) as u16));
     record.pasid = (first >> 8 & 1 == 1).then_some((first >> 32) as u32 & 0xf_ffff);
     record.address = Some(Address {
@@ -330,10 +330,10 @@ fn page_fields(record: &mut Record, first: u64, second: u64) {
     });
     let (execute, read, write) = (first >> 52 & 1, second & 1, second >> 1 & 1);
     record.access = match (execute, read, write) {
-        (1, ..) => Access::Execute,
-        (_, _, 1) => Access::Write,
-        (_, 1, _) => Access::Read,
-        _ => Access::Unknown,
+        (1, ..) => FaultAccess::Execute,
+        (_, _, 1) => FaultAccess::Write,
+        (_, 1, _) => FaultAccess::Read,
+        _ => FaultAccess::Unknown,
     };
     record.privileged = Some(first >> 53 & 1 == 1);
     record.fields.push(("qw0", first));
@@ -341,7 +341,7 @@ fn page_fields(record: &mut Record, first: u64, second: u64) {
 }
 
 /// Tables that the driver prints after a fault.
-fn dump(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> bool {
+fn dump(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<LogEvent>) -> bool {
     if let Some(rest) = starts(rest, "Dump ") {
         let Some((unit, rest)) = rest.around(" table entries for IOVA ") else {
             return false;
@@ -375,7 +375,7 @@ fn dump(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> 
     }
     let leaf = matches!(
         entry,
-        Some(Entry {
+        Some(DumpEntry {
             table: DumpTable::Page(1),
             words: [word, _],
         }) if word & 7 != 0
@@ -386,18 +386,18 @@ fn dump(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<Event>) -> 
     true
 }
 
-fn entry(rest: &str) -> Option<Entry> {
+fn entry(rest: &str) -> Option<DumpEntry> {
     let halves = |rest: &str| Some([hex_after(rest, "low ")?, hex_after(rest, "hi ")?]);
     if let Some(rest) = starts(rest, "pte level: ") {
         let (level, rest) = number(rest)?;
-        return Some(Entry {
+        return Some(DumpEntry {
             table: DumpTable::Page(level.try_into().ok()?),
             words: [hex_after(rest, "pte value: ")?, 0],
         });
     }
     if let Some(rest) = starts(rest, "pasid table entry[") {
         let (place, rest) = number(rest)?;
-        return Some(Entry {
+        return Some(DumpEntry {
             table: DumpTable::Pasid(place.try_into().ok()?),
             words: [hex_after(rest, "]: ")?, 0],
         });
@@ -413,7 +413,7 @@ fn entry(rest: &str) -> Option<Entry> {
     } else {
         return None;
     };
-    Some(Entry { table, words })
+    Some(DumpEntry { table, words })
 }
 
 fn absent(rest: &str) -> Option<Absent> {

@@ -11,18 +11,23 @@ use super::entry::{Context, Device, Holds, PROCESS_LEAF_BITS, Process};
 use super::flush::EVERYTHING;
 use super::unit::{Inner, ROOT_BYTES, Tlbs};
 use crate::driver::{Attachments, Place, same_root};
-use crate::error::AttachError;
+use crate::error::UnitAttachError;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId};
 
 impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
-    fn check(&self, device: DeviceId, domain: DomainId, root: &Root) -> Result<u16, AttachError> {
+    fn check(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        root: &Root,
+    ) -> Result<u16, UnitAttachError> {
         self.capabilities.check(root)?;
         self.check_device(device)?;
         let bits = self.capabilities.output_bits;
         let address = root.address;
         if root.format == FormatId::RiscVG && address & 0x3fff != 0 {
-            return Err(AttachError::RootAddress { address, bits });
+            return Err(UnitAttachError::RootAddress { address, bits });
         }
         self.capabilities.check_domain(domain)
     }
@@ -63,12 +68,12 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
 }
 
 impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
-    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), UnitAttachError> {
         let Place { device, pasid } = place;
         let tag = self.check(device, domain, &root)?;
         let memory = &self.memory;
         let inner = &mut *self.inner.lock();
-        let no_memory = |cause| AttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::Memory { device, cause };
         let context = inner.devices.make(memory, device.0).map_err(no_memory)?;
         let process = place.number();
         let second = root.format == FormatId::RiscVG;
@@ -79,7 +84,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
             Holds::Nothing => second && pasid.is_some(),
         };
         if two_stages {
-            return Err(AttachError::OtherStage { device });
+            return Err(UnitAttachError::OtherStage { device });
         }
         let there = match context.holds() {
             Holds::Nothing => None,
@@ -90,7 +95,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
         };
         if let Some(there) = there {
             let domain = DomainId(there.domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
+            return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         same_root(inner.other_root(memory, domain, root), domain, root)?;
         let processes = self.features.process_levels(self.capabilities.pasid_bits);
@@ -105,7 +110,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
         Ok(())
     }
 
-    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
+    fn detach_at(&self, place: Place) -> Result<(), UnitAttachError> {
         let Place { device, pasid } = place;
         self.check_device(device)?;
         let memory = &self.memory;
@@ -115,7 +120,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
             tlbs,
             ..
         } = &mut *self.inner.lock();
-        let not_attached = AttachError::NotAttached { device };
+        let not_attached = UnitAttachError::NotAttached { device };
         let context = devices.find(memory, device.0).ok_or(not_attached)?;
         let (there, process) = match context.holds() {
             Holds::Table(there) if pasid.is_none() => (there, None),
@@ -144,7 +149,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
         let mut issue = |commands: &[Option<Command>]| {
             let commands = commands.iter().copied().flatten();
             let told = ring.issue((&self.registers, memory), commands);
-            told.map_err(|cause| AttachError::Unit { device, cause })
+            told.map_err(|cause| UnitAttachError::Unit { device, cause })
         };
         let whole = Command::Device(Some(device.0));
         // Or the TLB has answered before.
@@ -186,10 +191,10 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
         Ok(())
     }
 
-    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn check_device(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         let last = (1 << self.config.device_bits) - 1;
         if device.0 > last {
-            return Err(AttachError::Beyond { device, last });
+            return Err(UnitAttachError::Beyond { device, last });
         }
         Ok(())
     }
@@ -198,15 +203,15 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
         &self,
         device: DeviceId,
         tlb: Option<DeviceTlb>,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         let Inner { devices, tlbs, .. } = &mut *self.inner.lock();
         let mut members = devices.members(&self.memory);
         if let Some(member) = members.find(|member| member.device == device.0) {
             let domain = DomainId(member.there.domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
+            return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         drop(members);
-        let no_memory = |cause| AttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::Memory { device, cause };
         if let Some(DeviceTlb { queue_depth }) = tlb {
             // 0 is 32.
             let most = usize::from(queue_depth.wrapping_sub(1) & 31) + 1;

@@ -7,7 +7,7 @@ use iopt::FormatId;
 use runs::PageSizes;
 
 use super::{Config, ProbeError};
-use crate::capabilities::{Capabilities, FormatSupport};
+use crate::capabilities::{FormatSupport, UnitCapabilities};
 use crate::error::UnitError;
 use crate::registers::{Registers, wait_until};
 
@@ -165,9 +165,9 @@ impl Features {
             .map(|(levels, holds, _)| (levels, holds))
     }
 
-    pub(super) fn capabilities(self, config: &Config) -> Result<Capabilities, ProbeError> {
+    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, ProbeError> {
         let capabilities = self.capabilities;
-        let mut can = Capabilities::new();
+        let mut can = UnitCapabilities::new();
         // Sv39, Sv48, Sv57 from bit 9 on, the second stage from bit 17 on: 3, 4 and 5 levels.
         for (format, first) in [(FormatId::RiscV, 9), (FormatId::RiscVG, 17)] {
             let levels = (capabilities >> first & 7) as u16;

@@ -1,6 +1,6 @@
 //! The configuration of a unit, and why it may be refused.
 
-use crate::error::SetupError;
+use crate::error::UnitSetupError;
 use crate::unit::NodeId;
 
 /// What the registers do not say.
@@ -53,5 +53,5 @@ pub enum ProbeError {
     },
     /// The driver's own memory, or what it was to take over.
     #[error(transparent)]
-    Setup(#[from] SetupError),
+    Setup(#[from] UnitSetupError),
 }

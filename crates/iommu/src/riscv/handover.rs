@@ -16,10 +16,10 @@ use super::faults::RECORDS;
 use super::queue::{self, Queue};
 use super::unit::{Hardware, Inner, ROOT_BYTES, Tlbs};
 use super::{Config, ProbeError};
-use crate::capabilities::Capabilities;
+use crate::capabilities::UnitCapabilities;
 use crate::driver::{InMemory, pages};
-use crate::error::SetupError;
-use crate::handover::{AdoptError, UnitKind, WORDS};
+use crate::error::UnitSetupError;
+use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
 use crate::unit::DomainId;
@@ -36,7 +36,7 @@ impl InMemory for Hardware {
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Config,
-    ) -> Result<(Features, Capabilities), ProbeError> {
+    ) -> Result<(Features, UnitCapabilities), ProbeError> {
         let features = Features::read(registers)?;
         let capabilities = features.capabilities(config)?;
         // device_id has no more.
@@ -45,7 +45,7 @@ impl InMemory for Hardware {
         Ok((features, capabilities))
     }
 
-    fn address_bits(capabilities: &Capabilities) -> u32 {
+    fn address_bits(capabilities: &UnitCapabilities) -> u32 {
         capabilities.output_bits
     }
 
@@ -120,12 +120,12 @@ impl InMemory for Hardware {
         config: &Config,
         features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, SetupError> {
+    ) -> Result<Inner, UnitSetupError> {
         let [state, root, commands, status, faults, empty] = words;
         let extended = features.extended().into();
-        AdoptError::compare("capabilities.MSI_FLAT", extended, state >> 49, 1)?;
+        UnitAdoptError::compare("capabilities.MSI_FLAT", extended, state >> 49, 1)?;
         let pasid_bits = config.pasid_bits.into();
-        AdoptError::compare("bits of PASIDs", pasid_bits, state >> 50, 0x1f)?;
+        UnitAdoptError::compare("bits of PASIDs", pasid_bits, state >> 50, 0x1f)?;
         let (entries, depth) = (commands & !(TABLE_BYTES - 1), commands % TABLE_BYTES);
         let tlbs = (empty != 0).then_some(Tlbs {
             depth: depth.clamp(1, 32) as usize,
@@ -139,18 +139,18 @@ impl InMemory for Hardware {
         };
         if state >> 63 == 1 {
             let found = registers.read32(FCTL).into();
-            AdoptError::compare("fctl", found, 0, FOREIGN.into())?;
+            UnitAdoptError::compare("fctl", found, 0, FOREIGN.into())?;
             // Of the numbers of levels, the one that the unit has.
             let found = registers.read64(DDTP);
             let mask = MODE | DDTP_PPN;
             let mut wanted = inner.devices.registers(memory, config.device_bits);
             let one = wanted.clone().next().unwrap_or(0);
             let same = wanted.find(|value| *value == found & mask);
-            AdoptError::compare("ddtp", found, same.unwrap_or(one), mask)?;
+            UnitAdoptError::compare("ddtp", found, same.unwrap_or(one), mask)?;
             let wanted = base(faults, RECORDS.ilog2());
-            AdoptError::compare("fqb", registers.read64(FQB), wanted, DDTP_PPN | 0x1f)?;
+            UnitAdoptError::compare("fqb", registers.read64(FQB), wanted, DDTP_PPN | 0x1f)?;
             let on = (ENABLE | ON).into();
-            AdoptError::compare("fqcsr", registers.read32(FQCSR).into(), on, on)?;
+            UnitAdoptError::compare("fqcsr", registers.read32(FQCSR).into(), on, on)?;
             inner.ring.resume(registers)?;
         }
         Ok(inner)

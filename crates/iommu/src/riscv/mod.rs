@@ -72,6 +72,6 @@ pub(crate) use faults::CAUSES;
 /// One RISC-V IOMMU, over its registers `R` and memory `M` for directories and queues.
 ///
 /// `M` gives pages of 4 KiB with 64-bit cells, at addresses that the unit has
-/// ([`output_bits`](crate::Capabilities::output_bits)). Tables, directories and queues are read through the
+/// ([`output_bits`](crate::UnitCapabilities::output_bits)). Tables, directories and queues are read through the
 /// processor's caches.
 pub type RiscvIommu<R, M> = crate::HardwareUnit<unit::Hardware, R, M>;

@@ -19,7 +19,7 @@ use super::capabilities::{
 };
 use super::command::Command;
 use crate::error::UnitError;
-use crate::handover::AdoptError;
+use crate::handover::UnitAdoptError;
 use crate::registers::Registers;
 use crate::ring::{CommandQueue, Layout, Ring};
 
@@ -108,15 +108,15 @@ impl Commands {
     }
 
     /// Goes on with a queue in which all commands are complete.
-    pub(super) fn resume<R: Registers>(&mut self, registers: &R) -> Result<(), AdoptError> {
+    pub(super) fn resume<R: Registers>(&mut self, registers: &R) -> Result<(), UnitAdoptError> {
         let wanted = base(self.layout.entries, self.layout.log2);
         let found = registers.read64(CQB);
-        AdoptError::compare("cqb", found, wanted, DDTP_PPN | 0x1f)?;
+        UnitAdoptError::compare("cqb", found, wanted, DDTP_PPN | 0x1f)?;
         let on = u64::from(ENABLE | ON);
         let found = registers.read32(CQCSR).into();
-        AdoptError::compare("cqcsr", found, on, on | u64::from(COMMAND_ERRORS))?;
+        UnitAdoptError::compare("cqcsr", found, on, on | u64::from(COMMAND_ERRORS))?;
         let (head, tail) = (registers.read32(CQH).into(), registers.read32(CQT).into());
-        AdoptError::compare("cqh", head, tail, u64::MAX)?;
+        UnitAdoptError::compare("cqh", head, tail, u64::MAX)?;
         self.tail = self.head(registers);
         self.open = true;
         Ok(())

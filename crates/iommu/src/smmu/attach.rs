@@ -9,18 +9,18 @@ use super::flush::Tlb;
 use super::streams::{self, Stream};
 use super::unit::Inner;
 use crate::driver::{Attachments, Place, same_root};
-use crate::error::AttachError;
+use crate::error::UnitAttachError;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DomainId};
 
 impl<R: Registers> Smmu<R> {
     /// The stream's id, without the bits that are not compared.
-    fn stream(&self, device: DeviceId) -> Result<u16, AttachError> {
+    fn stream(&self, device: DeviceId) -> Result<u16, UnitAttachError> {
         let id = device.0 & !u32::from(self.config.ignored);
         let last = self.features.ids;
         match u16::try_from(id) {
             Ok(id) if id & !last == 0 => Ok(id),
-            _ => Err(AttachError::Beyond {
+            _ => Err(UnitAttachError::Beyond {
                 device,
                 last: last.into(),
             }),
@@ -28,7 +28,7 @@ impl<R: Registers> Smmu<R> {
     }
 
     /// How the unit reads a root that it can walk.
-    pub(super) fn shape(&self, root: &Root) -> Result<Shape, AttachError> {
+    pub(super) fn shape(&self, root: &Root) -> Result<Shape, UnitAttachError> {
         self.capabilities.check(root)?;
         let Root {
             format,
@@ -36,11 +36,11 @@ impl<R: Registers> Smmu<R> {
             levels,
         } = *root;
         let shape = self.features.shape(format);
-        let shape = shape.ok_or(AttachError::Format { format })?;
+        let shape = shape.ok_or(UnitAttachError::Format { format })?;
         // The levels follow from the input bits, or in stage 2 must fit them.
         let possible = self.features.levels(shape);
         if !possible.contains(&levels.into()) {
-            return Err(AttachError::Levels {
+            return Err(UnitAttachError::Levels {
                 format,
                 levels,
                 offered: possible.fold(0, |all, levels| all | 1 << levels),
@@ -55,14 +55,14 @@ impl<R: Registers> Smmu<R> {
         let bytes = entry << (shape.input_bits - top);
         if address & (bytes - 1) != 0 || address >> bits != 0 {
             let bits = self.capabilities.output_bits.min(bits);
-            return Err(AttachError::RootAddress { address, bits });
+            return Err(UnitAttachError::RootAddress { address, bits });
         }
         Ok(shape)
     }
 }
 
 impl<R: Registers> Attachments for Smmu<R> {
-    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), UnitAttachError> {
         let device = place.device;
         let shape = self.shape(&root)?;
         let id = self.stream(device)?;
@@ -76,9 +76,9 @@ impl<R: Registers> Attachments for Smmu<R> {
         if let Some((_, there)) = streams::find(streams, id) {
             // A stream always has a bank.
             let domain = banks[usize::from(there.bank)].map_or(domain, |bank| bank.domain);
-            return Err(AttachError::AlreadyAttached { device, domain });
+            return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
-        let no_room = |what, available: usize| AttachError::NoRoom {
+        let no_room = |what, available: usize| UnitAttachError::NoRoom {
             device,
             what,
             available: available as u32,
@@ -122,10 +122,10 @@ impl<R: Registers> Attachments for Smmu<R> {
         };
         stream.leaving = done.is_err();
         streams[place] = Some(stream);
-        done.map_err(|cause| AttachError::Unit { device, cause })
+        done.map_err(|cause| UnitAttachError::Unit { device, cause })
     }
 
-    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
+    fn detach_at(&self, place: Place) -> Result<(), UnitAttachError> {
         let device = place.device;
         let id = self.stream(device)?;
         let (registers, features) = (&self.registers, self.features);
@@ -136,7 +136,7 @@ impl<R: Registers> Attachments for Smmu<R> {
             counters,
         } = &mut *self.inner.lock();
         let Some((place, stream)) = streams::find(streams, id) else {
-            return Err(AttachError::NotAttached { device });
+            return Err(UnitAttachError::NotAttached { device });
         };
         let n = usize::from(stream.bank);
         let slot = &mut banks[n];
@@ -149,7 +149,7 @@ impl<R: Registers> Attachments for Smmu<R> {
                 });
                 Tlb::new(registers, features, n, bank.shape)
                     .invalidate_all(counters)
-                    .map_err(|cause| AttachError::Unit { device, cause })?;
+                    .map_err(|cause| UnitAttachError::Unit { device, cause })?;
             }
             bank.members -= 1;
             if bank.members == 0 {

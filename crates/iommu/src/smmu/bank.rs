@@ -20,7 +20,7 @@ use super::capabilities::{
     TTBR0, TTBR1,
 };
 use crate::arm::MAIR;
-use crate::handover::AdoptError;
+use crate::handover::UnitAdoptError;
 use crate::registers::Registers;
 use crate::unit::DomainId;
 
@@ -167,9 +167,9 @@ impl Bank {
         registers: &R,
         features: Features,
         n: usize,
-    ) -> Result<(), AdoptError> {
+    ) -> Result<(), UnitAdoptError> {
         let (address, control) = self.table(features, n);
-        AdoptError::compare("TTBR0", base(registers, features, n), address, !0)?;
+        UnitAdoptError::compare("TTBR0", base(registers, features, n), address, !0)?;
         // EAE is fixed in stage 2, and need not read as it was written.
         for (name, place, wanted, mask) in [
             ("TCR", features.bank(n, TCR), control, !LONG),
@@ -177,7 +177,7 @@ impl Bank {
             ("SCTLR", features.bank(n, SCTLR), ON, ON),
         ] {
             let found = registers.read32(place);
-            AdoptError::compare(name, found.into(), wanted.into(), mask.into())?;
+            UnitAdoptError::compare(name, found.into(), wanted.into(), mask.into())?;
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use iopt::format::{
 use runs::PageSizes;
 
 use super::{ProbeError, Version};
-use crate::capabilities::{Capabilities, FormatSupport};
+use crate::capabilities::{FormatSupport, UnitCapabilities};
 use crate::registers::Registers;
 
 // Global register space 0.
@@ -340,7 +340,7 @@ impl Features {
         })
     }
 
-    pub(super) fn capabilities(self) -> Result<Capabilities, ProbeError> {
+    pub(super) fn capabilities(self) -> Result<UnitCapabilities, ProbeError> {
         // The most input bits first.
         let stages = |granule, first: PageSizes, second: PageSizes| {
             let widest = move |format: fn(ArmConfig) -> FormatId, sizes| {
@@ -379,7 +379,7 @@ impl Features {
                 None,
             ],
         ];
-        let mut can = Capabilities::new();
+        let mut can = UnitCapabilities::new();
         for support in offered.into_iter().flatten().flatten() {
             can = can.with_format(support);
         }

@@ -1,6 +1,6 @@
 //! The configuration of a unit, and why it may be refused.
 
-use crate::handover::AdoptError;
+use crate::handover::UnitAdoptError;
 use crate::unit::NodeId;
 
 /// The version of the architecture. Registers do not say it: IDR7 is the version of the
@@ -72,5 +72,5 @@ pub enum ProbeError {
     },
     /// The unit is not the one that was frozen, or has stopped.
     #[error("{0}")]
-    Adopt(AdoptError),
+    Adopt(UnitAdoptError),
 }

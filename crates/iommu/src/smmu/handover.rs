@@ -15,7 +15,7 @@ use super::capabilities::{BYPASS, CR0, EXTENDED, Features, STRICT};
 use super::unit::Inner;
 use super::{Config, ProbeError, Smmu, flush, streams};
 use crate::error::UnitError;
-use crate::handover::{AdoptError, Frozen, Held, UnitKind, WORDS};
+use crate::handover::{Frozen, UnitAdoptError, UnitKind, UnitMemory, WORDS};
 use crate::registers::Registers;
 use crate::unit::DomainId;
 
@@ -26,7 +26,10 @@ impl<R: Registers> Smmu<R> {
     ///
     /// With an error the driver comes back, and nothing has changed.
     #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
-    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R), (Self, UnitError)> {
+    pub fn freeze(
+        self,
+        each: &mut dyn FnMut(UnitMemory),
+    ) -> Result<(Frozen, R), (Self, UnitError)> {
         let quiet = {
             let Inner { open, counters, .. } = &mut *self.inner.lock();
             match open {
@@ -49,7 +52,7 @@ impl<R: Registers> Smmu<R> {
             };
             let on = streams.iter().flatten().filter(|stream| !stream.leaving);
             let devices = on.filter(|stream| usize::from(stream.bank) == n).count();
-            (0..devices).for_each(|_| each(Held::Table { domain, root }));
+            (0..devices).for_each(|_| each(UnitMemory::Table { domain, root }));
             if devices == 0 {
                 bank::switch_off(&self.registers, self.features, n);
             }
@@ -74,7 +77,7 @@ impl<R: Registers> Smmu<R> {
         let capabilities = features.capabilities()?;
         let words = frozen.words(UnitKind::Smmu).map_err(ProbeError::Adopt)?;
         let state = words[0];
-        AdoptError::compare("the ignored bits", config.ignored.into(), state >> 32, !0)
+        UnitAdoptError::compare("the ignored bits", config.ignored.into(), state >> 32, !0)
             .map_err(ProbeError::Adopt)?;
         features.ids = (state >> 16) as u16;
         let mut unit = Self {
@@ -93,14 +96,17 @@ impl<R: Registers> Smmu<R> {
     }
 
     /// What the unit goes on using, as the registers and the listed tables say it.
-    fn resume(&self, tables: impl Iterator<Item = (DomainId, Root)>) -> Result<Inner, AdoptError> {
+    fn resume(
+        &self,
+        tables: impl Iterator<Item = (DomainId, Root)>,
+    ) -> Result<Inner, UnitAdoptError> {
         let (registers, features) = (&self.registers, self.features);
         let mut inner = Inner::new();
         inner.open = true;
         let mode = STRICT | if features.extended() { EXTENDED } else { 0 };
         let found = registers.read32(CR0);
         let mask = BYPASS | EXTENDED | STRICT;
-        AdoptError::compare("CR0", found.into(), mode.into(), mask.into())?;
+        UnitAdoptError::compare("CR0", found.into(), mode.into(), mask.into())?;
         let mut members = [0; super::capabilities::MOST];
         for (n, place) in inner
             .streams
@@ -112,14 +118,14 @@ impl<R: Registers> Smmu<R> {
             if let Some(stream) = *place {
                 let bank = usize::from(stream.bank);
                 let last = features.banks() as u64 - 1;
-                AdoptError::compare("S2CR.CBNDX", bank as u64, last.min(bank as u64), !0)?;
+                UnitAdoptError::compare("S2CR.CBNDX", bank as u64, last.min(bank as u64), !0)?;
                 members[bank] += 1;
             }
         }
         let mut tables = tables.peekable();
         for (n, members) in members.into_iter().enumerate().filter(|(_, m)| *m != 0) {
             let found = bank::base(registers, features, n);
-            let other = AdoptError::Register {
+            let other = UnitAdoptError::Register {
                 name: "TTBR0",
                 wanted: tables.peek().map_or(0, |(_, root)| root.address),
                 found,

@@ -8,23 +8,23 @@ use super::domains::Shape;
 use super::entry::Context;
 use super::unit::Inner;
 use crate::driver::{Attachments, Place, same_root};
-use crate::error::AttachError;
+use crate::error::UnitAttachError;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId};
 
 impl<R: Registers, M: TableMemory> Attachments for SmmuV3<R, M> {
-    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), UnitAttachError> {
         self.capabilities.check(&root)?;
         let (features, memory) = (self.features, &self.memory);
         let device = place.device;
         let shape = Shape::of(root.format);
         if shape.second_stage && place.pasid.is_some() {
             let format = root.format;
-            return Err(AttachError::Format { format });
+            return Err(UnitAttachError::Format { format });
         }
         let tag = self.capabilities.check_domain(domain)?;
         if shape.second_stage && features.stage1() && tag == features.stage1_vmid() {
-            return Err(AttachError::ReservedDomain { domain });
+            return Err(UnitAttachError::ReservedDomain { domain });
         }
         let Inner {
             streams,
@@ -35,13 +35,13 @@ impl<R: Registers, M: TableMemory> Attachments for SmmuV3<R, M> {
         streams.check(device)?;
         streams.is_free(memory, place, shape.second_stage)?;
         same_root(streams.other_root(memory, domain, root), domain, root)?;
-        let no_memory = |cause| AttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::Memory { device, cause };
         domains.set(memory, tag, shape).map_err(no_memory)?;
         let (stream, context) = streams
             .make(memory, place, shape.second_stage, features)
             .map_err(no_memory)?;
         let channel = (&self.registers, memory);
-        let failed = |cause| AttachError::Unit { device, cause };
+        let failed = |cause| UnitAttachError::Unit { device, cause };
         let (id, pasid) = (device.0, place.number());
         match context {
             Some(context) if stream.is_valid() => {
@@ -81,12 +81,12 @@ impl<R: Registers, M: TableMemory> Attachments for SmmuV3<R, M> {
         }
     }
 
-    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
+    fn detach_at(&self, place: Place) -> Result<(), UnitAttachError> {
         let (features, memory) = (self.features, &self.memory);
         let device = place.device;
         let Inner { streams, ring, .. } = &mut *self.inner.lock();
         streams.check(device)?;
-        let none = AttachError::NotAttached { device };
+        let none = UnitAttachError::NotAttached { device };
         let (stream, context, there) = streams.find(memory, place).ok_or(none)?;
         let shape = Shape::of(there.root.format);
         if let Some(context) = &context {
@@ -115,7 +115,7 @@ impl<R: Registers, M: TableMemory> Attachments for SmmuV3<R, M> {
             tlb.then(|| Command::whole_device(place)),
         ];
         ring.issue((&self.registers, memory), commands.into_iter().flatten())
-            .map_err(|cause| AttachError::Unit { device, cause })?;
+            .map_err(|cause| UnitAttachError::Unit { device, cause })?;
         if let Some(context) = &context {
             context.clear();
         }
@@ -125,7 +125,7 @@ impl<R: Registers, M: TableMemory> Attachments for SmmuV3<R, M> {
         Ok(())
     }
 
-    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn check_device(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         self.inner.lock().streams.check(device)
     }
 
@@ -134,7 +134,7 @@ impl<R: Registers, M: TableMemory> Attachments for SmmuV3<R, M> {
         &self,
         device: DeviceId,
         tlb: Option<DeviceTlb>,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         let streams = &mut self.inner.lock().streams;
         streams.set_device_tlb(&self.memory, device, tlb.is_some())
     }

@@ -12,7 +12,7 @@ use runs::PageSizes;
 
 use super::{Config, ProbeError};
 use crate::arm;
-use crate::capabilities::{Capabilities, FormatSupport};
+use crate::capabilities::{FormatSupport, UnitCapabilities};
 use crate::error::UnitError;
 use crate::registers::{Registers, wait_until};
 
@@ -319,10 +319,10 @@ impl Features {
 
     fn with_granule(
         self,
-        can: Capabilities,
+        can: UnitCapabilities,
         granule: ArmGranule,
         sizes: [PageSizes; 2],
-    ) -> Capabilities {
+    ) -> UnitCapabilities {
         let config = |input_bits: u32, upper| ArmConfig {
             granule,
             input_bits: input_bits as u8,
@@ -353,8 +353,8 @@ impl Features {
         can
     }
 
-    pub(super) fn capabilities(self, config: &Config) -> Result<Capabilities, ProbeError> {
-        let mut can = Capabilities::new();
+    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, ProbeError> {
+        let mut can = UnitCapabilities::new();
         macro_rules! granules {
             ($($granule:ident)*) => {$({
                 let first = ArmStage1::<$granule>::page_sizes(ArmStage1::<$granule>::MAX_LEVELS);

@@ -15,10 +15,10 @@ use super::queue::{self, Queue};
 use super::streams::Streams;
 use super::unit::{Hardware, Inner};
 use super::{Config, ProbeError};
-use crate::capabilities::Capabilities;
+use crate::capabilities::UnitCapabilities;
 use crate::driver::{Back, InMemory, pages};
-use crate::error::SetupError;
-use crate::handover::{AdoptError, UnitKind, WORDS};
+use crate::error::UnitSetupError;
+use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
 use crate::unit::DomainId;
@@ -41,7 +41,7 @@ impl InMemory for Hardware {
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Config,
-    ) -> Result<(Features, Capabilities), ProbeError> {
+    ) -> Result<(Features, UnitCapabilities), ProbeError> {
         let features = Features::read(registers, config)?;
         Ok((features, features.capabilities(config)?))
     }
@@ -114,23 +114,23 @@ impl InMemory for Hardware {
         config: &Config,
         features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, SetupError> {
+    ) -> Result<Inner, UnitSetupError> {
         let [state, base, commands, status, events, ticket] = words;
         let mut ring = queue::new([commands, status], features, ticket);
         let events = event_queue(events, features);
         let mut streams = Streams::at(base, last_device(config, features), features);
         let shape = streams.shape().into();
-        AdoptError::compare("the stream table's shape", shape, state >> 32, !0)?;
+        UnitAdoptError::compare("the stream table's shape", shape, state >> 32, !0)?;
         if state & 1 != 0 {
             let on = u64::from(SMMUEN | EVENTQEN | CMDQEN);
             let found = registers.read32(CR0ACK).into();
-            AdoptError::compare("SMMU_CR0ACK", found, on, on)?;
+            UnitAdoptError::compare("SMMU_CR0ACK", found, on, on)?;
             let found = registers.read64(STRTAB_BASE);
-            AdoptError::compare("SMMU_STRTAB_BASE", found, base, ADDRESS)?;
+            UnitAdoptError::compare("SMMU_STRTAB_BASE", found, base, ADDRESS)?;
             let found = registers.read32(STRTAB_BASE_CFG).into();
-            AdoptError::compare("SMMU_STRTAB_BASE_CFG", found, streams.shape().into(), !0)?;
+            UnitAdoptError::compare("SMMU_STRTAB_BASE_CFG", found, streams.shape().into(), !0)?;
             let found = registers.read64(EVENTQ_BASE);
-            AdoptError::compare("SMMU_EVENTQ_BASE", found, events.base(), ADDRESS)?;
+            UnitAdoptError::compare("SMMU_EVENTQ_BASE", found, events.base(), ADDRESS)?;
             ring.resume(registers)?;
         }
         streams.count_device_tlbs(memory);

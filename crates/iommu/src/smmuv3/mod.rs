@@ -80,7 +80,7 @@ pub(crate) use faults::EVENT_CODES;
 ///
 /// `R` are register pages 0 and 1. `M` gives pages of 4 KiB with 64-bit cells, at addresses of the unit's
 /// output bits, and some structures in one piece ([`Config`]). For units without
-/// [coherent walks](crate::Capabilities::coherent_walks) it must write lines back ([`iopt::observe::NonCoherent`]),
+/// [coherent walks](crate::UnitCapabilities::coherent_walks) it must write lines back ([`iopt::observe::NonCoherent`]),
 /// as the memory of the page tables must, and what the unit writes, the event queue, must not be read from
 /// caches: such memory is best not cached at all.
 pub type SmmuV3<R, M> = crate::HardwareUnit<unit::Hardware, R, M>;

@@ -18,7 +18,7 @@ use super::capabilities::{
 };
 use super::command::Command;
 use crate::error::UnitError;
-use crate::handover::AdoptError;
+use crate::handover::UnitAdoptError;
 use crate::registers::Registers;
 use crate::ring::{CommandQueue, Layout, Ring};
 
@@ -118,15 +118,15 @@ impl Commands {
     }
 
     /// Goes on with a queue in which all commands are complete.
-    pub(super) fn resume<R: Registers>(&mut self, registers: &R) -> Result<(), AdoptError> {
+    pub(super) fn resume<R: Registers>(&mut self, registers: &R) -> Result<(), UnitAdoptError> {
         let base = self.layout.entries | u64::from(self.layout.log2);
         let found = registers.read64(CMDQ_BASE);
-        AdoptError::compare("SMMU_CMDQ_BASE", found, base, ADDRESS)?;
+        UnitAdoptError::compare("SMMU_CMDQ_BASE", found, base, ADDRESS)?;
         let found = errors(registers).into();
-        AdoptError::compare("SMMU_GERROR", found, 0, COMMAND_ERROR.into())?;
+        UnitAdoptError::compare("SMMU_GERROR", found, 0, COMMAND_ERROR.into())?;
         self.tail = self.layout.index(registers.read32(CMDQ_PROD));
         let head = self.head(registers);
-        AdoptError::compare("SMMU_CMDQ_CONS", head.into(), self.tail.into(), !0)?;
+        UnitAdoptError::compare("SMMU_CMDQ_CONS", head.into(), self.tail.into(), !0)?;
         self.open = true;
         Ok(())
     }

@@ -16,7 +16,7 @@ use super::capabilities::{ADDRESS, ALLOCATE, Features};
 use super::entry::{Attached, CONTEXT_BITS, Context, Stream, TWO_LEVELS};
 use super::table::{Entries, SPLIT};
 use crate::driver::Place;
-use crate::error::AttachError;
+use crate::error::UnitAttachError;
 use crate::unit::{DeviceId, DomainId, Pasid};
 
 /// L1STD.Span: all entries of a page.
@@ -33,7 +33,7 @@ pub(super) struct Member {
 }
 
 /// An entry, its context descriptor if it is one of stage 1, and what they say.
-type Found<'m, M> = (Stream<'m, M>, Option<Context<'m, M>>, Attached);
+type StreamLookup<'m, M> = (Stream<'m, M>, Option<Context<'m, M>>, Attached);
 
 /// All devices.
 #[derive(Debug)]
@@ -109,10 +109,10 @@ impl Streams {
     }
 
     /// Refuses a device for which there is no room.
-    pub(super) const fn check(&self, device: DeviceId) -> Result<(), AttachError> {
+    pub(super) const fn check(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         let last = self.last;
         if device.0 > last {
-            return Err(AttachError::Beyond { device, last });
+            return Err(UnitAttachError::Beyond { device, last });
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl Streams {
         memory: &M,
         place: Place,
         second_stage: bool,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         let device = place.device;
         let Some(stream) = self.stream(memory, device) else {
             return Ok(());
@@ -182,10 +182,10 @@ impl Streams {
         let mut all = core::iter::once(any).chain(members);
         if let Some(member) = all.find(|member| member.place == place) {
             let domain = DomainId(member.there.domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
+            return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         if through_second || second_stage {
-            return Err(AttachError::OtherStage { device });
+            return Err(UnitAttachError::OtherStage { device });
         }
         Ok(())
     }
@@ -226,7 +226,7 @@ impl Streams {
         &self,
         memory: &'m M,
         place: Place,
-    ) -> Option<Found<'m, M>> {
+    ) -> Option<StreamLookup<'m, M>> {
         let stream = self.stream(memory, place.device)?;
         if let (None, Some(there)) = (place.pasid, stream.second()) {
             return Some((stream, None, there));
@@ -248,10 +248,10 @@ impl Streams {
         memory: &M,
         device: DeviceId,
         on: bool,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         let entry = if on {
             let made = self.table.make(memory, device.0);
-            made.map_err(|cause| AttachError::Memory { device, cause })?
+            made.map_err(|cause| UnitAttachError::Memory { device, cause })?
         } else {
             self.table.find(memory, device.0)
         };
@@ -260,7 +260,7 @@ impl Streams {
         };
         if let Some(member) = Self::members_of(memory, device, Stream(stream.0)).next() {
             let domain = DomainId(member.there.domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
+            return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         self.device_tlbs += u32::from(on);
         self.device_tlbs -= u32::from(stream.has_device_tlb());

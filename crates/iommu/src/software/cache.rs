@@ -37,7 +37,7 @@ pub(super) struct Key {
 
 /// What an entry holds: an address, and bits of which the lowest 8 are a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct CacheValue {
     pub(super) address: u64,
     pub(super) bits: u64,
 }
@@ -109,7 +109,7 @@ impl Cache {
         })
     }
 
-    pub(super) fn find(&self, key: Key) -> Option<Held> {
+    pub(super) fn find(&self, key: Key) -> Option<CacheValue> {
         let (kind, first) = (key.kind(), key.first());
         let (set, entries) = self.set(self.index(key.domain, key.log2, page(key.iova, key.log2)));
         let mut tries = 0;
@@ -120,7 +120,7 @@ impl Cache {
                 if entry.kind.load(Ordering::Relaxed) == kind
                     && entry.first.load(Ordering::Relaxed) == first
                 {
-                    found = Some(Held {
+                    found = Some(CacheValue {
                         address: entry.address.load(Ordering::Relaxed),
                         bits: entry.bits.load(Ordering::Relaxed),
                     });
@@ -138,7 +138,7 @@ impl Cache {
     }
 
     /// Inserts, or replaces what has the same key, if `allowed` says so under the set's lock.
-    pub(super) fn insert(&self, key: Key, held: Held, allowed: impl FnOnce() -> bool) {
+    pub(super) fn insert(&self, key: Key, held: CacheValue, allowed: impl FnOnce() -> bool) {
         if self.ways == 0 || key.log2 >= 64 {
             return;
         }
@@ -345,7 +345,7 @@ mod tests {
                             n += 0x10_0000;
                             cache.insert(
                                 key(first, 12),
-                                Held {
+                                CacheValue {
                                     address: n,
                                     bits: n,
                                 },
@@ -374,7 +374,7 @@ mod tests {
         let cache = Cache::new(CacheShape { sets: 1, ways: 1 });
         cache.insert(
             key(0x1000, 12),
-            Held {
+            CacheValue {
                 address: 1,
                 bits: 1,
             },
@@ -392,7 +392,7 @@ mod tests {
             assert!(!early);
             assert_eq!(
                 reader.join().unwrap(),
-                Some(Held {
+                Some(CacheValue {
                     address: 2,
                     bits: 2
                 })
@@ -408,7 +408,7 @@ mod tests {
             let cache = Cache::new(CacheShape { sets, ways: 8 });
             for start in (0..40).map(|n| n * 0x1234_5000) {
                 for len in [0x1000, 0x3000, 0x20_0000, 0x4000_0000] {
-                    let held = |level| Held {
+                    let held = |level| CacheValue {
                         address: 0,
                         bits: level,
                     };

@@ -56,7 +56,7 @@
 //!
 //! # Accessed and dirty bits
 //!
-//! A unit whose [`Capabilities::dirty_tracking`] is set marks entries as it walks, each by one
+//! A unit whose [`UnitCapabilities::dirty_tracking`] is set marks entries as it walks, each by one
 //! compare-and-exchange (see [`iopt::walk`]); tables must be writable then. A cached translation of a
 //! clean leaf serves no write: the first one walks again and marks the leaf before a byte is written.
 //! A leaf that was cleaned in its table but not flushed is not marked again while it is cached, as by
@@ -83,8 +83,8 @@ use iopt::walk::{WalkMemory, Walker};
 use iopt::{FormatId, Invalidation, Root};
 use runs::{Iova, PageSizes, Span};
 
-use crate::capabilities::{Capabilities, FormatSupport};
-use crate::error::{AttachError, FlushError};
+use crate::capabilities::{FormatSupport, UnitCapabilities};
+use crate::error::{FlushError, UnitAttachError};
 use crate::fault::Fault;
 use crate::unit::{DeviceId, DomainId, NodeId, Unit};
 
@@ -94,13 +94,13 @@ use registry::{Busy, Registry};
 
 pub use cache::CacheShape;
 pub use port::{Aborted, Port};
-pub use slot::Counters;
+pub use slot::AccessCounters;
 
 /// How a [`SoftwareUnit`] is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct SoftwareConfig {
     /// What it can do: see [`SoftwareUnit::full_capabilities`].
-    pub capabilities: Capabilities,
+    pub capabilities: UnitCapabilities,
     /// The memory node that it says it belongs to.
     pub node: Option<NodeId>,
     /// The IOTLB: leaves of all sizes.
@@ -117,7 +117,7 @@ pub struct Config {
     pub level_hints: bool,
 }
 
-impl Default for Config {
+impl Default for SoftwareConfig {
     /// All formats, 64 × 4 translations, 16 × 4 tables, 256 faults, 5 seconds, level hints.
     fn default() -> Self {
         Self {
@@ -153,7 +153,7 @@ pub struct SoftwareUnit<T, D> {
 struct Shared<T, D> {
     tables: T,
     data: D,
-    config: Config,
+    config: SoftwareConfig,
     iotlb: Cache,
     upper: Cache,
     clock: FlushClock,
@@ -190,10 +190,10 @@ impl FlushClock {
 }
 
 /// Everything that the walker can read.
-fn full_capabilities() -> Capabilities {
+fn full_capabilities() -> UnitCapabilities {
     let large = PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30);
     let any = PageSizes::from_log2_range(12, 52);
-    let mut capabilities = Capabilities::new();
+    let mut capabilities = UnitCapabilities::new();
     capabilities.snoop_control = true;
     capabilities.domain_bits = 32;
     [
@@ -214,11 +214,11 @@ fn full_capabilities() -> Capabilities {
 impl<T, D> SoftwareUnit<T, D> {
     /// A unit that reads tables in `tables` and moves data in `data`.
     pub fn new(tables: T, data: D) -> Self {
-        Self::with_config(tables, data, Config::default())
+        Self::with_config(tables, data, SoftwareConfig::default())
     }
 
     /// A unit with its own sizes and abilities.
-    pub fn with_config(tables: T, data: D, config: Config) -> Self {
+    pub fn with_config(tables: T, data: D, config: SoftwareConfig) -> Self {
         Self {
             shared: Arc::new(Shared {
                 tables,
@@ -239,7 +239,7 @@ impl<T, D> SoftwareUnit<T, D> {
     /// All that a software unit can do: every format with every number of levels, 52 bits of
     /// output addresses, snoop control, 32-bit domains. A configuration may offer less; or more, as
     /// dirty tracking, which costs a second walk for each leaf that is written to.
-    pub fn full_capabilities() -> Capabilities {
+    pub fn full_capabilities() -> UnitCapabilities {
         full_capabilities()
     }
 
@@ -261,12 +261,12 @@ impl<T, D> SoftwareUnit<T, D> {
     }
 
     /// What all devices together have counted. Ports that are busy are read as they count.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> AccessCounters {
         self.shared.registry.counters(None)
     }
 
     /// What a device has counted.
-    pub fn device_counters(&self, device: DeviceId) -> Counters {
+    pub fn device_counters(&self, device: DeviceId) -> AccessCounters {
         self.shared.registry.counters(Some(device))
     }
 
@@ -330,7 +330,7 @@ impl<T, D> Shared<T, D> {
     }
 
     /// The walker for a root, if the unit can walk it.
-    fn walker(&self, root: Root) -> Result<Walker, AttachError> {
+    fn walker(&self, root: Root) -> Result<Walker, UnitAttachError> {
         let capabilities = &self.config.capabilities;
         capabilities.check(&root)?;
         let sizes = capabilities
@@ -413,7 +413,7 @@ where
     T: WalkMemory + Send + Sync,
     D: Send + Sync,
 {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> UnitCapabilities {
         self.shared.config.capabilities
     }
 
@@ -421,22 +421,27 @@ where
         self.shared.config.node
     }
 
-    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), UnitAttachError> {
         let walker = self.shared.walker(root)?;
         let bits = self.shared.config.capabilities.domain_bits;
         if domain.0.checked_shr(bits).unwrap_or(0) != 0 {
-            return Err(AttachError::DomainId { domain, bits });
+            return Err(UnitAttachError::DomainId { domain, bits });
         }
         self.shared.registry.attach(device, domain, walker)
     }
 
-    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn detach(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         let shared = &*self.shared;
         let leaving = shared.registry.begin_detach(device)?;
         fence(Ordering::SeqCst);
         shared
             .wait(leaving.busy())
-            .map_err(|(device, busy, waited)| AttachError::TimedOut {
+            .map_err(|(device, busy, waited)| UnitAttachError::TimedOut {
                 device,
                 busy,
                 waited,

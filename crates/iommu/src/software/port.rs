@@ -10,7 +10,7 @@ use iopt::walk::{Access, UpperTable, WalkCache, WalkMemory};
 use runs::{Pa, Span};
 
 use super::Shared;
-use super::cache::{Cache, Held, Key};
+use super::cache::{Cache, CacheValue, Key};
 use super::registry::{Context, Device};
 use super::slot::{PortCounters, Slot};
 use crate::fault::{Fault, FaultReason};
@@ -63,7 +63,7 @@ impl<T, D> Port<T, D> {
     }
 
     /// What this port has counted.
-    pub fn counters(&self) -> super::Counters {
+    pub fn counters(&self) -> super::AccessCounters {
         self.slot.counters.counters()
     }
 }
@@ -303,7 +303,7 @@ impl<T: WalkMemory, D> Path<'_, T, D> {
         let log2 = found.page.len.trailing_zeros();
         let clean = if found.clean { CLEAN } else { 0 };
         let bits = clean | u64::from(found.prot.bits()) << PROT_SHIFT | u64::from(found.level);
-        let held = Held {
+        let held = CacheValue {
             address: found.page.pa,
             bits,
         };
@@ -381,7 +381,7 @@ impl WalkCache for Upper<'_> {
         let bits = u64::from(table.prot.bits()) << PROT_SHIFT | u64::from(table.level);
         self.cache.insert(
             key,
-            Held {
+            CacheValue {
                 address: table.address,
                 bits,
             },

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use iopt::Root;
 use iopt::walk::Walker;
 
-use super::slot::{Counters, Slot};
-use crate::error::AttachError;
+use super::slot::{AccessCounters, Slot};
+use crate::error::UnitAttachError;
 use crate::unit::{DeviceId, DomainId};
 
 /// What a device's accesses go through.
@@ -31,7 +31,7 @@ pub(super) struct Device {
 struct Ports {
     open: Vec<Arc<Slot>>,
     /// What closed ports have counted.
-    closed: Counters,
+    closed: AccessCounters,
 }
 
 impl Device {
@@ -70,7 +70,7 @@ impl Device {
         ports.closed += slot.counters.counters();
     }
 
-    fn counters(&self) -> Counters {
+    fn counters(&self) -> AccessCounters {
         let ports = lock(&self.ports);
         let mut sum = ports.closed;
         ports
@@ -159,18 +159,18 @@ impl Registry {
         device: DeviceId,
         domain: DomainId,
         walker: Walker,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         let root = walker.root();
         let mut members = lock(&self.members);
         if let Some(domain) = members.member(device).domain {
-            return Err(AttachError::AlreadyAttached { device, domain });
+            return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         let there = members
             .domains
             .entry(domain)
             .or_insert(Domain { root, devices: 0 });
         if there.root != root {
-            return Err(AttachError::OtherRoot {
+            return Err(UnitAttachError::OtherRoot {
                 domain,
                 there: there.root,
                 asked: root,
@@ -199,7 +199,7 @@ impl Registry {
     }
 
     /// Takes the context away. The device stays a member until [`finish_detach`](Self::finish_detach).
-    pub(super) fn begin_detach(&self, device: DeviceId) -> Result<Leaving, AttachError> {
+    pub(super) fn begin_detach(&self, device: DeviceId) -> Result<Leaving, UnitAttachError> {
         let members = lock(&self.members);
         let member = members
             .devices
@@ -207,7 +207,7 @@ impl Registry {
             .filter(|member| member.domain.is_some());
         let device = match member {
             Some(member) => member.device.clone(),
-            None => return Err(AttachError::NotAttached { device }),
+            None => return Err(UnitAttachError::NotAttached { device }),
         };
         let generation = device.set_context(None);
         Ok(Leaving { device, generation })
@@ -254,8 +254,8 @@ impl Registry {
     }
 
     /// What one device, or all of them, have counted.
-    pub(super) fn counters(&self, device: Option<DeviceId>) -> Counters {
-        let mut sum = Counters::default();
+    pub(super) fn counters(&self, device: Option<DeviceId>) -> AccessCounters {
+        let mut sum = AccessCounters::default();
         for (id, member) in &lock(&self.members).devices {
             if device.is_none_or(|wanted| wanted == *id) {
                 sum += member.device.counters();
@@ -319,6 +319,9 @@ mod tests {
         );
         let again = registry.attach(DEVICE, DomainId(1), walker(0x1000));
         let (device, domain) = (DEVICE, DomainId(2));
-        assert_eq!(again, Err(AttachError::AlreadyAttached { device, domain }));
+        assert_eq!(
+            again,
+            Err(UnitAttachError::AlreadyAttached { device, domain })
+        );
     }
 }

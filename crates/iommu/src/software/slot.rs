@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 /// What a port, a device or a unit has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counters {
+pub struct AccessCounters {
     /// Look-ups that found a translation in the IOTLB.
     pub iotlb_hits: u64,
     /// Look-ups that did not.
@@ -25,7 +25,7 @@ pub struct Counters {
     pub faults: u64,
 }
 
-impl AddAssign for Counters {
+impl AddAssign for AccessCounters {
     fn add_assign(&mut self, other: Self) {
         self.iotlb_hits += other.iotlb_hits;
         self.iotlb_misses += other.iotlb_misses;
@@ -70,8 +70,8 @@ pub(super) struct PortCounters {
 }
 
 impl PortCounters {
-    pub(super) fn counters(&self) -> Counters {
-        Counters {
+    pub(super) fn counters(&self) -> AccessCounters {
+        AccessCounters {
             iotlb_hits: self.iotlb_hits.get(),
             iotlb_misses: self.iotlb_misses.get(),
             walks: self.walks.get(),

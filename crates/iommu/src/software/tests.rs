@@ -97,15 +97,15 @@ fn tables() -> Words {
     words
 }
 
-fn quick() -> Config {
-    Config {
+fn quick() -> SoftwareConfig {
+    SoftwareConfig {
         flush_timeout: Duration::from_millis(50),
-        ..Config::default()
+        ..SoftwareConfig::default()
     }
 }
 
 /// A unit with [`tables`] and 4 MiB of data, to which the NIC is attached in domain 1.
-fn unit_with(config: Config) -> (Unit_, Words, Data) {
+fn unit_with(config: SoftwareConfig) -> (Unit_, Words, Data) {
     let (words, data) = (tables(), data(4 << 20));
     let unit = SoftwareUnit::with_config(words.clone(), data.clone(), config);
     unit.attach(NIC, D1, ROOT).unwrap();

@@ -6,26 +6,31 @@ use super::structures::Entry;
 use super::unit::Inner;
 use super::{Mode, Vtd, queue};
 use crate::driver::{Attachments, Place, same_root};
-use crate::error::AttachError;
+use crate::error::UnitAttachError;
 use crate::notes::Member;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId};
 
 impl<R: Registers, M: TableMemory> Vtd<R, M> {
-    fn check(&self, device: DeviceId, domain: DomainId, root: &Root) -> Result<u16, AttachError> {
+    fn check(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        root: &Root,
+    ) -> Result<u16, UnitAttachError> {
         self.capabilities.check(root)?;
         device.check_segment(self.config.segment)?;
         let tag = self.capabilities.check_domain(domain)?;
         // Section 6.1: what is not present is cached under the number 0.
         if tag == 0 && self.features.caching_mode() {
-            return Err(AttachError::ReservedDomain { domain });
+            return Err(UnitAttachError::ReservedDomain { domain });
         }
         Ok(tag)
     }
 }
 
 impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
-    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), UnitAttachError> {
         let (device, pasid) = (place.device, place.number());
         let tag = self.check(device, domain, &root)?;
         let Inner {
@@ -37,10 +42,10 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
         let found = structures.find(memory, device, pasid);
         if let Some(there) = found.and_then(|entry| entry.read()) {
             let domain = DomainId(there.domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
+            return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         same_root(structures.other_root(memory, domain, root), domain, root)?;
-        let no_memory = |cause| AttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::Memory { device, cause };
         let source = device.0 as u16;
         let tlb = notes.tlb(memory, source);
         let entry = structures
@@ -69,11 +74,11 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
         };
         told.map_err(|cause| {
             entry.withdraw();
-            AttachError::Unit { device, cause }
+            UnitAttachError::Unit { device, cause }
         })
     }
 
-    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
+    fn detach_at(&self, place: Place) -> Result<(), UnitAttachError> {
         let (device, pasid) = (place.device, place.number());
         device.check_segment(self.config.segment)?;
         let Inner {
@@ -84,7 +89,7 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
         let entry = structures.find(&self.memory, device, pasid);
         let there = entry.as_ref().and_then(Entry::read);
         let (Some(entry), Some(there)) = (entry, there) else {
-            return Err(AttachError::NotAttached { device });
+            return Err(UnitAttachError::NotAttached { device });
         };
         entry.withdraw();
         let source = device.0 as u16;
@@ -95,13 +100,13 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
             tlb: notes.tlb(&self.memory, source),
         };
         self.issue(ring, self.invalidate_member(member))
-            .map_err(|cause| AttachError::Unit { device, cause })?;
+            .map_err(|cause| UnitAttachError::Unit { device, cause })?;
         entry.clear();
         notes.remove(&self.memory, source, pasid);
         Ok(())
     }
 
-    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn check_device(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         device.check_segment(self.config.segment)
     }
 
@@ -109,7 +114,7 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
         &self,
         device: DeviceId,
         tlb: Option<DeviceTlb>,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), UnitAttachError> {
         let Inner {
             structures,
             ring,
@@ -122,10 +127,10 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
             .map(|there| there.domain);
         if let Some(domain) = attached.or_else(|| notes.domain_of(memory, source)) {
             let domain = DomainId(domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
+            return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         // Noted for as long as the device can have translations.
-        let noted = |cause| AttachError::Memory { device, cause };
+        let noted = |cause| UnitAttachError::Memory { device, cause };
         if tlb.is_some() {
             notes.set_tlb(memory, source, tlb).map_err(noted)?;
         }
@@ -133,7 +138,7 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
             && structures.set_device_tlb(memory, device, tlb.is_some());
         if changed {
             self.issue(ring, self.invalidate_context(source))
-                .map_err(|cause| AttachError::Unit { device, cause })?;
+                .map_err(|cause| UnitAttachError::Unit { device, cause })?;
         }
         if tlb.is_none() {
             notes.set_tlb(memory, source, None).map_err(noted)?;

@@ -7,7 +7,7 @@ use iopt::FormatId;
 use runs::PageSizes;
 
 use super::{Config, Mode, ProbeError};
-use crate::capabilities::{Capabilities, FormatSupport};
+use crate::capabilities::{FormatSupport, UnitCapabilities};
 use crate::registers::Registers;
 
 // Offsets.
@@ -164,7 +164,7 @@ impl Features {
     }
 
     /// What the unit can do as it is configured.
-    pub(super) fn capabilities(self, config: &Config) -> Result<Capabilities, ProbeError> {
+    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, ProbeError> {
         let Self { cap, ecap } = self;
         let mode = config.mode;
         // SMTS, and the stage: SSTS or FSTS. The queue is there in every unit with scalable mode.
@@ -206,7 +206,7 @@ impl Features {
             levels,
             page_sizes,
         };
-        let mut can = Capabilities::new().with_format(support);
+        let mut can = UnitCapabilities::new().with_format(support);
         can.output_bits = config.host_bits.min(52);
         can.input_bits = match mode {
             // MGAW.

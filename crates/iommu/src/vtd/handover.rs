@@ -8,10 +8,10 @@ use super::queue::{self, Queue};
 use super::structures::Structures;
 use super::unit::{Hardware, Inner};
 use super::{Config, Mode, ProbeError};
-use crate::capabilities::Capabilities;
+use crate::capabilities::UnitCapabilities;
 use crate::driver::{InMemory, pages};
-use crate::error::SetupError;
-use crate::handover::{AdoptError, UnitKind, WORDS};
+use crate::error::UnitSetupError;
+use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::notes::Notes;
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
@@ -25,7 +25,7 @@ impl InMemory for Hardware {
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Config,
-    ) -> Result<(Features, Capabilities), ProbeError> {
+    ) -> Result<(Features, UnitCapabilities), ProbeError> {
         let features = Features::read(registers)?;
         Ok((features, features.capabilities(config)?))
     }
@@ -99,30 +99,30 @@ impl InMemory for Hardware {
         config: &Config,
         features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, SetupError> {
+    ) -> Result<Inner, UnitSetupError> {
         let [state, root, entries, status, ticket, _] = words;
         let Config {
             mode, pasid_bits, ..
         } = *config;
-        AdoptError::compare("the mode", mode as u64, state >> 8, 0xff)?;
-        AdoptError::compare("bits of a PASID", pasid_bits.into(), state >> 16, u64::MAX)?;
+        UnitAdoptError::compare("the mode", mode as u64, state >> 8, 0xff)?;
+        UnitAdoptError::compare("bits of a PASID", pasid_bits.into(), state >> 16, u64::MAX)?;
         let queued = entries != 0;
-        AdoptError::compare("ECAP.QI", features.queue().into(), queued.into(), 1)?;
+        UnitAdoptError::compare("ECAP.QI", features.queue().into(), queued.into(), 1)?;
         let mut ring = queue::new([entries, status], mode, features, ticket);
         ring.open = state & 1 != 0;
         if ring.open {
             let on = TRANSLATION | if queued { QUEUE } else { 0 };
             let status = registers.read32(GSTS);
-            AdoptError::compare("GSTS", status.into(), on.into(), on.into())?;
+            UnitAdoptError::compare("GSTS", status.into(), on.into(), on.into())?;
             let scalable = if mode == Mode::Legacy { 0 } else { SCALABLE };
             let found = registers.read64(RTADDR);
-            AdoptError::compare("RTADDR", found, root | scalable, u64::MAX)?;
+            UnitAdoptError::compare("RTADDR", found, root | scalable, u64::MAX)?;
         }
         if ring.open && queued {
             let found = registers.read64(IQA);
-            AdoptError::compare("IQA", found, ring.queue.base(entries), u64::MAX)?;
+            UnitAdoptError::compare("IQA", found, ring.queue.base(entries), u64::MAX)?;
             let (head, tail) = (registers.read64(IQH), registers.read64(IQT));
-            AdoptError::compare("IQH", head, tail, u64::MAX)?;
+            UnitAdoptError::compare("IQH", head, tail, u64::MAX)?;
             ring.tail = ring.head(registers);
         }
         let structures = Structures {

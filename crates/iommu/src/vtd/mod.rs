@@ -43,7 +43,7 @@
 //! off while the unit is [disabled](Vtd::disable): what a device keeps over that time is not invalidated.
 //!
 //! **Mapping** needs stores only, but in caching mode or with write buffers (RWBF): both are reported
-//! as [`caches_not_present`](crate::Capabilities::caches_not_present).
+//! as [`caches_not_present`](crate::UnitCapabilities::caches_not_present).
 //!
 //! **Faults**: `faults.rs`. A record names a page, and no domain.
 //!
@@ -74,6 +74,6 @@ pub(crate) use faults::FAULT_REASONS;
 /// One VT-d unit, over its registers `R` and memory `M` for root table, context tables and queue.
 ///
 /// `M` gives pages of 4 KiB with 64-bit cells, at addresses below the unit's `host_bits`. For units
-/// without [coherent walks](crate::Capabilities::coherent_walks) it must write lines back
+/// without [coherent walks](crate::UnitCapabilities::coherent_walks) it must write lines back
 /// ([`iopt::observe::NonCoherent`]), as the memory of the page tables must.
 pub type Vtd<R, M> = crate::HardwareUnit<unit::Hardware, R, M>;

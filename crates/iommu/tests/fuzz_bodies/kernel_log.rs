@@ -1,6 +1,6 @@
 //! The target of the log's reader: lines of any bytes.
 
-use iommu::log::{Event, Reader, strip};
+use iommu::log::{LogEvent, Reader, strip};
 
 /// Decodes the lines of `data`. Each event refers to lines that were read, in order, and is of bounded size.
 pub fn decode(data: &[u8]) {
@@ -24,17 +24,17 @@ pub fn decode(data: &[u8]) {
     assert!(events.is_empty());
 }
 
-fn check(event: &Event, count: u64) {
+fn check(event: &LogEvent, count: u64) {
     let (lines, size) = match event {
-        Event::Fault(fault) => {
+        LogEvent::Fault(fault) => {
             let parts = fault.fields.len() + fault.flags.len();
             (&fault.lines[..], parts + fault.text.len())
         }
-        Event::Dump(dump) => (&dump.lines[..], dump.entries.len()),
-        Event::Overflow(note) | Event::Undecoded(note) => {
+        LogEvent::Dump(dump) => (&dump.lines[..], dump.entries.len()),
+        LogEvent::Overflow(note) | LogEvent::Undecoded(note) => {
             (std::slice::from_ref(&note.line), note.text.len())
         }
-        Event::Suppressed(suppressed) => (
+        LogEvent::Suppressed(suppressed) => (
             std::slice::from_ref(&suppressed.line),
             suppressed.function.len(),
         ),

@@ -15,7 +15,8 @@ use std::{
 };
 
 use iommu::{
-    AttachError, DeviceId, DeviceTlb, DomainId, Driver, FlushError, Frozen, Held, Pasid, UnitError,
+    DeviceId, DeviceTlb, DomainId, Driver, FlushError, Frozen, Pasid, UnitAttachError, UnitError,
+    UnitMemory,
 };
 use iopt::{
     Cell, FormatId, Gather, HeapTables, Invalidation, Root, Table, TableMemory, format::AmdV1,
@@ -43,7 +44,7 @@ pub(super) trait Subject: Driver + Sized {
     fn new(unit: Unit<Self::Model>, memory: Arc<HeapTables>, config: Self::Config) -> Option<Self>;
     fn tear_down(self) -> Result<(), UnitError>;
     /// Lets go of the unit; the driver is back after an error.
-    fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<Frozen, Self>;
+    fn freeze(self, each: &mut dyn FnMut(UnitMemory)) -> Result<Frozen, Self>;
     fn adopt(
         unit: Unit<Self::Model>,
         memory: Arc<HeapTables>,
@@ -200,7 +201,7 @@ impl<S: Subject> World<S> {
         self.begin();
         let mut tables = Vec::new();
         let frozen = driver.freeze(&mut |held| {
-            if let Held::Table { domain, root } = held {
+            if let UnitMemory::Table { domain, root } = held {
                 tables.push((domain, root));
             }
         });
@@ -333,13 +334,13 @@ impl<S: Subject> World<S> {
         driver: &S,
         key: (u32, u32),
         (domain, root): (DomainId, Root),
-        result: Result<(), AttachError>,
+        result: Result<(), UnitAttachError>,
     ) {
         count(&result);
         if result.is_ok() {
             self.done("attach", false);
         }
-        if let Err(AttachError::Pasid { bits, .. }) = result {
+        if let Err(UnitAttachError::Pasid { bits, .. }) = result {
             assert_eq!(bits, driver.capabilities().pasid_bits);
             assert!(key.1 == 0 || key.1 >> bits != 0, "{key:?}");
         }
@@ -348,21 +349,21 @@ impl<S: Subject> World<S> {
         };
         let other = |there: &(DomainId, Root)| there.0 == domain && there.1 != root;
         match result {
-            Ok(()) | Err(AttachError::Unit { .. }) => {
+            Ok(()) | Err(UnitAttachError::Unit { .. }) => {
                 assert!(!known.values().any(other), "{domain} has another root");
                 assert_eq!(known.insert(key, (domain, root)), None, "{key:?} twice");
             }
-            Err(AttachError::AlreadyAttached { domain, .. }) => {
+            Err(UnitAttachError::AlreadyAttached { domain, .. }) => {
                 assert_eq!(
                     known.get(&key).map(|there| there.0),
                     Some(domain),
                     "{key:?}"
                 );
             }
-            Err(AttachError::OtherRoot { .. }) => {
+            Err(UnitAttachError::OtherRoot { .. }) => {
                 assert!(known.values().any(other), "{domain} has no other root");
             }
-            Err(AttachError::NotAttached { .. } | AttachError::TimedOut { .. }) => {
+            Err(UnitAttachError::NotAttached { .. } | UnitAttachError::TimedOut { .. }) => {
                 panic!("{key:?}: {result:?}");
             }
             Err(_) => {}
@@ -374,7 +375,7 @@ impl<S: Subject> World<S> {
         driver: &S,
         device: DeviceId,
         tlb: Option<DeviceTlb>,
-        result: Result<(), AttachError>,
+        result: Result<(), UnitAttachError>,
     ) {
         count(&result);
         let serves = driver.capabilities().device_tlbs;
@@ -383,14 +384,14 @@ impl<S: Subject> World<S> {
         };
         let attached = known.keys().any(|place| place.0 == device.0);
         match result {
-            Err(AttachError::AlreadyAttached { .. }) => assert!(attached, "{device}"),
-            Err(AttachError::NoDeviceTlbs { .. }) => assert!(tlb.is_some() && !serves),
+            Err(UnitAttachError::AlreadyAttached { .. }) => assert!(attached, "{device}"),
+            Err(UnitAttachError::NoDeviceTlbs { .. }) => assert!(tlb.is_some() && !serves),
             Ok(()) => assert!(tlb.is_none() || serves && !attached, "{device}"),
             Err(_) => {}
         }
     }
 
-    fn detached(&mut self, key: (u32, u32), result: Result<(), AttachError>) {
+    fn detached(&mut self, key: (u32, u32), result: Result<(), UnitAttachError>) {
         count(&result);
         if result.is_ok() {
             self.done("detach", true);
@@ -400,8 +401,10 @@ impl<S: Subject> World<S> {
         };
         match result {
             Ok(()) => assert!(known.remove(&key).is_some(), "{key:?} was not attached"),
-            Err(AttachError::NotAttached { .. }) => assert!(!known.contains_key(&key), "{key:?}"),
-            Err(AttachError::Unit { .. }) => assert!(known.contains_key(&key), "{key:?}"),
+            Err(UnitAttachError::NotAttached { .. }) => {
+                assert!(!known.contains_key(&key), "{key:?}")
+            }
+            Err(UnitAttachError::Unit { .. }) => assert!(known.contains_key(&key), "{key:?}"),
             Err(_) => {}
         }
     }

@@ -7,9 +7,9 @@
 
 use core::mem::MaybeUninit;
 
-pub(super) struct Held<S>(MaybeUninit<S>);
+pub(super) struct StorageCell<S>(MaybeUninit<S>);
 
-impl<S> Held<S> {
+impl<S> StorageCell<S> {
     pub(super) const fn new(storage: S) -> Self {
         Self(MaybeUninit::new(storage))
     }
@@ -20,7 +20,7 @@ impl<S> Held<S> {
     }
 }
 
-impl<S> Drop for Held<S> {
+impl<S> Drop for StorageCell<S> {
     fn drop(&mut self) {
         // SAFETY: as in `get`; it is dropped once, here, and not looked at afterwards.
         unsafe { self.0.assume_init_drop() }

@@ -15,7 +15,7 @@ pub struct Counted<M> {
 
 /// What a [`Counted`] memory has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct TableCounters {
     /// How often a pass went down from a root.
     pub descents: u64,
     /// How often a pass turned to the entries of a table.
@@ -41,8 +41,8 @@ impl<M> Counted<M> {
     }
 
     /// What was counted since the beginning, or since the last [`take`](Self::take).
-    pub fn counters(&self) -> Counters {
-        Counters {
+    pub fn counters(&self) -> TableCounters {
+        TableCounters {
             descents: self.descents.load(Ordering::Relaxed),
             table_reads: self.table_reads.load(Ordering::Relaxed),
             entry_stores: self.entry_stores.load(Ordering::Relaxed),
@@ -50,8 +50,8 @@ impl<M> Counted<M> {
     }
 
     /// What was counted; counting begins again at 0.
-    pub fn take(&self) -> Counters {
-        Counters {
+    pub fn take(&self) -> TableCounters {
+        TableCounters {
             descents: self.descents.swap(0, Ordering::Relaxed),
             table_reads: self.table_reads.swap(0, Ordering::Relaxed),
             entry_stores: self.entry_stores.swap(0, Ordering::Relaxed),

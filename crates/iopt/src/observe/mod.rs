@@ -15,7 +15,7 @@ mod non_coherent;
 mod record;
 
 pub use checked::Checked;
-pub use counted::{Counted, Counters};
+pub use counted::{Counted, TableCounters};
 pub use non_coherent::{CacheLines, NonCoherent};
 pub use record::{Domain, MappingRecord, Violation};
 #[cfg(feature = "alloc")]

@@ -1,7 +1,7 @@
 //! How often the engine goes down the tables, counted.
 
 use iopt::format::{ArmStage1, K4, VtdSs};
-use iopt::observe::{Counted, Counters};
+use iopt::observe::{Counted, TableCounters};
 use iopt::{Gather, HeapTables, Prot, Table, TableOps as _};
 use runs::{PageSizes, Span};
 
@@ -96,7 +96,7 @@ fn descents_do_not_depend_on_how_many_pages_there_are() {
     table.map(0, &[Span::new(9 * G1, PAGE)], Prot::RW).unwrap();
     assert_eq!(
         memory.take(),
-        Counters {
+        TableCounters {
             descents: 1,
             table_reads: 4,
             entry_stores: 1
@@ -109,7 +109,7 @@ fn descents_do_not_depend_on_how_many_pages_there_are() {
     table
         .map(few.start, &[Span::new(10 * G1, few.len)], Prot::RW)
         .unwrap();
-    let stores = |entry_stores| Counters {
+    let stores = |entry_stores| TableCounters {
         descents: 1,
         table_reads: 4,
         entry_stores,

@@ -7,14 +7,14 @@ use runs::{GuestAddr, Span, merge_sorted};
 
 use super::discarder::Discarder;
 use super::memory::Memory;
-use super::monitor::{Event, Hint, Monitor, Unrestored};
-use crate::dma::Dma;
+use super::monitor::{BalloonEvent, BalloonMonitor, Hint, Unrestored};
+use crate::dma::Releaser;
 use crate::map::{MemoryMap, Part};
 
 /// What the device has done since it was made, in bytes unless it says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counters {
+pub struct BalloonCounters {
     /// Messages and reports that were taken from the queues.
     pub chains: u64,
     /// What the driver gave on inflateq, each time it did.
@@ -63,7 +63,7 @@ fn in_guest<T>(map: MemoryMap<'_, T>, parts: &[Part], runs: &mut Vec<Span<GuestA
 
 /// Hands on what of these parts is in none of `kept`; both ascend.
 fn without(parts: &[Part], kept: &[Part], mut sink: impl FnMut(Part)) {
-    // A kept part may be longer than a part only where somebody's `Dma` is wrong.
+    // A kept part may be longer than a part only where somebody's `Releaser` is wrong.
     let mut kept = kept.iter().peekable();
     for part in parts {
         let region = part.region;
@@ -96,7 +96,7 @@ pub(super) struct Back<D, A, M> {
     pub(super) discard: D,
     pub(super) dma: A,
     pub(super) monitor: M,
-    pub(super) counters: Counters,
+    pub(super) counters: BalloonCounters,
     /// What is whole now, of huge pages.
     whole: Vec<Part>,
     kept: Vec<Part>,
@@ -105,13 +105,13 @@ pub(super) struct Back<D, A, M> {
     hinted: Vec<Span<GuestAddr>>,
 }
 
-impl<D, A, M: Monitor> Back<D, A, M> {
+impl<D, A, M: BalloonMonitor> Back<D, A, M> {
     pub(super) fn new(discard: D, dma: A, monitor: M) -> Self {
         Self {
             discard,
             dma,
             monitor,
-            counters: Counters::default(),
+            counters: BalloonCounters::default(),
             whole: Vec::new(),
             kept: Vec::new(),
             cut: Vec::new(),
@@ -124,7 +124,7 @@ impl<D, A, M: Monitor> Back<D, A, M> {
     pub(super) fn inflate<T>(&mut self, memory: &mut Memory<T>, parts: &[Part])
     where
         D: Discarder<T>,
-        A: Dma<T>,
+        A: Releaser<T>,
     {
         add(&mut self.counters.inflated, bytes(parts));
         let whole = memory.inflate(parts, &mut self.whole);
@@ -137,7 +137,7 @@ impl<D, A, M: Monitor> Back<D, A, M> {
         self.dma.release(map, whole, &mut |part, reason| {
             add(&mut counters.kept, part.offsets.len);
             let run = map.run(&part);
-            monitor.event(Event::Kept { run, reason });
+            monitor.event(BalloonEvent::Kept { run, reason });
             kept.push(part);
         });
         let (discard, counters) = (&mut self.discard, &mut self.counters);
@@ -200,24 +200,24 @@ impl<D, A, M: Monitor> Back<D, A, M> {
         then: Unrestored,
         lacking: &mut Vec<Span<GuestAddr>>,
     ) where
-        A: Dma<T>,
+        A: Releaser<T>,
     {
         let (counters, monitor) = (&mut self.counters, &mut self.monitor);
         self.dma.restore(map, parts, &mut |part, reason| {
             add(&mut counters.not_restored, part.offsets.len);
             let run = map.run(&part);
-            monitor.event(Event::NotRestored { run, reason, then });
+            monitor.event(BalloonEvent::NotRestored { run, reason, then });
             lacking.push(run);
         });
     }
 }
 
 /// Discards these parts, which are whole pages.
-fn discard_all<T, D: Discarder<T>, M: Monitor>(
+fn discard_all<T, D: Discarder<T>, M: BalloonMonitor>(
     discard: &mut D,
     map: MemoryMap<'_, T>,
     parts: &[Part],
-    counters: &mut Counters,
+    counters: &mut BalloonCounters,
     monitor: &mut M,
 ) {
     if parts.is_empty() {
@@ -228,7 +228,7 @@ fn discard_all<T, D: Discarder<T>, M: Monitor>(
     let done = discard.discard(map, parts, &mut |part, cause| {
         add(&mut counters.not_discarded, part.offsets.len);
         let run = map.run(&part);
-        monitor.event(Event::NotDiscarded { run, cause });
+        monitor.event(BalloonEvent::NotDiscarded { run, cause });
     });
     counters.discarding += begun.elapsed();
     add(&mut counters.discarded, done);

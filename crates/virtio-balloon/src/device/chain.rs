@@ -7,7 +7,7 @@ use runs::{GuestAddr, Span};
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
-use crate::format::{BitmapRecords, Format, LePfns, MOST_MESSAGE_BYTES, hand_on};
+use crate::format::{BitmapRecords, LePfns, MOST_MESSAGE_BYTES, MessageFormat, hand_on};
 use crate::refusal::{Refusal, Refusals};
 use crate::source::{WIRE_PAGE, WIRE_SHIFT};
 use crate::stats::ByteOrder;

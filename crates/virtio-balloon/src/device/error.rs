@@ -8,7 +8,7 @@ use crate::queues::Queue;
 /// Why a device cannot be made, or cannot have this memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum SetupError {
+pub enum BalloonSetupError {
     /// The regions are not a guest's memory.
     #[error(transparent)]
     Ram(BadRam),
@@ -48,7 +48,7 @@ pub enum NegotiateError {
 /// Why devices that cannot take page faults must not be attached now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum AttachError {
+pub enum PassthroughError {
     /// The driver reports free pages, and uses them again without a word.
     #[error("free page reporting is negotiated")]
     Reporting,

@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 use std::vec::Vec;
 
-use hostmem::{Discard, Discarded, GuestRegionError, Kept, Mapping};
+use hostmem::{Discard, DiscardRefusal, Discarded, GuestRegionError, Mapping};
 use runs::{GuestAddr, Offset, Span};
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -19,13 +19,13 @@ use crate::map::{MemoryMap, Part, Region};
 /// what others have mapped privately, nobody else can discard.
 ///
 /// ```
-/// use virtio_balloon::device::{Device, GuestDiscard, Settings};
+/// use virtio_balloon::device::{BalloonDevice, GuestDiscard, BalloonSettings};
 /// use vm_memory::{GuestAddress, GuestMemoryMmap};
 ///
 /// let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 64 << 20)])?;
 /// // Nothing is held back until a huge page is whole.
 /// let regions = GuestDiscard::regions(&memory, 4096)?;
-/// let device = Device::new(Settings::default(), regions, GuestDiscard::new(), (), ())?;
+/// let device = BalloonDevice::new(BalloonSettings::default(), regions, GuestDiscard::new(), (), ())?;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl GuestDiscard {
         Self::default()
     }
 
-    /// The regions of this memory, as a [`Device`](super::Device) takes them: each with the pages that back
+    /// The regions of this memory, as a [`BalloonDevice`](super::BalloonDevice) takes them: each with the pages that back
     /// it, or with pages of `least` bytes where those are smaller. 2 MiB are right where memory is mostly in
     /// transparent huge pages, of which a part frees nothing before the rest is discarded; otherwise 4096.
     ///
@@ -106,7 +106,7 @@ impl GuestDiscard {
     ) -> u64 {
         let result = discard.discard(&self.offsets, &mut |offsets, why| {
             let cause = match why {
-                Kept::Refused { errno, .. } => NotDiscarded::Kernel(errno),
+                DiscardRefusal::Refused { errno, .. } => NotDiscarded::Kernel(errno),
                 _ => NotDiscarded::NotPages,
             };
             failed(Part::new(region, offsets), cause);

@@ -7,7 +7,7 @@ use std::vec::Vec;
 
 use runs::{GuestAddr, Offset, Span};
 
-use super::error::SetupError;
+use super::error::BalloonSetupError;
 use super::state::PartialState;
 use crate::map::{MemoryMap, Part, Region};
 use crate::partial::PartialHugePages;
@@ -40,10 +40,10 @@ struct Partial {
 
 impl Partial {
     /// Of these guest addresses, in a region that begins at `base`.
-    fn new(base: u64, whole: Span<GuestAddr>, huge: u64) -> Result<Self, SetupError> {
+    fn new(base: u64, whole: Span<GuestAddr>, huge: u64) -> Result<Self, BalloonSetupError> {
         let words = PartialHugePages::words(whole.len, huge);
         let mut words = vec![0; usize::try_from(words).unwrap_or(0)];
-        PartialHugePages::new(whole, huge, &mut words).map_err(SetupError::Region)?;
+        PartialHugePages::new(whole, huge, &mut words).map_err(BalloonSetupError::Region)?;
         Ok(Self {
             base,
             region: Span::new(whole.start - base, whole.len),
@@ -102,8 +102,8 @@ fn by_region(mut parts: &[Part]) -> impl Iterator<Item = (usize, &[Part])> {
 }
 
 impl<T> Memory<T> {
-    pub(super) fn new(regions: Arc<[Region<T>]>) -> Result<Self, SetupError> {
-        MemoryMap::new(&regions).map_err(SetupError::Ram)?;
+    pub(super) fn new(regions: Arc<[Region<T>]>) -> Result<Self, BalloonSetupError> {
+        MemoryMap::new(&regions).map_err(BalloonSetupError::Ram)?;
         let partials = regions.iter().map(|region| {
             let page = region.page;
             match page {

@@ -1,20 +1,20 @@
 //! The device: the host's side of the balloon, complete, on the crates of rust-vmm.
 //!
-//! A [`Device`] is everything of VIRTIO 1.3, 5.5, but the transport. A monitor that has one (PCI, MMIO,
+//! A [`BalloonDevice`] is everything of VIRTIO 1.3, 5.5, but the transport. A monitor that has one (PCI, MMIO,
 //! vhost-user) keeps the rings and calls:
 //!
-//! * [`features`](Device::features) and [`negotiate`](Device::negotiate) while the driver sets up, and
-//!   [`queue`](Device::queue) for which queue has which number;
-//! * [`read_config`](Device::read_config) and [`write_config`](Device::write_config);
-//! * [`drain`](Device::drain) when the driver has notified a queue, which says whether the driver is to be
+//! * [`features`](BalloonDevice::features) and [`negotiate`](BalloonDevice::negotiate) while the driver sets up, and
+//!   [`queue`](BalloonDevice::queue) for which queue has which number;
+//! * [`read_config`](BalloonDevice::read_config) and [`write_config`](BalloonDevice::write_config);
+//! * [`drain`](BalloonDevice::drain) when the driver has notified a queue, which says whether the driver is to be
 //!   notified, and whether there is more to do;
-//! * [`set_target`](Device::set_target), [`request_stats`](Device::request_stats), and
-//!   [`start_hints`](Device::start_hints) with its fellows, when the monitor wants something;
-//! * [`reset`](Device::reset) when the driver resets the device.
+//! * [`set_target`](BalloonDevice::set_target), [`request_stats`](BalloonDevice::request_stats), and
+//!   [`start_hints`](BalloonDevice::start_hints) with its fellows, when the monitor wants something;
+//! * [`reset`](BalloonDevice::reset) when the driver resets the device.
 //!
 //! What the device needs comes by three seams: [`Discarder`] gives memory back to the machine
 //! ([`GuestDiscard`] does, for memory of vm-memory),
-//! [`Dma`] has devices let go of it before and takes it back for them, and [`Monitor`] is told
+//! [`Releaser`] has devices let go of it before and takes it back for them, and [`BalloonMonitor`] is told
 //! what happens. `docs/balloon-monitor.md` leads through it, with a complete example.
 //!
 //! # The way of a message
@@ -27,34 +27,34 @@
 //!    no memory; [`RunCollector`](crate::RunCollector) sorts parts and merges those that touch in a region.
 //! 2. Of regions on huge pages, bits of the parts are set in the bitmaps of their region, and huge pages that are
 //!    whole now are the parts that go on. Other parts go on as they are.
-//! 3. [`Dma::release`] and then [`Discarder::discard`] receive the parts with the map. What a monitor has in a
+//! 3. [`Releaser::release`] and then [`Discarder::discard`] receive the parts with the map. What a monitor has in a
 //!    region, memory objects and mappings, is in the map ([`Region::memory`]), so that both find it by number. What
 //!    devices keep comes back as parts, and is subtracted.
 //! 4. Whatever is told or saved (events, hints, messages that are held) is in guest addresses again: it
 //!    outlives the map.
 //!
-//! Deflating is the same way as far as the bitmaps, and then [`Dma::restore`].
+//! Deflating is the same way as far as the bitmaps, and then [`Releaser::restore`].
 //!
 //! A map is not changed. Memory that comes or goes is another map, which
-//! [`set_regions`](Device::set_regions) exchanges as a whole between two drains, with all that is remembered in it;
+//! [`set_regions`](BalloonDevice::set_regions) exchanges as a whole between two drains, with all that is remembered in it;
 //! so the numbers of parts mean the same to all who see them.
 //!
 //! The device owns no ring: transports keep rings in different ways (a queue of `virtio-queue`, or one
-//! behind a lock in `vhost-user-backend`), so [`drain`](Device::drain) borrows the ring for one call.
+//! behind a lock in `vhost-user-backend`), so [`drain`](BalloonDevice::drain) borrows the ring for one call.
 //!
 //! # With devices
 //!
-//! While [`Dma::attached`] says so, `VIRTIO_BALLOON_F_MUST_TELL_HOST` is required, and free page
+//! While [`Releaser::attached`] says so, `VIRTIO_BALLOON_F_MUST_TELL_HOST` is required, and free page
 //! reporting and hinting are not offered. A monitor calls
-//! [`devices_attached`](Device::devices_attached) *before* it attaches the first device to a running guest.
+//! [`devices_attached`](BalloonDevice::devices_attached) *before* it attaches the first device to a running guest.
 
 use std::sync::Arc;
 use std::vec::Vec;
 
 use runs::{GuestAddr, Span};
 
-use crate::config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
-use crate::dma::Dma;
+use crate::config::{BULK_CONFIG_BYTES, BalloonConfig, CONFIG_BYTES};
+use crate::dma::Releaser;
 use crate::features::Features;
 use crate::map::{MemoryMap, Part, Region};
 use crate::queues::Queue;
@@ -74,15 +74,15 @@ mod ring;
 mod settings;
 mod state;
 
-pub use back::Counters;
+pub use back::BalloonCounters;
 pub use discarder::{Discarder, NotDiscarded};
-pub use error::{AttachError, HintError, NegotiateError, QueueError, SetupError};
+pub use error::{BalloonSetupError, HintError, NegotiateError, PassthroughError, QueueError};
 pub use guest_discard::{GuestDiscard, GuestDiscardError};
 pub use hostmem::Discard;
-pub use monitor::{Event, Hint, Monitor, Unrestored};
+pub use monitor::{BalloonEvent, BalloonMonitor, Hint, Unrestored};
 pub use ring::Drained;
-pub use settings::{Bulk, Settings, regions};
-pub use state::{Held, Hints, PartialState, State, StatsState};
+pub use settings::{BalloonSettings, Bulk, regions};
+pub use state::{BalloonState, Hints, PartialState, PendingDeflate, StatsState};
 
 /// The device's type (VIRTIO 1.3, 5.5.1).
 pub const DEVICE_ID: u32 = virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
@@ -90,39 +90,39 @@ pub const DEVICE_ID: u32 = virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 /// A balloon device: with `D` discarding memory, `A` in front of devices, and `M` the monitor, which has `T` in
 /// each region of the guest's memory.
 #[derive(Debug)]
-pub struct Device<D, A = (), M = (), T = ()> {
-    settings: Settings,
+pub struct BalloonDevice<D, A = (), M = (), T = ()> {
+    settings: BalloonSettings,
     back: back::Back<D, A, M>,
     memory: memory::Memory<T>,
-    config: Config,
+    config: BalloonConfig,
     negotiated: Option<Features>,
     /// Devices are about to be attached, or are.
     attached: bool,
     needs_reset: bool,
     stats: StatsState,
-    held: Option<Held>,
+    held: Option<PendingDeflate>,
     hints: Hints,
     refusals: Refusals,
     room: queues::Room,
 }
 
-impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
+impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, M, T> {
     /// A device as after a reset, with nothing wanted in the balloon.
     ///
     /// # Errors
     ///
-    /// Settings that no device has, or regions that are no memory: see [`SetupError`].
+    /// Settings that no device has, or regions that are no memory: see [`BalloonSetupError`].
     pub fn new(
-        settings: Settings,
+        settings: BalloonSettings,
         regions: impl Into<Arc<[Region<T>]>>,
         discard: D,
         dma: A,
         monitor: M,
-    ) -> Result<Self, SetupError> {
+    ) -> Result<Self, BalloonSetupError> {
         settings.check()?;
-        let mut config = Config::default();
+        let mut config = BalloonConfig::default();
         if let Some(bulk) = settings.bulk {
-            config.bulk_format = Config::BITMAP_RECORDS;
+            config.bulk_format = BalloonConfig::BITMAP_RECORDS;
             config.bulk_message_bytes = bulk.message_bytes;
         }
         Ok(Self {
@@ -147,7 +147,10 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     /// # Errors
     ///
     /// Regions that are no memory; nothing has changed then.
-    pub fn set_regions(&mut self, regions: impl Into<Arc<[Region<T>]>>) -> Result<(), SetupError> {
+    pub fn set_regions(
+        &mut self,
+        regions: impl Into<Arc<[Region<T>]>>,
+    ) -> Result<(), BalloonSetupError> {
         let mut memory = memory::Memory::new(regions.into())?;
         memory.load(&self.memory.save());
         self.memory = memory;
@@ -223,18 +226,18 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     ///
     /// # Errors
     ///
-    /// What is negotiated does not go with devices: see [`AttachError`]. Then none may be attached before
+    /// What is negotiated does not go with devices: see [`PassthroughError`]. Then none may be attached before
     /// the driver has reset the device.
-    pub fn devices_attached(&mut self) -> Result<(), AttachError> {
+    pub fn devices_attached(&mut self) -> Result<(), PassthroughError> {
         let has = |features| self.has(features);
         if has(Features::PAGE_REPORTING) {
-            return Err(AttachError::Reporting);
+            return Err(PassthroughError::Reporting);
         }
         if has(Features::FREE_PAGE_HINT) {
-            return Err(AttachError::Hinting);
+            return Err(PassthroughError::Hinting);
         }
         if self.negotiated.is_some() && !has(Features::MUST_TELL_HOST) {
-            return Err(AttachError::MustTellHost);
+            return Err(PassthroughError::MustTellHost);
         }
         self.attached = true;
         Ok(())
@@ -267,11 +270,13 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     }
 
     /// The driver writes to the configuration space. Only its own fields change; when it has told how
-    /// much is in the balloon, [`Event::Progress`] says so.
+    /// much is in the balloon, [`BalloonEvent::Progress`] says so.
     pub fn write_config(&mut self, offset: u64, data: &[u8]) {
         if self.config.write(offset, data) {
             let (target, actual) = (self.target(), self.actual());
-            self.back.monitor.event(Event::Progress { target, actual });
+            self.back
+                .monitor
+                .event(BalloonEvent::Progress { target, actual });
         }
     }
 
@@ -303,7 +308,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
 
     // Free page hinting.
 
-    /// Begins a new round of hints. Returns its command's id; hints come as [`Monitor::hinted`] out of
+    /// Begins a new round of hints. Returns its command's id; hints come as [`BalloonMonitor::hinted`] out of
     /// drains of free_page_vq.
     ///
     /// # Errors
@@ -314,9 +319,9 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
             return Err(HintError::NotNegotiated);
         }
         let id = match self.hints.latest.checked_add(1) {
-            Some(id) => id.max(Config::HINT_FIRST),
+            Some(id) => id.max(BalloonConfig::HINT_FIRST),
             // From the first id on again, when the driver uses none of the old ones (5.5.6.5.2).
-            None if self.hints.stopped => Config::HINT_FIRST,
+            None if self.hints.stopped => BalloonConfig::HINT_FIRST,
             None => return Err(HintError::Ids),
         };
         self.hints.latest = id;
@@ -327,12 +332,12 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
 
     /// Hints are not wanted for now; the driver keeps the pages that it has hinted at.
     pub fn stop_hints(&mut self) {
-        self.set_command(Config::HINT_STOP);
+        self.set_command(BalloonConfig::HINT_STOP);
     }
 
     /// Hints are over, and the driver may use its pages. From here on none of them may be discarded.
     pub fn finish_hints(&mut self) {
-        self.set_command(Config::HINT_DONE);
+        self.set_command(BalloonConfig::HINT_DONE);
     }
 
     fn set_command(&mut self, id: u32) {
@@ -351,7 +356,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     }
 
     /// What was done.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> BalloonCounters {
         self.back.counters
     }
 
@@ -381,7 +386,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     /// everything back, since the guest now uses its pages without a word. The target stays.
     ///
     /// Returns what devices lack all the same: the guest is not to go on before a further reset has
-    /// returned nothing, or devices fault there. Each part is an [`Event::NotRestored`].
+    /// returned nothing, or devices fault there. Each part is a [`BalloonEvent::NotRestored`].
     pub fn reset(&mut self) -> Vec<Span<GuestAddr>> {
         self.negotiated = None;
         self.needs_reset = false;
@@ -392,7 +397,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
         self.hints.stopped = true;
         self.config.actual = 0;
         self.config.poison_val = 0;
-        self.config.free_page_hint_cmd_id = Config::HINT_STOP;
+        self.config.free_page_hint_cmd_id = BalloonConfig::HINT_STOP;
         self.memory.empty();
         let mut lacking = Vec::new();
         let map = self.memory.map();
@@ -405,8 +410,8 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     }
 
     /// What the device knows.
-    pub fn state(&self) -> State {
-        State {
+    pub fn state(&self) -> BalloonState {
+        BalloonState {
             negotiated: self.negotiated,
             config: self.config,
             stats: self.stats,
@@ -422,13 +427,13 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     ///
     /// What is negotiated there is not offered here: see [`NegotiateError`]. Nothing has changed then
     /// but that nothing is negotiated.
-    pub fn restore(&mut self, state: &State) -> Result<(), NegotiateError> {
+    pub fn restore(&mut self, state: &BalloonState) -> Result<(), NegotiateError> {
         self.negotiated = None;
         if let Some(negotiated) = state.negotiated {
             self.negotiate(negotiated)?;
         }
         // The fields for bulk are those of the settings.
-        self.config = Config {
+        self.config = BalloonConfig {
             bulk_format: self.config.bulk_format,
             bulk_message_bytes: self.config.bulk_message_bytes,
             ..state.config

@@ -3,18 +3,18 @@
 use runs::{GuestAddr, Span};
 
 use super::discarder::NotDiscarded;
-use crate::dma::Reason;
+use crate::dma::KeepReason;
 use crate::stats::Stats;
 
 /// The monitor, notified by the device of what has happened.
 ///
 /// Calls come from within calls of the device, on the same thread.
-pub trait Monitor {
+pub trait BalloonMonitor {
     /// The configuration space has changed: send the driver a configuration change notification.
     fn config_changed(&mut self) {}
 
     /// Something has happened.
-    fn event(&mut self, _event: Event) {}
+    fn event(&mut self, _event: BalloonEvent) {}
 
     /// Statistics of the guest: the answer to a request if they were `asked` for, otherwise what the
     /// driver's first buffer held.
@@ -32,7 +32,7 @@ pub trait Monitor {
 }
 
 /// Nobody listens.
-impl Monitor for () {}
+impl BalloonMonitor for () {}
 
 /// What is done with pages that the driver hints at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub enum Hint {
 /// An event of a device that its monitor hears of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Event {
+pub enum BalloonEvent {
     /// The driver has told how much is in the balloon.
     Progress {
         /// Bytes wanted in the balloon.
@@ -59,14 +59,14 @@ pub enum Event {
         /// The part.
         run: Span<GuestAddr>,
         /// Why.
-        reason: Reason,
+        reason: KeepReason,
     },
     /// Devices do not see a part of what the guest takes back.
     NotRestored {
         /// The part.
         run: Span<GuestAddr>,
         /// Why.
-        reason: Reason,
+        reason: KeepReason,
         /// What is done about it.
         then: Unrestored,
     },

@@ -3,17 +3,17 @@
 //! # Protocol
 //!
 //! Messages of inflateq, and reports, are all read first; their parts are merged across them. Then, for
-//! each batch of merged parts, devices let go ([`Dma::release`]), and what they let go of is discarded.
+//! each batch of merged parts, devices let go ([`Releaser::release`]), and what they let go of is discarded.
 //! Only then all of the messages go back: what the driver sees used has happened. A page is not in
 //! use between the two (VIRTIO 1.3, 5.5.6.1, 5.5.6.7.1).
 //!
 //! Messages of deflateq are taken one by one. Each is read, what it names leaves the balloon, devices
-//! are given it back ([`Dma::restore`]), and only then it goes back to the driver. One whose pages devices
+//! are given it back ([`Releaser::restore`]), and only then it goes back to the driver. One whose pages devices
 //! cannot be given is held, and those behind it stay in the queue. Messages before it have gone back, and
 //! only the runs that devices lack are tried again.
 //!
 //! A drain takes no more chains than the ring has descriptors, and no new one after
-//! [`drain_bytes`](super::Settings::drain_bytes) bytes of messages and descriptors; what is left is for
+//! [`drain_bytes`](super::BalloonSettings::drain_bytes) bytes of messages and descriptors; what is left is for
 //! the next time.
 
 use std::mem;
@@ -24,17 +24,17 @@ use runs::{GuestAddr, Span};
 use virtio_queue::QueueT;
 use vm_memory::GuestMemory;
 
-use super::Device;
+use super::BalloonDevice;
 use super::back::{Back, add, bytes};
 use super::chain::{Piece, Wire, gather, read};
 use super::discarder::Discarder;
 use super::error::QueueError;
-use super::monitor::{Event, Monitor, Unrestored};
+use super::monitor::{BalloonEvent, BalloonMonitor, Unrestored};
 use super::ring::{Drained, Ring, give_back_or_keep};
-use super::state::Held;
+use super::state::PendingDeflate;
 use crate::collect::RunCollector;
-use crate::config::Config;
-use crate::dma::Dma;
+use crate::config::BalloonConfig;
+use crate::dma::Releaser;
 use crate::features::Features;
 use crate::map::{MemoryMap, Part, Region, Resolver};
 use crate::queues::Queue;
@@ -83,17 +83,17 @@ impl<'a, T> Named<'a, T> {
     }
 }
 
-impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
+impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, M, T> {
     /// Empties a queue: takes everything that is in it, does what it asks for, and then gives it back.
     /// When a message is back with the driver, what it asked for has happened: pages of inflateq, and
     /// reports, were let go of by devices and discarded; pages of deflateq are seen by devices again. What
     /// was not possible was told to the monitor before.
     ///
     /// A drain takes no more chains than the ring has descriptors, and no new one after
-    /// [`drain_bytes`](super::Settings::drain_bytes) bytes of messages and descriptors.
+    /// [`drain_bytes`](super::BalloonSettings::drain_bytes) bytes of messages and descriptors.
     ///
     /// `memory` is where the ring and its buffers lie. Whatever the driver has put there is refused,
-    /// counted ([`refusals`](Device::refusals)) and given back; the queue goes on.
+    /// counted ([`refusals`](BalloonDevice::refusals)) and given back; the queue goes on.
     ///
     /// # Errors
     ///
@@ -127,7 +127,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     }
 
     /// Asks the guest for statistics: gives back the buffer that the device has, so that the driver
-    /// fills another one. That comes as [`Monitor::stats`] out of a later drain of statsq. True when the
+    /// fills another one. That comes as [`BalloonMonitor::stats`] out of a later drain of statsq. True when the
     /// driver is to be notified.
     ///
     /// # Errors
@@ -247,10 +247,10 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
         if runs.is_empty() || self.settings.unrestored == Unrestored::HandBack {
             return false;
         }
-        self.held = Some(Held { head, runs });
+        self.held = Some(PendingDeflate { head, runs });
         if self.settings.unrestored == Unrestored::NeedsReset {
             self.needs_reset = true;
-            self.back.monitor.event(Event::NeedsReset);
+            self.back.monitor.event(BalloonEvent::NeedsReset);
         }
         true
     }
@@ -309,7 +309,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
         let devices = self.devices();
         let take = |this: &mut Self| {
             let current = this.config.free_page_hint_cmd_id;
-            let good = this.hints.begun == Some(current) && current >= Config::HINT_FIRST;
+            let good = this.hints.begun == Some(current) && current >= BalloonConfig::HINT_FIRST;
             if !good || devices {
                 add(&mut this.back.counters.hints_ignored, 1);
             }
@@ -375,14 +375,14 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
             ByteOrder::Little => u32::from_le_bytes(bytes),
             ByteOrder::Big => u32::from_be_bytes(bytes),
         };
-        if id == Config::HINT_STOP {
+        if id == BalloonConfig::HINT_STOP {
             self.hints.stopped = true;
             if self.hints.begun.take().is_some() {
-                self.back.monitor.event(Event::HintsEnd);
+                self.back.monitor.event(BalloonEvent::HintsEnd);
             }
-        } else if id == self.config.free_page_hint_cmd_id && id >= Config::HINT_FIRST {
+        } else if id == self.config.free_page_hint_cmd_id && id >= BalloonConfig::HINT_FIRST {
             self.hints.begun = Some(id);
-            self.back.monitor.event(Event::HintsBegin { id });
+            self.back.monitor.event(BalloonEvent::HintsBegin { id });
         } else {
             // Of a command that is over.
             self.hints.begun = None;

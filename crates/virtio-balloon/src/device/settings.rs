@@ -6,7 +6,7 @@ use runs::Span;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use super::error::SetupError;
+use super::error::BalloonSetupError;
 use super::monitor::Unrestored;
 use crate::features::{BulkBit, Features};
 use crate::format::{LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES};
@@ -16,7 +16,7 @@ use crate::stats::ByteOrder;
 
 /// Features that a device offers, and how it behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct BalloonSettings {
     /// Features of balloons to offer (VIRTIO 1.3, 5.5.3). By default `MUST_TELL_HOST`, `STATS_VQ`,
     /// `DEFLATE_ON_OOM`, `PAGE_POISON` and `PAGE_REPORTING`: all but free page hinting, which is for
     /// monitors that do something with it.
@@ -59,7 +59,7 @@ impl Default for Bulk {
 /// All features of balloons.
 const BALLOON: Features = Features(0x3f);
 
-impl Default for Settings {
+impl Default for BalloonSettings {
     fn default() -> Self {
         let rings = 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
         Self {
@@ -74,15 +74,15 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
-    pub(super) fn check(&self) -> Result<(), SetupError> {
+impl BalloonSettings {
+    pub(super) fn check(&self) -> Result<(), BalloonSetupError> {
         let unknown = self.features.without(BALLOON);
         if unknown.0 != 0 {
-            return Err(SetupError::Feature { unknown });
+            return Err(BalloonSetupError::Feature { unknown });
         }
         let bounds = LEAST_MESSAGE_BYTES as u32..=MOST_MESSAGE_BYTES as u32;
         match self.bulk.map(|bulk| bulk.message_bytes) {
-            Some(bytes) if !bounds.contains(&bytes) => Err(SetupError::Message { bytes }),
+            Some(bytes) if !bounds.contains(&bytes) => Err(BalloonSetupError::Message { bytes }),
             _ => Ok(()),
         }
     }

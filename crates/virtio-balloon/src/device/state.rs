@@ -5,21 +5,21 @@ use std::vec::Vec;
 
 use runs::{GuestAddr, Span};
 
-use crate::config::Config;
+use crate::config::BalloonConfig;
 use crate::features::Features;
 
 /// A device's state. Counters and refusals are not in it, and neither are the rings, which are the
 /// transport's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
+pub struct BalloonState {
     /// The features, once they are negotiated.
     pub negotiated: Option<Features>,
     /// The configuration space: among others the target, `actual` and the hints' command.
-    pub config: Config,
+    pub config: BalloonConfig,
     /// The buffer of statsq that waits for a request.
     pub stats: StatsState,
     /// The message of deflateq that is held.
-    pub held: Option<Held>,
+    pub held: Option<PendingDeflate>,
     /// Where hinting stands.
     pub hints: Hints,
     /// Parts of huge pages that are in the balloon.
@@ -39,7 +39,7 @@ pub struct StatsState {
 
 /// A message of deflateq that is held, since devices could not be given its pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct PendingDeflate {
     /// Its first descriptor.
     pub head: u16,
     /// What devices still lack.

@@ -11,11 +11,11 @@ use crate::source::EncodeError;
 /// Why the driver did not do what it was asked. `E` is the error of the seams.
 ///
 /// Whatever it is, the pages that are in the balloon stay there, until
-/// [`Driver::freeze`](super::Driver::freeze) or [`Driver::remove`](super::Driver::remove) has reset the
+/// [`BalloonDriver::freeze`](super::BalloonDriver::freeze) or [`BalloonDriver::remove`](super::BalloonDriver::remove) has reset the
 /// device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error<E> {
+pub enum DriverError<E> {
     /// The device, or memory, cannot be reached.
     #[error("{0}")]
     Seam(E),

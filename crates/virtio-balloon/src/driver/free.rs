@@ -2,11 +2,11 @@
 
 use runs::{GuestAddr, Span};
 
-use super::error::Error;
+use super::error::DriverError;
 use super::link::{HINT_AT, REPORTED, STATS_AT};
-use super::seams::{Element, GuestPages, Memory, Transport};
-use super::{Driver, DriverResult, HINT_COMMAND};
-use crate::config::Config;
+use super::seams::{BufferMemory, Element, GuestPages, Transport};
+use super::{BalloonDriver, DriverResult, HINT_COMMAND};
+use crate::config::BalloonConfig;
 use crate::features::Features;
 use crate::queues::Queue;
 use crate::stats::{ByteOrder, Stats};
@@ -33,10 +33,10 @@ pub enum Hinting {
 /// Longest part of a chain, of whole pages of any size.
 const LONGEST: u64 = (1 << 32) - (1 << 16);
 
-impl<T, M, P> Driver<T, M, P>
+impl<T, M, P> BalloonDriver<T, M, P>
 where
     T: Transport,
-    M: Memory<Error = T::Error>,
+    M: BufferMemory<Error = T::Error>,
     P: GuestPages,
 {
     /// Hands fresh statistics to the device, if it asks: it has answered the buffer before (VIRTIO 1.3,
@@ -49,7 +49,7 @@ where
         self.check_running()?;
         if !self.link.features.contains(Features::STATS_VQ) {
             let feature = Features::STATS_VQ;
-            return Err(Error::NotNegotiated { feature });
+            return Err(DriverError::NotNegotiated { feature });
         }
         let asked = self.link.idle(Queue::Stats)?;
         if asked {
@@ -73,26 +73,26 @@ where
     ///
     /// # Errors
     ///
-    /// As all that talks to the device. After [`Error::Silent`] and its like the device may still discard
-    /// them, until it was reset. [`Error::BadBlock`] where one is made of no whole pages.
+    /// As all that talks to the device. After [`DriverError::Silent`] and its like the device may still discard
+    /// them, until it was reset. [`DriverError::BadBlock`] where one is made of no whole pages.
     pub fn report(&mut self, blocks: &[Span<GuestAddr>]) -> DriverResult<u64, T> {
         self.check_running()?;
         if !self.link.features.contains(Features::PAGE_REPORTING) {
             let feature = Features::PAGE_REPORTING;
-            return Err(Error::NotNegotiated { feature });
+            return Err(DriverError::NotNegotiated { feature });
         }
         let page = self.page.bytes();
         let bad = |block: &&Span<GuestAddr>| {
             block.is_empty() || block.len > LONGEST || !block.is_aligned(page)
         };
         if let Some(&block) = blocks.iter().find(bad) {
-            return Err(Error::BadBlock { block });
+            return Err(DriverError::BadBlock { block });
         }
         let most = usize::from(self.link.size(Queue::Reporting)).min(REPORTED);
         let mut messages = 0;
         for blocks in blocks.chunks(most.max(1)) {
             if !self.link.idle(Queue::Reporting)? {
-                return Err(Error::Busy);
+                return Err(DriverError::Busy);
             }
             let mut chain = [Element {
                 address: 0,
@@ -121,18 +121,18 @@ where
         self.check_running()?;
         if !self.link.features.contains(Features::FREE_PAGE_HINT) {
             let feature = Features::FREE_PAGE_HINT;
-            return Err(Error::NotNegotiated { feature });
+            return Err(DriverError::NotNegotiated { feature });
         }
         let mut generation = self.generation()?;
         let command = self.hint_command()?;
-        if command == Config::HINT_DONE {
+        if command == BalloonConfig::HINT_DONE {
             self.hint_command = command;
             return Ok(match self.give_back_hinted(u64::MAX) {
                 0 => Hinting::Nothing,
                 bytes => Hinting::Done { bytes },
             });
         }
-        if command < Config::HINT_FIRST || command == self.hint_command {
+        if command < BalloonConfig::HINT_FIRST || command == self.hint_command {
             return Ok(Hinting::Nothing);
         }
         self.say(command)?;
@@ -156,7 +156,7 @@ where
                 || self.held.any(block)
                 || !hinted.is_some_and(|hinted| hinted.insert(block))
             {
-                return Err(Error::BadBlock { block });
+                return Err(DriverError::BadBlock { block });
             }
             let element = Element {
                 address,
@@ -166,14 +166,14 @@ where
             self.exchange_hint(element)?;
             bytes += size;
         }
-        self.say(Config::HINT_STOP)?;
+        self.say(BalloonConfig::HINT_STOP)?;
         Ok(Hinting::Hinted { command, bytes })
     }
 
     /// An id over free_page_vq: the begin of hints for it, or, 0, their end.
     fn say(&mut self, id: u32) -> DriverResult<(), T> {
         if !self.link.idle(Queue::FreePage)? {
-            return Err(Error::Busy);
+            return Err(DriverError::Busy);
         }
         let element = self.link.put_small(HINT_AT, &id.to_le_bytes())?;
         self.exchange_hint(element)
@@ -181,13 +181,13 @@ where
 
     fn exchange_hint(&mut self, element: Element) -> DriverResult<(), T> {
         if !self.link.idle(Queue::FreePage)? {
-            return Err(Error::Busy);
+            return Err(DriverError::Busy);
         }
         self.link.exchange(Queue::FreePage, &[element])
     }
 
     fn generation(&mut self) -> DriverResult<u32, T> {
-        self.link.transport.generation().map_err(Error::Seam)
+        self.link.transport.generation().map_err(DriverError::Seam)
     }
 
     fn hint_command(&mut self) -> DriverResult<u32, T> {
@@ -195,7 +195,7 @@ where
         let transport = &mut self.link.transport;
         transport
             .read_config(HINT_COMMAND, &mut bytes)
-            .map_err(Error::Seam)?;
+            .map_err(DriverError::Seam)?;
         Ok(u32::from_le_bytes(bytes))
     }
 

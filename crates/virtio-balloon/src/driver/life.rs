@@ -2,9 +2,9 @@
 
 use runs::{GuestAddr, Span};
 
-use super::error::Error;
-use super::seams::{GuestPages, Memory, Transport};
-use super::{ACTUAL, Driver, DriverResult};
+use super::error::DriverError;
+use super::seams::{BufferMemory, GuestPages, Transport};
+use super::{ACTUAL, BalloonDriver, DriverResult};
 use crate::config::CONFIG_BYTES;
 use crate::features::Features;
 use crate::queues::Queue;
@@ -15,7 +15,7 @@ const DEFLATED: u64 = 512 << 20;
 
 /// How far a target was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum TargetProgress {
     /// Reached.
     Reached,
     /// The guest has no more pages to give, or none that may leave ([`GuestPages::choose`]). There were as many
@@ -35,10 +35,10 @@ pub struct Allocated {
     pub starved: bool,
 }
 
-impl<T, M, P> Driver<T, M, P>
+impl<T, M, P> BalloonDriver<T, M, P>
 where
     T: Transport,
-    M: Memory<Error = T::Error>,
+    M: BufferMemory<Error = T::Error>,
     P: GuestPages,
 {
     /// Brings the balloon to what the device wants (`num_pages`).
@@ -46,7 +46,7 @@ where
     /// # Errors
     ///
     /// As [`inflate`](Self::inflate).
-    pub fn follow(&mut self) -> DriverResult<Progress, T> {
+    pub fn follow(&mut self) -> DriverResult<TargetProgress, T> {
         self.check_running()?;
         let target = self.target()?;
         match target < self.held() {
@@ -55,8 +55,8 @@ where
                 let whole = target.next_multiple_of(self.page.bytes());
                 self.deflate(whole)?;
                 match self.held() {
-                    held if held > whole => Ok(Progress::Starved { held }),
-                    _ => Ok(Progress::Reached),
+                    held if held > whole => Ok(TargetProgress::Starved { held }),
+                    _ => Ok(TargetProgress::Reached),
                 }
             }
             false => self.inflate(target),
@@ -78,7 +78,7 @@ where
     ///
     /// As all that talks to the device: when it cannot be reached, does not answer in time, answers
     /// wrongly, or still has the message before. What was taken stays in the balloon.
-    pub fn inflate(&mut self, target: u64) -> DriverResult<Progress, T> {
+    pub fn inflate(&mut self, target: u64) -> DriverResult<TargetProgress, T> {
         self.check_running()?;
         let page = self.page.bytes();
         let target = target.checked_next_multiple_of(page).unwrap_or(target);
@@ -93,13 +93,13 @@ where
             if allocated.starved {
                 if vain >= self.settings.tries {
                     let held = self.held();
-                    return Ok(Progress::Starved { held });
+                    return Ok(TargetProgress::Starved { held });
                 }
                 vain += 1;
                 self.link.transport.pause(self.settings.pause);
             }
         }
-        Ok(Progress::Reached)
+        Ok(TargetProgress::Reached)
     }
 
     /// Gives pages back until there are no more than `target` bytes in the balloon, rounded up to whole
@@ -185,7 +185,7 @@ where
         while self.held() > 0 {
             if self.leave(u64::MAX, false)? == 0 {
                 if vain >= self.settings.tries {
-                    return Err(Error::Busy);
+                    return Err(DriverError::Busy);
                 }
                 vain += 1;
                 self.link.transport.pause(self.settings.pause);
@@ -194,7 +194,7 @@ where
         Ok(())
     }
 
-    /// The guest is out of memory: gives back a step ([`Settings::out_of_memory`](super::Settings)), if
+    /// The guest is out of memory: gives back a step ([`DriverSettings::out_of_memory`](super::DriverSettings)), if
     /// it was negotiated that the balloon does. Returns the bytes.
     ///
     /// # Errors
@@ -215,7 +215,7 @@ where
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`], [`Error::NotHeld`] and [`Error::BadBlock`] have changed nothing. After
+    /// [`DriverError::Busy`], [`DriverError::NotHeld`] and [`DriverError::BadBlock`] have changed nothing. After
     /// all others both pages are in the balloon.
     pub fn migrate(&mut self, old: u64, new: u64) -> DriverResult<(), T> {
         self.check_running()?;
@@ -223,11 +223,11 @@ where
         let bytes = self.page.bytes();
         let (run, block) = (Span::new(old, bytes), Span::new(new, bytes));
         if !self.held.all(run) {
-            return Err(Error::NotHeld { run });
+            return Err(DriverError::NotHeld { run });
         }
         self.tell()?;
         if self.in_hinted(block) || !self.held.insert(block) {
-            return Err(Error::BadBlock { block });
+            return Err(DriverError::BadBlock { block });
         }
         let told = self
             .link
@@ -249,7 +249,7 @@ where
     ///
     /// # Errors
     ///
-    /// As [`inflate`](Self::inflate); [`Error::BadBlock`] when the guest gives what is none.
+    /// As [`inflate`](Self::inflate); [`DriverError::BadBlock`] when the guest gives what is none.
     pub fn allocate(&mut self, bytes: u64) -> DriverResult<Allocated, T> {
         self.check_running()?;
         let page = self.page.bytes();
@@ -272,7 +272,7 @@ where
             let block = Span::new(address, size);
             let aligned = address & (size - 1) == 0;
             if !aligned || self.in_hinted(block) || !self.held.insert(block) {
-                return Err(Error::BadBlock { block });
+                return Err(DriverError::BadBlock { block });
             }
             self.counted(block, true);
             left -= size;
@@ -300,7 +300,7 @@ where
             match self.carry.take() {
                 Some(block) if !self.pend(block) => {
                     self.carry = Some(block);
-                    return Err(Error::BadBlock { block });
+                    return Err(DriverError::BadBlock { block });
                 }
                 Some(_) => {}
                 None => return Ok(messages),
@@ -348,6 +348,8 @@ where
     fn write_actual(&mut self) -> DriverResult<(), T> {
         let pages = u32::try_from(self.held() / WIRE_PAGE).unwrap_or(u32::MAX);
         let transport = &mut self.link.transport;
-        transport.write_config(ACTUAL, pages).map_err(Error::Seam)
+        transport
+            .write_config(ACTUAL, pages)
+            .map_err(DriverError::Seam)
     }
 }

@@ -8,13 +8,13 @@ use core::time::Duration;
 
 use runs::{GuestAddr, Span};
 
-use super::error::Error;
+use super::error::DriverError;
 use super::ring::{DESCRIPTOR, Ring, Wrong};
-use super::seams::{Element, Memory, Transport};
+use super::seams::{BufferMemory, Element, Transport};
 use crate::features::Features;
-use crate::format::{BitmapRecords, Format as _, LePfns};
+use crate::format::{BitmapRecords, LePfns, MessageFormat as _};
 use crate::queues::Queue;
-use crate::source::{EncodeError, GuestPage, Source};
+use crate::source::{EncodeError, GuestPage, MessageSource};
 
 /// `VIRTIO_F_INDIRECT_DESC` (6).
 pub(super) const INDIRECT: Features = Features(1 << 28);
@@ -54,7 +54,7 @@ const QUEUES: usize = Queue::ALL.len();
 /// The most pieces of memory that the device sees: queues, a message, and small ones.
 const PIECES: usize = QUEUES + 2;
 
-pub(super) type LinkResult<V, T> = Result<V, Error<<T as Transport>::Error>>;
+pub(super) type LinkResult<V, T> = Result<V, DriverError<<T as Transport>::Error>>;
 
 /// Where messages are made, and where they lie for the device: as long as the scratch.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl Virtqueue {
 
 /// Transport, memory, queues and buffers.
 #[derive(Debug)]
-pub(super) struct Link<T, M: Memory> {
+pub(super) struct Link<T, M: BufferMemory> {
     pub(super) transport: T,
     pub(super) memory: M,
     pub(super) features: Features,
@@ -108,7 +108,7 @@ pub(super) struct Link<T, M: Memory> {
     small: u64,
 }
 
-impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
+impl<T: Transport, M: BufferMemory<Error = T::Error>> Link<T, M> {
     pub(super) const fn new(transport: T, memory: M, wait: Wait) -> Self {
         Self {
             transport,
@@ -125,7 +125,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
 
     /// Memory that the device sees, until it was reset.
     fn piece(&mut self, bytes: u64) -> LinkResult<u64, T> {
-        let missing = Error::NoMemory { bytes };
+        let missing = DriverError::NoMemory { bytes };
         let place = self.pieces.iter_mut().find(|place| place.is_none());
         let (Some(place), Some(address)) = (place, self.memory.allocate(bytes)) else {
             return Err(missing);
@@ -136,7 +136,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
 
     /// Room for messages of so many bytes.
     pub(super) fn message_buffer(&mut self, bytes: usize) -> LinkResult<(), T> {
-        let missing = Error::NoMemory {
+        let missing = DriverError::NoMemory {
             bytes: bytes as u64,
         };
         let scratch = self.memory.bytes(bytes).ok_or(missing)?;
@@ -153,12 +153,15 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
 
     /// Sets up a queue.
     pub(super) fn enable(&mut self, queue: Queue, number: u16, wished: u16) -> LinkResult<(), T> {
-        let most = self.transport.queue_size(number).map_err(Error::Seam)?;
+        let most = self
+            .transport
+            .queue_size(number)
+            .map_err(DriverError::Seam)?;
         let size = most.min(wished.max(2));
         // A power of two (2.7), of two entries at least: hints come in pairs with an id.
         if !size.is_power_of_two() || size < 2 {
             let size = most;
-            return Err(Error::NoQueue {
+            return Err(DriverError::NoQueue {
                 queue,
                 number,
                 size,
@@ -176,7 +179,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
             let ring = Ring::new(number, size, at);
             self.transport
                 .enable_queue(number, size, ring.addresses())
-                .map_err(Error::Seam)?;
+                .map_err(DriverError::Seam)?;
             Virtqueue::Own(ring)
         };
         if let Some(place) = self.queues.get_mut(queue as usize) {
@@ -202,7 +205,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
 
     fn queue(&self, queue: Queue) -> LinkResult<Virtqueue, T> {
         let found = self.queues.get(queue as usize).copied().flatten();
-        found.ok_or(Error::NotNegotiated {
+        found.ok_or(DriverError::NotNegotiated {
             feature: queue.needs(),
         })
     }
@@ -213,15 +216,17 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
             None => Ok(true),
             Some(Virtqueue::Own(ring)) => match ring.take(&self.memory) {
                 Ok(answered) => Ok(answered || !ring.in_flight()),
-                Err(Wrong::Seam(error)) => Err(Error::Seam(error)),
-                Err(Wrong::Answer { answers, id }) => Err(Error::Answer { queue, answers, id }),
+                Err(Wrong::Seam(error)) => Err(DriverError::Seam(error)),
+                Err(Wrong::Answer { answers, id }) => {
+                    Err(DriverError::Answer { queue, answers, id })
+                }
             },
             Some(Virtqueue::Platform {
                 number, in_flight, ..
             }) => {
                 if *in_flight {
                     if let Some(queues) = self.transport.queues() {
-                        *in_flight = !queues.answered(*number).map_err(Error::Seam)?;
+                        *in_flight = !queues.answered(*number).map_err(DriverError::Seam)?;
                     }
                 }
                 Ok(!*in_flight)
@@ -233,7 +238,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
     pub(super) fn ready(&mut self) -> LinkResult<(), T> {
         match self.idle(Queue::Inflate)? && self.idle(Queue::Deflate)? {
             true => Ok(()),
-            false => Err(Error::Busy),
+            false => Err(DriverError::Busy),
         }
     }
 
@@ -245,7 +250,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         runs: impl Iterator<Item = Span<GuestAddr>>,
     ) -> LinkResult<u64, T> {
         let wire = self.wire;
-        let mut source = Source::new(runs, page);
+        let mut source = MessageSource::new(runs, page);
         self.send(queue, |scratch| match wire {
             Wire::Pfns => LePfns.encode(&mut source, scratch),
             Wire::Bulk => BitmapRecords.encode(&mut source, scratch),
@@ -263,7 +268,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         if self.wire == Wire::Pfns {
             return self.tell(queue, page, runs);
         }
-        let mut source = Source::new(runs, page);
+        let mut source = MessageSource::new(runs, page);
         self.send(queue, |scratch| {
             BitmapRecords.encode_bitmap(&mut source, scratch)
         })
@@ -279,7 +284,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         let mut messages = 0;
         loop {
             let Some(Buffer { scratch, place }) = &mut self.message else {
-                return Err(Error::Frozen);
+                return Err(DriverError::Frozen);
             };
             let (scratch, address) = (scratch.as_mut(), *place);
             let used = encode(scratch)?;
@@ -287,7 +292,9 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
                 return Ok(messages);
             }
             let (bytes, _) = scratch.split_at(used);
-            self.memory.write(address, bytes).map_err(Error::Seam)?;
+            self.memory
+                .write(address, bytes)
+                .map_err(DriverError::Seam)?;
             let (len, write) = (used as u32, false);
             let element = Element {
                 address,
@@ -314,11 +321,11 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
             let bytes = element.to_bytes(nr, more, false);
             self.memory
                 .write(table + DESCRIPTOR * u64::from(nr), &bytes)
-                .map_err(Error::Seam)?;
+                .map_err(DriverError::Seam)?;
         }
         let len = DESCRIPTOR as u32 * chain.len() as u32;
         ring.describe_table(&self.memory, table, len)
-            .map_err(Error::Seam)?;
+            .map_err(DriverError::Seam)?;
         self.offer(queue, &[])?;
         self.answered(queue)
     }
@@ -326,7 +333,9 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
     /// Writes a small message, and yields where it is.
     pub(super) fn put_small(&mut self, at: u64, bytes: &[u8]) -> LinkResult<Element, T> {
         let address = self.small + at;
-        self.memory.write(address, bytes).map_err(Error::Seam)?;
+        self.memory
+            .write(address, bytes)
+            .map_err(DriverError::Seam)?;
         Ok(Element {
             address,
             len: bytes.len() as u32,
@@ -340,24 +349,24 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         let feature = queue.needs();
         let place = self.queues.get_mut(queue as usize);
         let found = place.and_then(Option::as_mut);
-        match found.ok_or(Error::NotNegotiated { feature })? {
+        match found.ok_or(DriverError::NotNegotiated { feature })? {
             Virtqueue::Own(ring) => {
                 for (nr, element) in (0..).zip(chain) {
                     let more = usize::from(nr) + 1 < chain.len();
                     ring.describe(&self.memory, nr, *element, more)
-                        .map_err(Error::Seam)?;
+                        .map_err(DriverError::Seam)?;
                 }
-                if ring.offer(&self.memory).map_err(Error::Seam)? {
+                if ring.offer(&self.memory).map_err(DriverError::Seam)? {
                     let number = ring.number();
-                    self.transport.notify(number).map_err(Error::Seam)?;
+                    self.transport.notify(number).map_err(DriverError::Seam)?;
                 }
             }
             Virtqueue::Platform {
                 number, in_flight, ..
             } => {
                 let queues = self.transport.queues();
-                let queues = queues.ok_or(Error::NotNegotiated { feature })?;
-                queues.offer(*number, chain).map_err(Error::Seam)?;
+                let queues = queues.ok_or(DriverError::NotNegotiated { feature })?;
+                queues.offer(*number, chain).map_err(DriverError::Seam)?;
                 *in_flight = true;
             }
         }
@@ -389,12 +398,14 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
                 Wait::Sleep { most } if waited < most => {
                     self.transport
                         .wait(number, most - waited)
-                        .map_err(Error::Seam)?;
+                        .map_err(DriverError::Seam)?;
                     waited = self.transport.now().saturating_sub(begun);
                 }
-                _ if self.transport.broken().map_err(Error::Seam)? => return Err(Error::Broken),
+                _ if self.transport.broken().map_err(DriverError::Seam)? => {
+                    return Err(DriverError::Broken);
+                }
                 _ => {
-                    return Err(Error::Silent {
+                    return Err(DriverError::Silent {
                         queue,
                         waited,
                         looked,

@@ -1,6 +1,6 @@
 //! The driver: the guest's end of the balloon.
 //!
-//! It runs wherever its seams do: [`Transport`] reaches the device, [`Memory`] is what both see,
+//! It runs wherever its seams do: [`Transport`] reaches the device, [`BufferMemory`] is what both see,
 //! [`GuestPages`] is where pages come from. It allocates nothing by itself and waits for nothing without
 //! an end.
 //!
@@ -19,18 +19,18 @@
 //! value `VIRTIO_BALLOON_F_PAGE_POISON` is not accepted; with one that the device cannot be told
 //! `VIRTIO_BALLOON_F_PAGE_REPORTING` is not (5.5.6.6.1, 5.5.6.7.1).
 //!
-//! **Rounds**: work is done in rounds of bounded size ([`Settings::round`]), between which
+//! **Rounds**: work is done in rounds of bounded size ([`DriverSettings::round`]), between which
 //! `actual` in the configuration space is brought up to date. When the guest has nothing to give, what
-//! was got is told, then there is a pause, and another try, as often as [`Settings::tries`] says.
+//! was got is told, then there is a pause, and another try, as often as [`DriverSettings::tries`] says.
 //!
 //! A driver is owned by one thread at a time. Whoever shares it behind a lock answers a request that
-//! cannot wait (a page that is to migrate, from within an allocation) as [`Error::Busy`] does: try again.
+//! cannot wait (a page that is to migrate, from within an allocation) as [`DriverError::Busy`] does: try again.
 
 use core::time::Duration;
 
 use runs::{GuestAddr, Span};
 
-use crate::config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
+use crate::config::{BULK_CONFIG_BYTES, BalloonConfig, CONFIG_BYTES};
 use crate::features::{BulkBit, Features};
 use crate::format::MOST_MESSAGE_BYTES;
 use crate::queues::{Numbering, Queue};
@@ -45,11 +45,11 @@ mod pending;
 mod ring;
 mod seams;
 
-pub use error::Error;
+pub use error::DriverError;
 pub use free::Hinting;
-pub use life::{Allocated, Progress};
+pub use life::{Allocated, TargetProgress};
 pub use link::{Wait, Wire};
-pub use seams::{Element, GuestPages, Memory, QueueAddresses, Queues, Transport};
+pub use seams::{BufferMemory, Element, GuestPages, QueueAddresses, Queues, Transport};
 
 use held::PageSet;
 use link::{INDIRECT, Link};
@@ -62,7 +62,7 @@ const POISON: u16 = 12;
 
 /// How the driver works. The default is Linux's way, where Linux has one.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct DriverSettings {
     /// Features of the standard that are accepted, where they are offered.
     pub features: Features,
     /// The bit for messages in bulk: the device's; `None` to send page numbers.
@@ -93,7 +93,7 @@ pub struct Settings {
     pub hint_block: u64,
 }
 
-impl Default for Settings {
+impl Default for DriverSettings {
     fn default() -> Self {
         Self {
             features: Features(0x3f),
@@ -118,10 +118,10 @@ impl Default for Settings {
 
 /// The driver of a balloon.
 #[derive(Debug)]
-pub struct Driver<T, M: Memory, P> {
+pub struct BalloonDriver<T, M: BufferMemory, P> {
     link: Link<T, M>,
     pages: P,
-    settings: Settings,
+    settings: DriverSettings,
     page: GuestPage,
     running: bool,
     /// All pages that were taken from the guest, told or not.
@@ -136,12 +136,12 @@ pub struct Driver<T, M: Memory, P> {
     hint_command: u32,
 }
 
-type DriverResult<V, T> = Result<V, Error<<T as Transport>::Error>>;
+type DriverResult<V, T> = Result<V, DriverError<<T as Transport>::Error>>;
 
-impl<T, M, P> Driver<T, M, P>
+impl<T, M, P> BalloonDriver<T, M, P>
 where
     T: Transport,
-    M: Memory<Error = T::Error>,
+    M: BufferMemory<Error = T::Error>,
     P: GuestPages,
 {
     /// Takes over the device: resets it, negotiates, sets up its queues, and lets it begin. Nothing is in
@@ -153,7 +153,12 @@ where
     /// memory for queues, for a bit for each page of [`GuestPages::span`], or for a message of page
     /// numbers. What was taken has been given back by then; but not what the device has seen, when it
     /// cannot be reset any more.
-    pub fn new(transport: T, memory: M, pages: P, settings: Settings) -> DriverResult<Self, T> {
+    pub fn new(
+        transport: T,
+        memory: M,
+        pages: P,
+        settings: DriverSettings,
+    ) -> DriverResult<Self, T> {
         let mut driver = Self::frozen(transport, memory, pages, settings)?;
         driver.restore()?;
         Ok(driver)
@@ -169,7 +174,7 @@ where
         transport: T,
         mut memory: M,
         pages: P,
-        settings: Settings,
+        settings: DriverSettings,
     ) -> DriverResult<Self, T> {
         let (page, span) = (pages.page(), pages.span());
         let held = page_set(&mut memory, span, page)?;
@@ -196,7 +201,7 @@ where
         if self.running {
             return Ok(());
         }
-        self.link.transport.reset().map_err(Error::Seam)?;
+        self.link.transport.reset().map_err(DriverError::Seam)?;
         let started = self.start();
         if started.is_err() {
             // What the device has seen stays, should it not let go.
@@ -209,11 +214,16 @@ where
     }
 
     fn start(&mut self) -> DriverResult<(), T> {
-        let offered = self.link.transport.offered().map_err(Error::Seam)?;
+        let offered = self.link.transport.offered().map_err(DriverError::Seam)?;
         let accepted = self.choose(offered)?;
         let settings = self.settings;
-        if !self.link.transport.accept(accepted).map_err(Error::Seam)? {
-            return Err(Error::Features { offered, accepted });
+        if !self
+            .link
+            .transport
+            .accept(accepted)
+            .map_err(DriverError::Seam)?
+        {
+            return Err(DriverError::Features { offered, accepted });
         }
         self.link.features = accepted;
         self.link.small_buffers()?;
@@ -225,9 +235,9 @@ where
             let transport = &mut self.link.transport;
             transport
                 .write_config(POISON, poison)
-                .map_err(Error::Seam)?;
+                .map_err(DriverError::Seam)?;
         }
-        self.link.transport.begin().map_err(Error::Seam)?;
+        self.link.transport.begin().map_err(DriverError::Seam)?;
         if accepted.contains(Features::STATS_VQ) {
             // The first buffer: the device answers it when it wants statistics (5.5.6.3).
             self.offer_stats()?;
@@ -249,7 +259,7 @@ where
         if accepted.contains(Features::FREE_PAGE_HINT) {
             let (page, span) = (self.page, self.pages.span());
             match page_set(&mut self.link.memory, span, page) {
-                Ok::<_, Error<T::Error>>(hinted) => self.hinted = Some(hinted),
+                Ok::<_, DriverError<T::Error>>(hinted) => self.hinted = Some(hinted),
                 Err(_) => accepted = accepted.without(Features::FREE_PAGE_HINT),
             }
         }
@@ -288,16 +298,18 @@ where
     }
 
     /// The configuration space. A field is read whole; the device may change others meanwhile.
-    fn config(&mut self, bytes: usize) -> DriverResult<Config, T> {
+    fn config(&mut self, bytes: usize) -> DriverResult<BalloonConfig, T> {
         let mut all = [0; BULK_CONFIG_BYTES];
         let (read, _) = all.split_at_mut(bytes.clamp(CONFIG_BYTES, BULK_CONFIG_BYTES));
         let mut offset = 0;
         for field in read.chunks_exact_mut(4) {
             let transport = &mut self.link.transport;
-            transport.read_config(offset, field).map_err(Error::Seam)?;
+            transport
+                .read_config(offset, field)
+                .map_err(DriverError::Seam)?;
             offset += 4;
         }
-        Ok(Config::from_bytes(&all))
+        Ok(BalloonConfig::from_bytes(&all))
     }
 
     /// Ends all work, and gives every page back to the guest: hinted and held ones. Then the device is
@@ -311,7 +323,7 @@ where
             // It may be broken, which is why it is reset.
             let _ = self.deflate(0);
         }
-        self.link.transport.reset().map_err(Error::Seam)?;
+        self.link.transport.reset().map_err(DriverError::Seam)?;
         self.running = false;
         self.link.release();
         self.pending.clear();
@@ -362,19 +374,19 @@ where
     fn check_running(&self) -> DriverResult<(), T> {
         match self.running {
             true => Ok(()),
-            false => Err(Error::Frozen),
+            false => Err(DriverError::Frozen),
         }
     }
 }
 
 /// An empty set of this span's pages.
-fn page_set<M: Memory, E>(
+fn page_set<M: BufferMemory, E>(
     memory: &mut M,
     span: Span<GuestAddr>,
     page: GuestPage,
-) -> Result<PageSet<M::Words>, Error<E>> {
+) -> Result<PageSet<M::Words>, DriverError<E>> {
     let count = held::words(span, page);
-    let words = memory.words(count).ok_or(Error::NoMemory {
+    let words = memory.words(count).ok_or(DriverError::NoMemory {
         bytes: count as u64 * 8,
     })?;
     Ok(PageSet::new(words, span, page))

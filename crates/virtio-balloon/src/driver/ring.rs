@@ -16,7 +16,7 @@
 //! A chain that is longer than one descriptor may lie in a table of its own (2.7.5.3), where that was
 //! negotiated.
 
-use super::seams::{Element, Memory, QueueAddresses};
+use super::seams::{BufferMemory, Element, QueueAddresses};
 
 /// `VIRTQ_DESC_F_NEXT`.
 const NEXT: u16 = 1;
@@ -116,7 +116,7 @@ impl Ring {
     }
 
     /// Writes a descriptor of the chain that is offered next.
-    pub(super) fn describe<M: Memory>(
+    pub(super) fn describe<M: BufferMemory>(
         &self,
         memory: &M,
         nr: u16,
@@ -128,7 +128,7 @@ impl Ring {
     }
 
     /// Makes the chain a table elsewhere.
-    pub(super) fn describe_table<M: Memory>(
+    pub(super) fn describe_table<M: BufferMemory>(
         &self,
         memory: &M,
         table: u64,
@@ -143,7 +143,7 @@ impl Ring {
     }
 
     /// Offers the chain that was described. True when the device wants to be told.
-    pub(super) fn offer<M: Memory>(&mut self, memory: &M) -> Result<bool, M::Error> {
+    pub(super) fn offer<M: BufferMemory>(&mut self, memory: &M) -> Result<bool, M::Error> {
         let entry = self.at.available + 4 + 2 * u64::from(self.offered % self.size);
         memory.write(entry, &[0, 0])?;
         self.offered = self.offered.wrapping_add(1);
@@ -153,7 +153,7 @@ impl Ring {
     }
 
     /// True when the device has answered, once for each message.
-    pub(super) fn take<M: Memory>(&mut self, memory: &M) -> Result<bool, Wrong<M::Error>> {
+    pub(super) fn take<M: BufferMemory>(&mut self, memory: &M) -> Result<bool, Wrong<M::Error>> {
         let used = memory.load(self.at.used + 2)?;
         if used == self.taken {
             return Ok(false);

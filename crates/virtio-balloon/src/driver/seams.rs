@@ -111,7 +111,7 @@ pub trait Transport {
 /// Memory for the driver's own use: what the device sees, and what it does not.
 ///
 /// Addresses are those that the device uses. It may lie behind plain pointers, or behind a protocol.
-pub trait Memory {
+pub trait BufferMemory {
     /// Why memory cannot be reached.
     type Error;
     /// Words that only the driver sees.

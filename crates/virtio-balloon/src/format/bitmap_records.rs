@@ -20,9 +20,9 @@
 use runs::{GuestAddr, Span};
 
 use super::header::{HEAD, data, header};
-use super::{Format, MOST_SHIFT, WIRE_SHIFT, Writer, hand_on, word};
+use super::{MOST_SHIFT, MessageFormat, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
-use crate::source::{EncodeError, GuestPage, Source, Stretches, Words};
+use crate::source::{EncodeError, GuestPage, MessageSource, Stretches, Words};
 
 /// Bitmap words at the ends of runs and blocks in the middle. A bit that is encoded stands for a page of the
 /// source's size; decoding takes the size from each record.
@@ -42,7 +42,7 @@ impl BitmapRecords {
     /// The bits of all runs that touch the 64 pages from `base` on, which are taken from the source.
     fn gather<I: Iterator<Item = Span<GuestAddr>>>(
         base: u64,
-        source: &mut Source<I>,
+        source: &mut MessageSource<I>,
     ) -> Result<u64, EncodeError> {
         let shift = source.page().shift();
         let mut bits = 0;
@@ -59,15 +59,15 @@ impl BitmapRecords {
         Ok(bits)
     }
 
-    /// As [`encode`](Format::encode), the same messages, from pages that the driver holds as bitmaps: their
+    /// As [`encode`](MessageFormat::encode), the same messages, from pages that the driver holds as bitmaps: their
     /// words are copied, and not cut into runs first.
     ///
     /// # Errors
     ///
-    /// Those of [`encode`](Format::encode).
+    /// Those of [`encode`](MessageFormat::encode).
     pub fn encode_bitmap(
         &self,
-        source: &mut Source<Stretches<'_>>,
+        source: &mut MessageSource<Stretches<'_>>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError> {
         let mut out = Writer::behind(message, HEAD)?;
@@ -126,10 +126,10 @@ impl BitmapRecords {
     }
 }
 
-impl Format for BitmapRecords {
+impl MessageFormat for BitmapRecords {
     fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         &self,
-        source: &mut Source<I>,
+        source: &mut MessageSource<I>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError> {
         let shift = source.page().shift();

@@ -5,9 +5,9 @@
 
 use runs::{GuestAddr, Span};
 
-use super::{Format, Writer};
+use super::{MessageFormat, Writer};
 use crate::refusal::{Refusal, Refusals};
-use crate::source::{EncodeError, Source, WIRE_SHIFT};
+use crate::source::{EncodeError, MessageSource, WIRE_SHIFT};
 
 /// Arrays of le32 page numbers.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,10 +16,10 @@ pub struct LePfns;
 /// The last byte that a number reaches.
 const LAST: u64 = (1 << (32 + WIRE_SHIFT)) - 1;
 
-impl Format for LePfns {
+impl MessageFormat for LePfns {
     fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         &self,
-        source: &mut Source<I>,
+        source: &mut MessageSource<I>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError> {
         let mut out = Writer::behind(message, 0)?;

@@ -2,7 +2,7 @@
 //!
 //! A message is what one buffer (descriptor chain) on inflateq or deflateq holds, in the driver's byte
 //! order of things: device-readable bytes, all numbers little-endian. Encoding takes from a
-//! [`Source`] until the buffer is full and is called again for the next message. Decoding goes through
+//! [`MessageSource`] until the buffer is full and is called again for the next message. Decoding goes through
 //! a message once, front to back, in work bounded by the message's length, and hands on runs as they
 //! come; those that follow one another are merged within the message only as far as the format says
 //! (see [`RunCollector`](crate::RunCollector) for the rest). What is wrong is counted in
@@ -18,7 +18,7 @@
 use runs::{GuestAddr, Span};
 
 use crate::refusal::{Refusal, Refusals};
-use crate::source::{EncodeError, Source, WIRE_PAGE, WIRE_SHIFT};
+use crate::source::{EncodeError, MessageSource, WIRE_PAGE, WIRE_SHIFT};
 
 mod bitmap_records;
 mod header;
@@ -30,7 +30,7 @@ pub use header::{MOST_DATA_BYTES, MOST_MESSAGE_BYTES};
 pub use le_pfns::LePfns;
 
 /// A wire format of inflateq and deflateq.
-pub trait Format {
+pub trait MessageFormat {
     /// Fills one message with what comes next and returns its bytes; 0 when nothing is left. Not more
     /// than [`MOST_MESSAGE_BYTES`] of the buffer are used.
     ///
@@ -40,7 +40,7 @@ pub trait Format {
     /// message is not to be sent.
     fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         &self,
-        source: &mut Source<I>,
+        source: &mut MessageSource<I>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError>;
 

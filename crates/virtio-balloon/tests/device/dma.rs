@@ -3,15 +3,15 @@
 use crate::guest::{Act, FREE, Guest, HIGH, LOW, pages, pfn};
 use runs::Span;
 use virtio_balloon::device::{
-    AttachError, Event, NegotiateError, QueueError, Settings, Unrestored,
+    BalloonEvent, BalloonSettings, NegotiateError, PassthroughError, QueueError, Unrestored,
 };
-use virtio_balloon::{Features, Queue, Reason, WIRE_PAGE};
+use virtio_balloon::{Features, KeepReason, Queue, WIRE_PAGE};
 
 fn with_devices(unrestored: Unrestored) -> Guest {
-    let settings = Settings {
+    let settings = BalloonSettings {
         features: Features(0x3f),
         unrestored,
-        ..Settings::default()
+        ..BalloonSettings::default()
     };
     let mut guest = Guest::fresh(settings, WIRE_PAGE);
     guest.notes.borrow_mut().attached = true;
@@ -57,9 +57,9 @@ fn what_devices_keep_is_reported_and_not_discarded() {
     guest.pfns(Queue::Inflate, (0..10).map(pfn));
     guest.mark(FREE + 5 * WIRE_PAGE, 0x55);
     let _ = guest.drain(Queue::Inflate);
-    let reason = Reason::PinnedElsewhere;
+    let reason = KeepReason::PinnedElsewhere;
     let mut expected = vec![Act::Release(vec![pages(0, 10)])];
-    expected.extend(kept.map(|run| Act::Event(Event::Kept { run, reason })));
+    expected.extend(kept.map(|run| Act::Event(BalloonEvent::Kept { run, reason })));
     expected.push(Act::Discard(vec![pages(1, 4), pages(7, 2)]));
     assert_eq!(guest.acts(), expected);
     assert_eq!(guest.word(FREE + 5 * WIRE_PAGE), 0x55);
@@ -82,9 +82,9 @@ fn a_message_whose_pages_devices_cannot_be_given_is_held() {
     guest.pfns(Queue::Deflate, [pfn(4)]);
     let drained = guest.drain(Queue::Deflate);
     assert_eq!((drained.used, drained.held, drained.more), (1, true, false));
-    let lost = Event::NotRestored {
+    let lost = BalloonEvent::NotRestored {
         run: pages(2, 1),
-        reason: Reason::Limit,
+        reason: KeepReason::Limit,
         then: Unrestored::Hold,
     };
     assert_eq!(guest.events(), [lost]);
@@ -127,7 +127,7 @@ fn a_message_is_handed_back_or_the_device_stops_where_the_policy_says_so() {
     assert!(guest.drain(Queue::Deflate).held);
     assert!(matches!(
         guest.events()[..],
-        [Event::NotRestored { .. }, Event::NeedsReset]
+        [BalloonEvent::NotRestored { .. }, BalloonEvent::NeedsReset]
     ));
     assert!(guest.device.needs_reset());
     for queue in [Queue::Inflate, Queue::Deflate, Queue::Stats] {
@@ -147,9 +147,9 @@ fn a_message_is_handed_back_or_the_device_stops_where_the_policy_says_so() {
 
 #[test]
 fn with_devices_the_driver_must_tell_and_reports_are_not_offered() {
-    let settings = Settings {
+    let settings = BalloonSettings {
         features: Features(0x3f).without(Features::MUST_TELL_HOST),
-        ..Settings::default()
+        ..BalloonSettings::default()
     };
     let mut guest = Guest::fresh(settings, WIRE_PAGE);
     guest.notes.borrow_mut().attached = true;
@@ -171,21 +171,21 @@ fn with_devices_the_driver_must_tell_and_reports_are_not_offered() {
 
 #[test]
 fn devices_cannot_be_attached_where_the_driver_uses_pages_without_a_word() {
-    let settings = Settings {
+    let settings = BalloonSettings {
         features: Features(0x3f),
-        ..Settings::default()
+        ..BalloonSettings::default()
     };
     let told = Features::MUST_TELL_HOST;
     for (features, expected) in [
         (
             told.with(Features::PAGE_REPORTING),
-            Err(AttachError::Reporting),
+            Err(PassthroughError::Reporting),
         ),
         (
             told.with(Features::FREE_PAGE_HINT),
-            Err(AttachError::Hinting),
+            Err(PassthroughError::Hinting),
         ),
-        (Features::STATS_VQ, Err(AttachError::MustTellHost)),
+        (Features::STATS_VQ, Err(PassthroughError::MustTellHost)),
         (told, Ok(())),
     ] {
         let mut guest = Guest::fresh(settings, WIRE_PAGE);
@@ -212,12 +212,12 @@ fn what_is_kept_of_a_region_says_nothing_of_another() {
         guest.notes.borrow_mut().kept = vec![kept];
         guest.runs(Queue::Inflate, &[low, high]);
         let _ = guest.drain(Queue::Inflate);
-        let reason = Reason::PinnedElsewhere;
+        let reason = KeepReason::PinnedElsewhere;
         assert_eq!(
             guest.acts(),
             [
                 Act::Release(vec![low, high]),
-                Act::Event(Event::Kept { run: kept, reason }),
+                Act::Event(BalloonEvent::Kept { run: kept, reason }),
                 Act::Discard(vec![gone])
             ]
         );

@@ -1,6 +1,6 @@
 //! Each access to the guest's memory fails: to rings, descriptors and messages.
 
-use virtio_balloon::device::{Drained, QueueError, Settings};
+use virtio_balloon::device::{BalloonSettings, Drained, QueueError};
 use virtio_balloon::{ByteOrder, Features, Queue, Stats, Tag, WIRE_PAGE};
 
 use crate::faulty::{Away, Faulty};
@@ -45,9 +45,11 @@ fn report(guest: &mut Guest, queue: Queue, page: u64) -> u16 {
 }
 
 fn guest() -> Guest {
-    Guest::new(Settings {
-        features: Settings::default().features.with(Features::FREE_PAGE_HINT),
-        ..Settings::default()
+    Guest::new(BalloonSettings {
+        features: BalloonSettings::default()
+            .features
+            .with(Features::FREE_PAGE_HINT),
+        ..BalloonSettings::default()
     })
 }
 

@@ -4,7 +4,8 @@ use crate::guest::{
     Act, FREE, Guest, bulk_messages, command, hint, in_bulk, pages, pfn, send_bulk,
 };
 use virtio_balloon::device::{
-    Bulk, Device, Event, NegotiateError, QueueError, Settings, SetupError,
+    BalloonDevice, BalloonEvent, BalloonSettings, BalloonSetupError, Bulk, NegotiateError,
+    QueueError,
 };
 use virtio_balloon::{
     BULK_CONFIG_BYTES, BulkBit, ByteOrder, CONFIG_BYTES, Features, Numbering, Queue, Refusal,
@@ -13,7 +14,7 @@ use virtio_balloon::{
 
 #[test]
 fn runs_are_merged_across_the_messages_of_a_drained_queue() {
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     // 512 pages in two messages, of which each has every second one.
     for odd in [1, 0] {
         guest.pfns(Queue::Inflate, (0..256).map(|nr| pfn(2 * nr + odd)));
@@ -62,19 +63,19 @@ fn without_the_bulk_bit_queues_take_page_numbers() {
 
 #[test]
 fn the_bulk_bit_is_offered_only_when_the_monitor_says_so() {
-    let guest = Guest::fresh(Settings::default(), WIRE_PAGE);
+    let guest = Guest::fresh(BalloonSettings::default(), WIRE_PAGE);
     let device_bits = Features(0x00ff_ffff | 0xfffc << 48);
     let offered = guest.device.features();
     assert_eq!(offered.0 & device_bits.0 & !0x3f, 0, "{offered:?}");
     assert_eq!(guest.device.config_bytes(), CONFIG_BYTES);
 
     let bit = BulkBit::new(9).unwrap();
-    let settings = Settings {
+    let settings = BalloonSettings {
         bulk: Some(Bulk {
             bit,
             ..Bulk::default()
         }),
-        ..Settings::default()
+        ..BalloonSettings::default()
     };
     let guest = Guest::fresh(settings, WIRE_PAGE);
     assert_eq!(
@@ -103,8 +104,8 @@ fn a_longest_message_is_one_that_holds_a_record() {
             ..bulk
         });
         let none: [Region; 0] = [];
-        let made = Device::new(settings, none, (), (), ()).map(|_| ());
-        let refused = SetupError::Message {
+        let made = BalloonDevice::new(settings, none, (), (), ()).map(|_| ());
+        let refused = BalloonSetupError::Message {
             bytes: message_bytes,
         };
         assert_eq!(made, if good { Ok(()) } else { Err(refused) });
@@ -113,9 +114,9 @@ fn a_longest_message_is_one_that_holds_a_record() {
 
 #[test]
 fn every_feature_is_offered_and_no_other_can_be_taken() {
-    let settings = Settings {
+    let settings = BalloonSettings {
         features: Features(0x3f),
-        ..Settings::default()
+        ..BalloonSettings::default()
     };
     let mut guest = Guest::fresh(settings, WIRE_PAGE);
     let offered = guest.device.features();
@@ -133,13 +134,13 @@ fn every_feature_is_offered_and_no_other_can_be_taken() {
         }
     }
     let unknown = Features(1 << 6);
-    let wrong = Settings {
+    let wrong = BalloonSettings {
         features: unknown,
-        ..Settings::default()
+        ..BalloonSettings::default()
     };
     let none: [Region; 0] = [];
-    let made = Device::new(wrong, none, (), (), ());
-    assert_eq!(made.err(), Some(SetupError::Feature { unknown }));
+    let made = BalloonDevice::new(wrong, none, (), (), ());
+    assert_eq!(made.err(), Some(BalloonSetupError::Feature { unknown }));
 }
 
 #[test]
@@ -148,9 +149,9 @@ fn queues_have_the_numbers_of_either_way() {
         (Numbering::Compressed, 4, 2),
         (Numbering::Specification, 5, 4),
     ] {
-        let settings = Settings {
+        let settings = BalloonSettings {
             numbering,
-            ..Settings::default()
+            ..BalloonSettings::default()
         };
         let mut guest = Guest::without(settings, Features::STATS_VQ);
         let device = &mut guest.device;
@@ -164,7 +165,7 @@ fn queues_have_the_numbers_of_either_way() {
             Err(QueueError::NoQueue(Queue::Stats))
         ));
     }
-    let mut guest = Guest::fresh(Settings::default(), WIRE_PAGE);
+    let mut guest = Guest::fresh(BalloonSettings::default(), WIRE_PAGE);
     assert_eq!(guest.device.queue(0), None);
     assert!(matches!(
         guest.try_drain(Queue::Inflate),
@@ -174,7 +175,7 @@ fn queues_have_the_numbers_of_either_way() {
 
 #[test]
 fn a_target_is_set_and_progress_comes_back() {
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     assert_eq!(guest.device.set_target((7 << 20) + 5), 7 << 20);
     assert_eq!(guest.acts(), [Act::ConfigChanged]);
     guest.device.set_target(7 << 20);
@@ -185,7 +186,7 @@ fn a_target_is_set_and_progress_comes_back() {
     assert_eq!(config[4..], [0; 16], "and nothing behind the end");
 
     guest.device.write_config(4, &0x100u32.to_le_bytes());
-    let event = Event::Progress {
+    let event = BalloonEvent::Progress {
         target: 7 << 20,
         actual: 1 << 20,
     };
@@ -217,7 +218,7 @@ fn stats(values: impl Fn(Tag) -> u64) -> (Stats, Vec<u8>) {
 
 #[test]
 fn a_buffer_of_statistics_is_held_until_it_is_asked_for() {
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     assert!(matches!(guest.request_stats(), Err(QueueError::NoBuffer)));
     let (first, message) = stats(|tag| tag.number().into());
     let head = guest.send(Queue::Stats, &message);
@@ -256,9 +257,9 @@ fn a_buffer_of_statistics_is_held_until_it_is_asked_for() {
 
 #[test]
 fn the_first_statistics_of_a_legacy_driver_are_not_read() {
-    let settings = Settings {
+    let settings = BalloonSettings {
         legacy_order: ByteOrder::Big,
-        ..Settings::default()
+        ..BalloonSettings::default()
     };
     let mut guest = Guest::without(settings, Features::VERSION_1);
     guest.send(Queue::Stats, &[0xaa; 160]);
@@ -275,9 +276,9 @@ fn the_first_statistics_of_a_legacy_driver_are_not_read() {
 
 #[test]
 fn page_numbers_of_a_legacy_driver_are_in_its_byte_order() {
-    let settings = Settings {
+    let settings = BalloonSettings {
         legacy_order: ByteOrder::Big,
-        ..Settings::default()
+        ..BalloonSettings::default()
     };
     let big: Vec<u8> = [pfn(3), pfn(4), pfn(9)]
         .iter()
@@ -300,14 +301,14 @@ fn page_numbers_of_a_legacy_driver_are_in_its_byte_order() {
 
 #[test]
 fn what_the_machine_does_not_take_is_reported() {
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     guest.notes.borrow_mut().stuck = vec![pages(1, 2)];
     guest.pfns(Queue::Inflate, (0..4).map(pfn));
     let drained = guest.drain(Queue::Inflate);
     assert_eq!(drained.used, 1);
     assert!(matches!(
         guest.events()[..],
-        [Event::NotDiscarded { run, .. }] if run == pages(1, 2)
+        [BalloonEvent::NotDiscarded { run, .. }] if run == pages(1, 2)
     ));
     assert_eq!(guest.device.counters().not_discarded, 2 * WIRE_PAGE);
 }
@@ -316,7 +317,7 @@ fn what_the_machine_does_not_take_is_reported() {
 fn inflating_and_hinting_share_no_buffer() {
     // A round of hints in the midst of inflating in bulk: each queue has its own messages, in its own
     // form, and what is hinted is neither in the balloon nor discarded.
-    let settings = Settings {
+    let settings = BalloonSettings {
         features: Features(0x3f),
         ..in_bulk()
     };

@@ -2,12 +2,12 @@
 
 use crate::guest::{Act, FREE, Guest, command, hint, pages, pfn};
 use runs::{GuestAddr, Span};
-use virtio_balloon::device::{Event, HintError, Settings};
-use virtio_balloon::{Config, Features, Queue};
+use virtio_balloon::device::{BalloonEvent, BalloonSettings, HintError};
+use virtio_balloon::{BalloonConfig, Features, Queue};
 
 #[test]
 fn reports_are_discarded_before_they_are_used() {
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     guest.watch(Queue::Reporting);
     let block = |nr: u64| (FREE + nr * (2 << 20), 2 << 20, true);
     guest.chain(Queue::Reporting, &[block(1), block(0)]);
@@ -29,7 +29,7 @@ fn what_a_guest_poisons_is_not_discarded_by_reports() {
         (Features(0), 0, true),
         (poison, 0xaa, true),
     ] {
-        let mut guest = Guest::without(Settings::default(), without);
+        let mut guest = Guest::without(BalloonSettings::default(), without);
         guest.device.write_config(12, &value.to_le_bytes());
         guest.chain(Queue::Reporting, &[(FREE, 2 << 20, true)]);
         assert_eq!(guest.drain(Queue::Reporting).used, 1);
@@ -42,9 +42,9 @@ fn what_a_guest_poisons_is_not_discarded_by_reports() {
 }
 
 fn with_hints() -> Guest {
-    Guest::new(Settings {
+    Guest::new(BalloonSettings {
         features: Features(0x3f),
-        ..Settings::default()
+        ..BalloonSettings::default()
     })
 }
 
@@ -65,25 +65,25 @@ fn hints_are_taken_from_their_command_to_its_end() {
     assert_eq!(guest.acts(), [], "nobody has asked");
 
     let id = guest.device.start_hints().unwrap();
-    assert_eq!(id, Config::HINT_FIRST);
+    assert_eq!(id, BalloonConfig::HINT_FIRST);
     assert_eq!(guest.acts(), [Act::ConfigChanged]);
     let mut config = [0; 16];
     guest.device.read_config(0, &mut config);
-    assert_eq!(Config::from_bytes(&config).free_page_hint_cmd_id, id);
+    assert_eq!(BalloonConfig::from_bytes(&config).free_page_hint_cmd_id, id);
 
     hint(&mut guest, 1);
     command(&mut guest, id);
     let runs = [hint(&mut guest, 0), hint(&mut guest, 2)];
-    command(&mut guest, Config::HINT_STOP);
+    command(&mut guest, BalloonConfig::HINT_STOP);
     hint(&mut guest, 1);
     let drained = guest.drain(Queue::FreePage);
     assert_eq!((drained.used, drained.notify), (6, true));
     assert_eq!(
         guest.acts(),
         [
-            Act::Event(Event::HintsBegin { id }),
+            Act::Event(BalloonEvent::HintsBegin { id }),
             Act::Hinted(runs.to_vec()),
-            Act::Event(Event::HintsEnd)
+            Act::Event(BalloonEvent::HintsEnd)
         ]
     );
     assert_eq!(guest.device.counters().hints_ignored, 3);
@@ -91,7 +91,7 @@ fn hints_are_taken_from_their_command_to_its_end() {
 
     // Stopped by the device: what the driver still sends is not taken, nor what it says.
     let id = guest.device.start_hints().unwrap();
-    assert_eq!(id, Config::HINT_FIRST + 1);
+    assert_eq!(id, BalloonConfig::HINT_FIRST + 1);
     command(&mut guest, id);
     let _ = guest.drain(Queue::FreePage);
     guest.device.stop_hints();
@@ -116,8 +116,8 @@ fn hints_are_taken_from_their_command_to_its_end() {
     let _ = guest.drain(Queue::FreePage);
     assert_eq!(hinted(&mut guest), Vec::<Vec<Span<GuestAddr>>>::new());
     guest.device.read_config(0, &mut config);
-    let done = Config::from_bytes(&config).free_page_hint_cmd_id;
-    assert_eq!(done, Config::HINT_DONE);
+    let done = BalloonConfig::from_bytes(&config).free_page_hint_cmd_id;
+    assert_eq!(done, BalloonConfig::HINT_DONE);
 }
 
 #[test]
@@ -146,10 +146,10 @@ fn an_id_is_not_used_again_before_the_driver_has_stopped() {
     guest.device.restore(&state).unwrap();
     assert_eq!(guest.device.start_hints(), Ok(u32::MAX));
     assert_eq!(guest.device.start_hints(), Err(HintError::Ids));
-    command(&mut guest, Config::HINT_STOP);
+    command(&mut guest, BalloonConfig::HINT_STOP);
     let _ = guest.drain(Queue::FreePage);
-    assert_eq!(guest.device.start_hints(), Ok(Config::HINT_FIRST));
+    assert_eq!(guest.device.start_hints(), Ok(BalloonConfig::HINT_FIRST));
 
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     assert_eq!(guest.device.start_hints(), Err(HintError::NotNegotiated));
 }

@@ -2,7 +2,7 @@
 
 use crate::guest::{FREE, Guest, HIGH, INDIRECT, LOW, NEXT, SIZE, WRITE, at, in_bulk, pages, pfn};
 use runs::Span;
-use virtio_balloon::device::{QueueError, Settings};
+use virtio_balloon::device::{BalloonSettings, QueueError};
 use virtio_balloon::{Features, MOST_MESSAGE_BYTES, Queue, Refusal, WIRE_PAGE};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
@@ -24,7 +24,7 @@ fn refused(guest: &mut Guest, head: Option<u16>, expected: Refusal) {
 
 #[test]
 fn chains_without_an_end_are_refused() {
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     let table = guest.rings[0].base;
     let good = guest.buffer(&(pfn(0) as u32).to_le_bytes());
     // To itself; in a circle; out of the table.
@@ -43,7 +43,7 @@ fn chains_without_an_end_are_refused() {
 
 #[test]
 fn indirect_tables_are_looked_at() {
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     let table = guest.rings[0].base;
     let message = guest.buffer(&(pfn(0) as u32).to_le_bytes());
     let indirect = guest.buffer(&[0; 16 * 400]);
@@ -83,7 +83,7 @@ fn indirect_tables_are_looked_at() {
 
 #[test]
 fn buffers_outside_memory_and_of_the_wrong_direction_are_refused() {
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     let good = guest.buffer(&(pfn(0) as u32).to_le_bytes());
     for address in [LOW.len, LOW.len - 2, u64::MAX - 1, 1 << 50] {
         let head = guest.chain(Queue::Inflate, &[(good, 4, false), (address, 4, false)]);
@@ -132,7 +132,7 @@ fn messages_in_bulk_are_as_long_as_the_device_says() {
 
 #[test]
 fn descriptors_that_the_queue_has_not_are_counted() {
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     for head in [SIZE, u16::MAX] {
         guest.offer(Queue::Inflate, head);
         refused(&mut guest, None, Refusal::Head { head, size: SIZE });
@@ -171,7 +171,7 @@ fn descriptors_that_the_queue_has_not_are_counted() {
 
 #[test]
 fn pages_outside_memory_are_left_out() {
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     let page = |address: u64| address / WIRE_PAGE;
     let last = page(LOW.len) - 1;
     let outside = [page(LOW.len), page(HIGH.start) - 1, page(1 << 43)];
@@ -202,7 +202,7 @@ fn pages_outside_memory_are_left_out() {
 
 #[test]
 fn buffers_of_pages_that_are_no_pages_are_refused_alone() {
-    let mut guest = Guest::new(Settings::default());
+    let mut guest = Guest::new(BalloonSettings::default());
     let last = !(WIRE_PAGE - 1);
     for (address, len, refusal) in [
         (
@@ -236,9 +236,9 @@ fn buffers_of_pages_that_are_no_pages_are_refused_alone() {
 
 #[test]
 fn a_flood_is_taken_in_pieces() {
-    let settings = Settings {
+    let settings = BalloonSettings {
         drain_bytes: 4096,
-        ..Settings::default()
+        ..BalloonSettings::default()
     };
     let mut guest = Guest::new(settings);
     for _ in 0..SIZE {
@@ -278,7 +278,7 @@ fn a_flood_is_taken_in_pieces() {
 
 #[test]
 fn configuration_is_written_within_its_bounds_only() {
-    let mut guest = Guest::without(Settings::default(), Features(0));
+    let mut guest = Guest::without(BalloonSettings::default(), Features(0));
     for offset in [0, 1, 3, 5, 15, 16, 23, 24, 27, 28, u64::MAX] {
         guest.device.write_config(offset, &[0xff; 64]);
         let mut config = [0; 64];

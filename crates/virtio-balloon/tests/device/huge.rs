@@ -2,7 +2,7 @@
 
 use crate::guest::{Act, Guest, HIGH, LOW, pages, pfn};
 use runs::{GuestAddr, Span};
-use virtio_balloon::device::{Device, Settings, SetupError, State};
+use virtio_balloon::device::{BalloonDevice, BalloonSettings, BalloonSetupError, BalloonState};
 use virtio_balloon::{BadRegion, Features, Queue, Region, Stats, WIRE_PAGE};
 
 const HUGE: u64 = 2 << 20;
@@ -10,7 +10,7 @@ const HUGE: u64 = 2 << 20;
 const FULL: u64 = HUGE / WIRE_PAGE;
 
 fn on_huge_pages(without: Features) -> Guest {
-    let mut guest = Guest::fresh(Settings::default(), HUGE);
+    let mut guest = Guest::fresh(BalloonSettings::default(), HUGE);
     let offered = guest.device.features();
     guest.device.negotiate(offered.without(without)).unwrap();
     guest
@@ -96,8 +96,8 @@ fn regions_need_not_be_whole_huge_pages() {
 
     for page in [0, 1, 4097, 2048] {
         let wrong = Region { page, ..regions[0] };
-        let made = Device::new(Settings::default(), [wrong], (), (), ());
-        let error = SetupError::Region(BadRegion::Size { huge: page });
+        let made = BalloonDevice::new(BalloonSettings::default(), [wrong], (), (), ());
+        let error = BalloonSetupError::Region(BadRegion::Size { huge: page });
         assert_eq!(made.err(), Some(error));
     }
 }
@@ -110,9 +110,9 @@ fn a_device_goes_on_from_the_state_of_another() {
     old.device.write_config(4, &7u32.to_le_bytes());
     old.send(Queue::Stats, &[0; 10]);
     let _ = old.drain(Queue::Stats);
-    let state: State = old.device.state();
+    let state: BalloonState = old.device.state();
 
-    let mut new = Guest::fresh(Settings::default(), HUGE);
+    let mut new = Guest::fresh(BalloonSettings::default(), HUGE);
     new.device.restore(&state).unwrap();
     assert_eq!(new.device.state(), state);
     assert_eq!(new.device.negotiated(), old.device.negotiated());
@@ -127,9 +127,9 @@ fn a_device_goes_on_from_the_state_of_another() {
     assert_eq!(new.used(Queue::Stats).len(), 1);
 
     // What is negotiated must be offered there, too.
-    let settings = Settings {
+    let settings = BalloonSettings {
         features: Features::MUST_TELL_HOST,
-        ..Settings::default()
+        ..BalloonSettings::default()
     };
     let mut poor = Guest::fresh(settings, HUGE);
     assert!(poor.device.restore(&state).is_err());
@@ -138,7 +138,7 @@ fn a_device_goes_on_from_the_state_of_another() {
 
 #[test]
 fn a_state_that_makes_no_sense_is_taken_as_far_as_it_does() {
-    let mut guest = Guest::fresh(Settings::default(), HUGE);
+    let mut guest = Guest::fresh(BalloonSettings::default(), HUGE);
     let mut state = on_huge_pages(Features(0)).device.state();
     state.partial[0].bits = vec![u64::MAX; 1 << 12];
     state.partial[1].region = Span::new(u64::MAX - 4095, 4096);

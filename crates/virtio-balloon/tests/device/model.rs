@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::guest::{Act, FREE, Guest, HIGH, LOW, NEXT, at, send_bulk};
 use proptest::prelude::*;
 use runs::{GuestAddr, Joiner, Span};
-use virtio_balloon::device::{Bulk, Event, Settings, Unrestored};
+use virtio_balloon::device::{BalloonEvent, BalloonSettings, Bulk, Unrestored};
 use virtio_balloon::{Features, Queue, WIRE_PAGE};
 use virtio_queue::QueueT;
 
@@ -161,10 +161,10 @@ fn bad(guest: &mut Guest, queue: Queue, kind: u8) -> u16 {
 }
 
 fn run(ops: Vec<Op>, page: u64, tells: bool, bulk: bool) {
-    let settings = Settings {
+    let settings = BalloonSettings {
         bulk: bulk.then(Bulk::default),
         unrestored: Unrestored::Hold,
-        ..Settings::default()
+        ..BalloonSettings::default()
     };
     let mut guest = Guest::fresh(settings, page);
     let mut model = Model {
@@ -263,7 +263,7 @@ fn drain_inflate(guest: &mut Guest, model: &mut Model) {
         expected.push(Act::Discard(cut.clone()));
     }
     let mut acts = guest.acts();
-    acts.retain(|act| !matches!(act, Act::Event(Event::Kept { .. })));
+    acts.retain(|act| !matches!(act, Act::Event(BalloonEvent::Kept { .. })));
     assert_eq!(acts, expected);
     let after = guest.device.counters();
     assert_eq!(after.discards - before.discards, cut.len() as u64);
@@ -282,7 +282,7 @@ fn drain_deflate(guest: &mut Guest, model: &mut Model) {
     assert_eq!(usize::from(drained.used), heads.len());
     assert_eq!(drained.held, model.held.is_some());
     let mut acts = guest.acts();
-    acts.retain(|act| !matches!(act, Act::Event(Event::NotRestored { .. })));
+    acts.retain(|act| !matches!(act, Act::Event(BalloonEvent::NotRestored { .. })));
     let expected: Vec<_> = calls
         .iter()
         .map(|pages| Act::Restore(runs(pages)))

@@ -1,10 +1,10 @@
 //! Each call of a queue fails once: registers, rings, buffers, the configuration space.
 
 use crate::fake::{FAULT, Faked, Handle, PAGE, world};
-use virtio_balloon::Driver;
-use virtio_balloon::driver::{Error, Settings};
+use virtio_balloon::BalloonDriver;
+use virtio_balloon::driver::{DriverError, DriverSettings};
 
-type Step = fn(&mut Faked) -> Result<(), Error<String>>;
+type Step = fn(&mut Faked) -> Result<(), DriverError<String>>;
 
 /// A life: in, partly out, asleep and awake, and in again.
 const LIFE: [Step; 6] = [
@@ -17,9 +17,9 @@ const LIFE: [Step; 6] = [
 ];
 
 /// How far it came: the step whose call failed, if one did.
-fn live(world: &Handle) -> Result<(), (usize, Error<String>)> {
+fn live(world: &Handle) -> Result<(), (usize, DriverError<String>)> {
     let seams = || world.clone();
-    let mut driver = Driver::new(seams(), seams(), seams(), Settings::default());
+    let mut driver = BalloonDriver::new(seams(), seams(), seams(), DriverSettings::default());
     let driver = match &mut driver {
         Ok(driver) => driver,
         Err(error) => return Err((0, error.clone())),
@@ -53,7 +53,7 @@ fn each_call_that_fails_once_is_reported_and_no_page_is_lost_or_given_back_too_e
             world.nothing_is_left();
             world.with(|world| assert_eq!(world.free.len(), 64, "bulk {bulk} {nth}"));
             match lived {
-                Err((step, Error::Seam(said))) if said == FAULT => failed[step] += 1,
+                Err((step, DriverError::Seam(said))) if said == FAULT => failed[step] += 1,
                 // The last messages before a reset may get lost: the reset takes everything back.
                 Ok(()) if world.with(|world| world.until_fault.is_none()) => {}
                 Ok(()) => break,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::fake::{Answers, Faked, Handle, PAGE, world};
 use proptest::prelude::*;
 use runs::Span;
-use virtio_balloon::driver::{Error, Hinting, Settings};
-use virtio_balloon::{Config, Features, Queue, Tag, Wait};
+use virtio_balloon::driver::{DriverError, DriverSettings, Hinting};
+use virtio_balloon::{BalloonConfig, Features, Queue, Tag, Wait};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -56,7 +56,9 @@ fn step(world: &Handle, driver: &mut Faked, op: &Op) -> bool {
             let migrated = driver.migrate(old, new);
             let back = match migrated {
                 Ok(()) => Some(old),
-                Err(Error::Busy | Error::NotHeld { .. } | Error::BadBlock { .. }) => Some(new),
+                Err(
+                    DriverError::Busy | DriverError::NotHeld { .. } | DriverError::BadBlock { .. },
+                ) => Some(new),
                 // Before anything was told, or after: then both are the balloon's.
                 Err(_) => (driver.held() < world.with(|world| world.taken.len() as u64) * PAGE)
                     .then_some(new),
@@ -96,14 +98,14 @@ proptest! {
         if bulk {
             world = world.bulk();
         }
-        let settings = Settings {
+        let settings = DriverSettings {
             bitmaps,
             round,
             pfns,
             tries: 0,
             out_of_memory: 5 * PAGE,
             wait: Wait::Sleep { most: Duration::from_millis(3) },
-            ..Settings::default()
+            ..DriverSettings::default()
         };
         let mut driver = world.driver(settings);
         let mut silent = false;
@@ -132,7 +134,7 @@ proptest! {
 #[test]
 fn statistics_wait_with_the_device_until_it_asks() {
     let world = world(0..100);
-    let mut driver = world.driver(Settings::default());
+    let mut driver = world.driver(DriverSettings::default());
     let free = || world.with(|world| world.stats.unwrap().get(Tag::FreeMemory));
     assert_eq!(free(), Some(100 * PAGE), "the first buffer");
     assert_eq!(driver.answer_stats(), Ok(false));
@@ -147,13 +149,16 @@ fn statistics_wait_with_the_device_until_it_asks() {
     driver.freeze().unwrap();
     driver.restore().unwrap();
     let feature = Features::STATS_VQ;
-    assert_eq!(driver.answer_stats(), Err(Error::NotNegotiated { feature }));
+    assert_eq!(
+        driver.answer_stats(),
+        Err(DriverError::NotNegotiated { feature })
+    );
 }
 
 #[test]
 fn hinted_pages_are_kept_until_it_is_over() {
     let world = world(0..4096);
-    let mut driver = world.driver(Settings::default());
+    let mut driver = world.driver(DriverSettings::default());
     assert_eq!(driver.hint(), Ok(Hinting::Nothing));
     driver.inflate(1024 * PAGE).unwrap();
     world.with(|world| world.config.free_page_hint_cmd_id = 5);
@@ -161,18 +166,18 @@ fn hinted_pages_are_kept_until_it_is_over() {
     assert_eq!(driver.hint(), Ok(Hinting::Hinted { command: 5, bytes }));
     assert_eq!(driver.hint(), Ok(Hinting::Nothing), "once for each command");
     world.with(|world| {
-        assert_eq!(world.hints, [5, Config::HINT_STOP]);
+        assert_eq!(world.hints, [5, BalloonConfig::HINT_STOP]);
         let blocks: Vec<_> = (1..4).map(|nr| Span::new(nr << 22, 1 << 22)).collect();
         assert_eq!(world.reported, blocks);
         assert!(world.free.is_empty());
-        world.config.free_page_hint_cmd_id = Config::HINT_STOP;
+        world.config.free_page_hint_cmd_id = BalloonConfig::HINT_STOP;
     });
     assert_eq!(driver.hint(), Ok(Hinting::Nothing));
     assert!(
         world.with(|world| world.free.is_empty()),
         "stopped, not done"
     );
-    world.with(|world| world.config.free_page_hint_cmd_id = Config::HINT_DONE);
+    world.with(|world| world.config.free_page_hint_cmd_id = BalloonConfig::HINT_DONE);
     assert_eq!(driver.hint(), Ok(Hinting::Done { bytes }));
     assert_eq!(world.with(|world| world.free.len()), 3072);
     world.agree(&driver);
@@ -183,7 +188,7 @@ fn hinted_pages_are_kept_until_it_is_over() {
         world.stop_hints = Some((1, 6));
     });
     assert_eq!(driver.hint(), Ok(Hinting::Hinted { command: 6, bytes }));
-    world.with(|world| world.config.free_page_hint_cmd_id = Config::HINT_DONE);
+    world.with(|world| world.config.free_page_hint_cmd_id = BalloonConfig::HINT_DONE);
     assert_eq!(driver.hint(), Ok(Hinting::Done { bytes }));
     // The command changes on the way; hinted pages come back with the rest.
     world.with(|world| {
@@ -206,7 +211,7 @@ fn hinted_pages_are_kept_until_it_is_over() {
 fn without_room_for_hints_they_are_not_negotiated() {
     let world = world(0..10);
     world.with(|world| world.words = 1);
-    let driver = world.driver(Settings::default());
+    let driver = world.driver(DriverSettings::default());
     assert!(!driver.features().contains(Features::FREE_PAGE_HINT));
     assert!(driver.features().contains(Features::PAGE_REPORTING));
 }
@@ -224,9 +229,9 @@ fn the_poison_value_is_stated_or_reporting_is_off() {
         if !offered {
             world.with(|world| world.offered = world.offered.without(Features::PAGE_POISON));
         }
-        let driver = world.driver(Settings {
+        let driver = world.driver(DriverSettings {
             poison: value,
-            ..Settings::default()
+            ..DriverSettings::default()
         });
         assert_eq!(driver.features().contains(Features::PAGE_POISON), accepted);
         assert_eq!(
@@ -241,9 +246,12 @@ fn the_poison_value_is_stated_or_reporting_is_off() {
 #[test]
 fn blocks_of_no_whole_pages_are_not_reported() {
     let world = world(0..10);
-    let mut driver = world.driver(Settings::default());
+    let mut driver = world.driver(DriverSettings::default());
     for block in [Span::new(1, PAGE), Span::new(0, 0), Span::new(0, 1 << 32)] {
-        assert_eq!(driver.report(&[block]), Err(Error::BadBlock { block }));
+        assert_eq!(
+            driver.report(&[block]),
+            Err(DriverError::BadBlock { block })
+        );
     }
     assert_eq!(driver.report(&[]), Ok(0));
     world.with(|world| world.answers = Answers::Never);
@@ -251,10 +259,10 @@ fn blocks_of_no_whole_pages_are_not_reported() {
     let silent = driver.report(&[block]);
     assert!(matches!(
         silent,
-        Err(Error::Silent {
+        Err(DriverError::Silent {
             queue: Queue::Reporting,
             ..
         })
     ));
-    assert_eq!(driver.report(&[block]), Err(Error::Busy));
+    assert_eq!(driver.report(&[block]), Err(DriverError::Busy));
 }

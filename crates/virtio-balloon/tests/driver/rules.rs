@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::fake::{self, Answers, Event, INDIRECT, PAGE, told, world};
 use runs::Span;
-use virtio_balloon::driver::{Error, Progress, Settings, Wire};
-use virtio_balloon::{Driver, Features, Numbering, Queue, Wait};
+use virtio_balloon::driver::{DriverError, DriverSettings, TargetProgress, Wire};
+use virtio_balloon::{BalloonDriver, Features, Numbering, Queue, Wait};
 
-fn settings() -> Settings {
-    Settings::default()
+fn settings() -> DriverSettings {
+    DriverSettings::default()
 }
 
 const TWO_MB: u64 = 512;
@@ -20,7 +20,7 @@ fn blocks_of_2m_come_first() {
     let world = world((0..3 * TWO_MB).chain(scattered));
     let pages = world.with(|world| world.free.len() as u64);
     let mut driver = world.driver(settings());
-    assert_eq!(driver.inflate(pages * PAGE), Ok(Progress::Reached));
+    assert_eq!(driver.inflate(pages * PAGE), Ok(TargetProgress::Reached));
     world.agree(&driver);
     let asked: Vec<u64> = world
         .log()
@@ -46,7 +46,7 @@ fn a_pass_covers_all_bitmaps() {
         .collect();
     let world = world(pages.iter().copied()).bulk();
     let mut driver = world.driver(settings());
-    assert_eq!(driver.inflate(96 * PAGE), Ok(Progress::Reached));
+    assert_eq!(driver.inflate(96 * PAGE), Ok(TargetProgress::Reached));
     world.agree(&driver);
     assert_eq!(world.with(|world| world.messages), 1);
 }
@@ -60,11 +60,11 @@ fn fewer_bitmaps_mean_more_passes() {
         let world = world(pages.iter().copied()).bulk();
         // Words of which pages are held and hinted come first.
         world.with(|world| world.words = 2 + there);
-        let mut driver = world.driver(Settings {
+        let mut driver = world.driver(DriverSettings {
             bitmaps: wished,
             ..settings()
         });
-        assert_eq!(driver.inflate(16 * PAGE), Ok(Progress::Reached));
+        assert_eq!(driver.inflate(16 * PAGE), Ok(TargetProgress::Reached));
         world.agree(&driver);
         assert_eq!(
             world.with(|world| world.messages),
@@ -84,11 +84,11 @@ fn rounds_are_bounded_and_nothing_is_left() {
             world = world.bulk();
         }
         world.with(|world| world.offered = world.offered.without(Features::DEFLATE_ON_OOM));
-        let mut driver = world.driver(Settings {
+        let mut driver = world.driver(DriverSettings {
             round: 16 * PAGE,
             ..settings()
         });
-        assert_eq!(driver.inflate(100 * PAGE), Ok(Progress::Reached));
+        assert_eq!(driver.inflate(100 * PAGE), Ok(TargetProgress::Reached));
         let mut before = 0;
         for event in world.log() {
             if let Event::Actual(pages) = event {
@@ -121,11 +121,11 @@ fn without_buffers_the_bulk_feature_goes() {
             prepare(world);
             world.bulk.feature()
         });
-        let made = Driver::new(world.clone(), world.clone(), world.clone(), settings());
+        let made = BalloonDriver::new(world.clone(), world.clone(), world.clone(), settings());
         let mut driver = match made {
             Ok(driver) => driver,
             // Not even for page numbers: then there is no driver, and nothing is left of it.
-            Err(Error::NoMemory { .. }) => {
+            Err(DriverError::NoMemory { .. }) => {
                 assert!(case.starts_with("no buffer"), "{case}");
                 world.nothing_is_left();
                 continue;
@@ -134,7 +134,7 @@ fn without_buffers_the_bulk_feature_goes() {
         };
         assert!(!driver.features().contains(bulk), "{case}");
         assert_eq!(driver.wire(), Wire::Pfns, "{case}");
-        assert_eq!(driver.inflate(1000 * PAGE), Ok(Progress::Reached));
+        assert_eq!(driver.inflate(1000 * PAGE), Ok(TargetProgress::Reached));
         world.agree(&driver);
         assert_eq!(world.with(|world| world.messages), 4, "{case}");
     }
@@ -147,7 +147,7 @@ fn without_buffers_the_bulk_feature_goes() {
 
 #[test]
 fn a_bulk_bit_that_is_not_wanted_or_not_offered_is_not_accepted() {
-    let unwanted = Settings {
+    let unwanted = DriverSettings {
         bulk: None,
         ..settings()
     };
@@ -170,9 +170,9 @@ fn waiting_has_an_end() {
     let spin = Wait::Spin { looks: 1000 };
     for wait in [Wait::Sleep { most }, spin] {
         let world = world(0..100);
-        let mut driver = world.driver(Settings { wait, ..settings() });
+        let mut driver = world.driver(DriverSettings { wait, ..settings() });
         world.with(|world| world.answers = Answers::Never);
-        let Err(Error::Silent {
+        let Err(DriverError::Silent {
             queue: Queue::Inflate,
             waited,
             looked,
@@ -185,8 +185,8 @@ fn waiting_has_an_end() {
             Wait::Spin { looks } => assert_eq!(looked, looks),
         }
         // The message is with the device: nobody gets anything, and nothing is overwritten.
-        assert_eq!(driver.inflate(20 * PAGE), Err(Error::Busy));
-        assert_eq!(driver.deflate(0), Err(Error::Busy));
+        assert_eq!(driver.inflate(20 * PAGE), Err(DriverError::Busy));
+        assert_eq!(driver.deflate(0), Err(DriverError::Busy));
         assert_eq!(driver.held(), 10 * PAGE);
         // It answers after all.
         world.with(fake::World::catch_up);
@@ -204,7 +204,7 @@ fn a_broken_queue_is_named() {
     let world = world(0..100);
     let mut driver = world.driver(settings());
     world.with(|world| (world.answers, world.broken) = (Answers::Never, true));
-    assert_eq!(driver.inflate(PAGE), Err(Error::Broken));
+    assert_eq!(driver.inflate(PAGE), Err(DriverError::Broken));
     for (id, answers) in [(1, 1), (0, 2), (0, 7)] {
         let world = fake::world(0..100);
         let mut driver = world.driver(settings());
@@ -212,24 +212,24 @@ fn a_broken_queue_is_named() {
         let queue = Queue::Inflate;
         assert_eq!(
             driver.inflate(PAGE),
-            Err(Error::Answer { queue, answers, id })
+            Err(DriverError::Answer { queue, answers, id })
         );
         assert_eq!(
             driver.inflate(PAGE),
-            Err(Error::Answer { queue, answers, id })
+            Err(DriverError::Answer { queue, answers, id })
         );
         driver.freeze().unwrap();
         world.nothing_is_left();
     }
     let world = fake::world(0..100);
     world.with(|world| world.refuses = true);
-    let made = Driver::new(world.clone(), world.clone(), world.clone(), settings());
-    assert!(matches!(made, Err(Error::Features { .. })));
+    let made = BalloonDriver::new(world.clone(), world.clone(), world.clone(), settings());
+    assert!(matches!(made, Err(DriverError::Features { .. })));
     world.with(|world| (world.refuses, world.queue_size) = (false, 0));
-    let made = Driver::new(world.clone(), world.clone(), world.clone(), settings());
+    let made = BalloonDriver::new(world.clone(), world.clone(), world.clone(), settings());
     assert!(matches!(
         made,
-        Err(Error::NoQueue {
+        Err(DriverError::NoQueue {
             queue: Queue::Inflate,
             number: 0,
             size: 0
@@ -261,7 +261,7 @@ fn no_page_is_reused_before_the_answer() {
         assert!(answer.unwrap() < given.unwrap(), "{log:?}");
         // Nor without an answer.
         world.with(|world| world.answers = Answers::Never);
-        assert!(matches!(driver.deflate(0), Err(Error::Silent { .. })));
+        assert!(matches!(driver.deflate(0), Err(DriverError::Silent { .. })));
         assert!(
             !world
                 .log()
@@ -302,11 +302,11 @@ fn migration_reports_the_new_page_then_the_old() {
     let (from, to) = (Span::new(old, PAGE), Span::new(new, PAGE));
     assert_eq!(
         driver.migrate(to.start, new),
-        Err(Error::NotHeld { run: to })
+        Err(DriverError::NotHeld { run: to })
     );
     assert_eq!(
         driver.migrate(old, old),
-        Err(Error::BadBlock { block: from })
+        Err(DriverError::BadBlock { block: from })
     );
     assert_eq!(driver.migrate(old, new), Ok(()));
     let told: Vec<_> = world
@@ -327,7 +327,7 @@ fn migration_reports_the_new_page_then_the_old() {
     // A busy balloon: try again.
     world.with(|world| world.answers = Answers::Never);
     assert!(driver.inflate(11 * PAGE).is_err());
-    assert_eq!(driver.migrate(new, old), Err(Error::Busy));
+    assert_eq!(driver.migrate(new, old), Err(DriverError::Busy));
     world.with(fake::World::catch_up);
     driver.remove().unwrap();
     world.nothing_is_left();
@@ -348,7 +348,7 @@ fn out_of_memory_deflates_a_step() {
         assert_eq!(driver.held(), left * PAGE);
         world.agree(&driver);
     }
-    let mut driver = world.driver(Settings {
+    let mut driver = world.driver(DriverSettings {
         out_of_memory: 3 * PAGE,
         ..settings()
     });
@@ -384,12 +384,15 @@ fn what_was_got_is_reported_then_a_pause_and_again() {
         if bulk {
             world = world.bulk();
         }
-        let mut driver = world.driver(Settings {
+        let mut driver = world.driver(DriverSettings {
             tries: 2,
             ..settings()
         });
         let held = 50 * PAGE;
-        assert_eq!(driver.inflate(80 * PAGE), Ok(Progress::Starved { held }));
+        assert_eq!(
+            driver.inflate(80 * PAGE),
+            Ok(TargetProgress::Starved { held })
+        );
         world.agree(&driver);
         let log = world.log();
         let first = log
@@ -413,7 +416,7 @@ fn what_was_got_is_reported_then_a_pause_and_again() {
         world.with(|world| world.span.len = 80 * PAGE);
         driver.freeze().unwrap();
         let mut driver = world.driver(settings());
-        assert_eq!(driver.inflate(80 * PAGE), Ok(Progress::Reached));
+        assert_eq!(driver.inflate(80 * PAGE), Ok(TargetProgress::Reached));
     }
 }
 
@@ -426,8 +429,8 @@ fn freeze_and_restore_leave_no_page_behind() {
         world.agree(&driver);
         driver.freeze().unwrap();
         world.nothing_is_left();
-        assert_eq!(driver.inflate(PAGE), Err(Error::Frozen));
-        assert_eq!(driver.deflate(0), Err(Error::Frozen));
+        assert_eq!(driver.inflate(PAGE), Err(DriverError::Frozen));
+        assert_eq!(driver.deflate(0), Err(DriverError::Frozen));
         driver.restore().unwrap();
         assert_eq!(driver.held(), 0);
     }
@@ -449,7 +452,7 @@ fn it_follows_the_device() {
     let mut driver = world.driver(settings());
     for pages in [1000, 200, 200, 1999, 0] {
         world.with(|world| world.config.num_pages = pages);
-        assert_eq!(driver.follow(), Ok(Progress::Reached));
+        assert_eq!(driver.follow(), Ok(TargetProgress::Reached));
         assert_eq!(world.with(|world| world.config.actual), pages);
         world.agree(&driver);
     }
@@ -468,7 +471,7 @@ fn both_numberings_and_both_kinds_of_chains() {
                     .with(Features::FREE_PAGE_HINT);
                 world.offered = world.offered.without(rest).with(chains);
             });
-            let mut driver = world.driver(Settings {
+            let mut driver = world.driver(DriverSettings {
                 numbering,
                 ..settings()
             });

@@ -7,8 +7,8 @@ mod bytes;
 mod guest;
 
 use runs::{GuestAddr, Span};
-use virtio_balloon::device::{Bulk, Settings, Unrestored, regions};
-use virtio_balloon::{Config, Features, Numbering, Queue, WIRE_PAGE};
+use virtio_balloon::device::{BalloonSettings, Bulk, Unrestored, regions};
+use virtio_balloon::{BalloonConfig, Features, Numbering, Queue, WIRE_PAGE};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -46,13 +46,13 @@ fn run(bytes: &mut Bytes<'_>) -> Span<GuestAddr> {
     Span::new(page * WIRE_PAGE, (1 + u64::from(bytes.u8())) * WIRE_PAGE)
 }
 
-fn settings(bytes: &mut Bytes<'_>) -> Settings {
+fn settings(bytes: &mut Bytes<'_>) -> BalloonSettings {
     let unrestored = [
         Unrestored::Hold,
         Unrestored::HandBack,
         Unrestored::NeedsReset,
     ];
-    Settings {
+    BalloonSettings {
         features: Features(u64::from(bytes.u8()) & 0x3f),
         bulk: bytes.flag().then(Bulk::default),
         numbering: match bytes.flag() {
@@ -61,7 +61,7 @@ fn settings(bytes: &mut Bytes<'_>) -> Settings {
         },
         unrestored: unrestored[bytes.below(unrestored.len())],
         drain_bytes: 1 << (bytes.u8() % 24),
-        ..Settings::default()
+        ..BalloonSettings::default()
     }
 }
 
@@ -159,7 +159,7 @@ fn play_step(step: u8, bytes: &mut Bytes<'_>, guest: &mut Guest, page: &mut u64)
             0 => {
                 let id = guest.device.start_hints();
                 if let Ok(id) = id {
-                    assert!(id >= Config::HINT_FIRST);
+                    assert!(id >= BalloonConfig::HINT_FIRST);
                     guest.send(Queue::FreePage, &id.to_le_bytes());
                 }
             }

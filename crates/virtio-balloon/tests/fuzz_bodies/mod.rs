@@ -5,8 +5,8 @@
 
 use runs::{GuestAddr, Span};
 use virtio_balloon::{
-    BitmapRecords, ByteOrder, Config, Format, LePfns, MemoryMap, Part, PartialHugePages, Refusals,
-    Region, Resolver, RunCollector, Stats, WIRE_PAGE,
+    BalloonConfig, BitmapRecords, ByteOrder, LePfns, MemoryMap, MessageFormat, Part,
+    PartialHugePages, Refusals, Region, Resolver, RunCollector, Stats, WIRE_PAGE,
 };
 
 /// One target.
@@ -22,7 +22,7 @@ pub const TARGETS: [Target; 3] = [
 ];
 
 /// A message through decoder, memory, collector and tracker.
-fn message(format: &impl Format, data: &[u8]) {
+fn message(format: &impl MessageFormat, data: &[u8]) {
     let (head, data) = data.split_at(data.len().min(2));
     let hole = u64::from(head.first().copied().unwrap_or(1)) << 21;
     let regions = [Span::new(0, 4 << 20), Span::new((8 << 20) + hole, 4 << 20)];
@@ -85,7 +85,7 @@ fn other(data: &[u8]) {
         );
     }
     if let Some((offset, rest)) = data.split_first_chunk() {
-        let mut config = Config::from_bytes(rest);
+        let mut config = BalloonConfig::from_bytes(rest);
         let before = config;
         config.write(u64::from_le_bytes(*offset), rest);
         config.write(u64::from(offset[0]), rest);

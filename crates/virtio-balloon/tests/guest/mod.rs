@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering;
 
 use runs::{GuestAddr, Span};
 use virtio_balloon::device::{
-    Bulk, Device, Discarder, Drained, Event, Hint, Monitor, NotDiscarded, QueueError, Settings,
-    regions,
+    BalloonDevice, BalloonEvent, BalloonMonitor, BalloonSettings, Bulk, Discarder, Drained, Hint,
+    NotDiscarded, QueueError, regions,
 };
 use virtio_balloon::{
-    BitmapRecords, Dma, Features, Format, GuestPage, LePfns, MemoryMap, Part, Queue, Reason,
-    Refusals, Region, Source, Stats, WIRE_PAGE,
+    BitmapRecords, Features, GuestPage, KeepReason, LePfns, MemoryMap, MessageFormat,
+    MessageSource, Part, Queue, Refusals, Region, Releaser, Stats, WIRE_PAGE,
 };
 use virtio_queue::{Queue as VirtQueue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -41,7 +41,7 @@ pub enum Act {
     Discard(Vec<Span<GuestAddr>>),
     Hinted(Vec<Span<GuestAddr>>),
     ConfigChanged,
-    Event(Event),
+    Event(BalloonEvent),
     Stats(Box<Stats>, bool),
 }
 
@@ -99,30 +99,35 @@ fn runs(map: MemoryMap<'_>, parts: &[Part]) -> Vec<Span<GuestAddr>> {
     parts.iter().map(|part| map.run(part)).collect()
 }
 
-impl Dma for Seams {
+impl Releaser for Seams {
     fn attached(&self) -> bool {
         self.notes.borrow().attached
     }
 
-    fn release(&mut self, map: MemoryMap<'_>, parts: &[Part], kept: &mut dyn FnMut(Part, Reason)) {
+    fn release(
+        &mut self,
+        map: MemoryMap<'_>,
+        parts: &[Part],
+        kept: &mut dyn FnMut(Part, KeepReason),
+    ) {
         self.note(Act::Release(runs(map, parts)));
         let parts = meeting(map, parts, &self.notes.borrow().kept);
         parts
             .into_iter()
-            .for_each(|part| kept(part, Reason::PinnedElsewhere));
+            .for_each(|part| kept(part, KeepReason::PinnedElsewhere));
     }
 
     fn restore(
         &mut self,
         map: MemoryMap<'_>,
         parts: &[Part],
-        failed: &mut dyn FnMut(Part, Reason),
+        failed: &mut dyn FnMut(Part, KeepReason),
     ) {
         self.note(Act::Restore(runs(map, parts)));
         let parts = meeting(map, parts, &self.notes.borrow().lost);
         parts
             .into_iter()
-            .for_each(|part| failed(part, Reason::Limit));
+            .for_each(|part| failed(part, KeepReason::Limit));
     }
 }
 
@@ -163,12 +168,12 @@ impl Discarder for Seams {
     }
 }
 
-impl Monitor for Seams {
+impl BalloonMonitor for Seams {
     fn config_changed(&mut self) {
         self.note(Act::ConfigChanged);
     }
 
-    fn event(&mut self, event: Event) {
+    fn event(&mut self, event: BalloonEvent) {
         self.note(Act::Event(event));
     }
 
@@ -237,15 +242,15 @@ pub fn pfn(page: u64) -> u64 {
     FREE / WIRE_PAGE + page
 }
 
-pub fn in_bulk() -> Settings {
-    Settings {
+pub fn in_bulk() -> BalloonSettings {
+    BalloonSettings {
         bulk: Some(Bulk::default()),
-        ..Settings::default()
+        ..BalloonSettings::default()
     }
 }
 
 pub fn bulk_messages(runs: &[Span<GuestAddr>]) -> Vec<Vec<u8>> {
-    let mut source = Source::new(runs.iter().copied(), GuestPage::SIZE_4K);
+    let mut source = MessageSource::new(runs.iter().copied(), GuestPage::SIZE_4K);
     let mut message = vec![0; 4096];
     let mut all = Vec::new();
     loop {
@@ -279,7 +284,7 @@ pub fn hint(guest: &mut Guest, block: u64) -> Span<GuestAddr> {
 /// Guest and device.
 pub struct Guest {
     pub memory: GuestMemoryMmap,
-    pub device: Device<Seams, Seams, Seams>,
+    pub device: BalloonDevice<Seams, Seams, Seams>,
     pub notes: Rc<RefCell<Notes>>,
     pub rings: [Ring; 5],
     buffers: u64,
@@ -303,14 +308,14 @@ pub fn memory() -> GuestMemoryMmap {
 
 impl Guest {
     /// All that is offered is negotiated.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: BalloonSettings) -> Self {
         let mut guest = Self::fresh(settings, WIRE_PAGE);
         guest.device.negotiate(guest.device.features()).unwrap();
         guest
     }
 
     /// All that is offered but these.
-    pub fn without(settings: Settings, features: Features) -> Self {
+    pub fn without(settings: BalloonSettings, features: Features) -> Self {
         let mut guest = Self::fresh(settings, WIRE_PAGE);
         let offered = guest.device.features();
         guest.device.negotiate(offered.without(features)).unwrap();
@@ -318,7 +323,7 @@ impl Guest {
     }
 
     /// Nothing is negotiated; memory is backed by pages of this size.
-    pub fn fresh(settings: Settings, page: u64) -> Self {
+    pub fn fresh(settings: BalloonSettings, page: u64) -> Self {
         let memory = memory();
         let regions: Vec<Region> = regions(&memory, page);
         let notes = Rc::new(RefCell::new(Notes::default()));
@@ -326,7 +331,8 @@ impl Guest {
             notes: notes.clone(),
             memory: memory.clone(),
         };
-        let device = Device::new(settings, regions, seams.clone(), seams.clone(), seams).unwrap();
+        let device =
+            BalloonDevice::new(settings, regions, seams.clone(), seams.clone(), seams).unwrap();
         Self {
             memory,
             device,
@@ -409,7 +415,7 @@ impl Guest {
 
     /// Messages of runs as page numbers.
     pub fn runs(&mut self, queue: Queue, runs: &[Span<GuestAddr>]) {
-        let mut source = Source::new(runs.iter().copied(), GuestPage::SIZE_4K);
+        let mut source = MessageSource::new(runs.iter().copied(), GuestPage::SIZE_4K);
         let mut message = [0; 1024];
         loop {
             let used = LePfns.encode(&mut source, &mut message).unwrap();
@@ -480,7 +486,7 @@ impl Guest {
     }
 
     /// The events since the last look.
-    pub fn events(&mut self) -> Vec<Event> {
+    pub fn events(&mut self) -> Vec<BalloonEvent> {
         let acts = self.acts().into_iter();
         acts.filter_map(|act| match act {
             Act::Event(event) => Some(event),

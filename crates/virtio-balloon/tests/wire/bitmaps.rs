@@ -3,7 +3,7 @@
 use crate::common::{ALL, Any, PAGES, decoded, joined};
 use proptest::prelude::*;
 use runs::{GuestAddr, Span};
-use virtio_balloon::{BitmapRecords, Format, GuestPage, LePfns, Refusal, Source};
+use virtio_balloon::{BitmapRecords, GuestPage, LePfns, MessageFormat, MessageSource, Refusal};
 
 /// Words as they are in bitmaps: empty, full, one of a few bits, anything.
 fn words() -> impl Strategy<Value = Vec<u64>> {
@@ -33,8 +33,8 @@ proptest! {
             let base = (base << page.shift()).wrapping_sub(if top { 20 * all } else { 0 });
             let runs: Vec<_> = page.stretches(base, &words).collect();
             for format in ALL {
-                let mut plain = Source::new(runs.iter().copied(), page);
-                let mut source = Source::new(page.stretches(base, &words), page);
+                let mut plain = MessageSource::new(runs.iter().copied(), page);
+                let mut source = MessageSource::new(page.stretches(base, &words), page);
                 // Some messages by words, others by runs, from the same source.
                 for by_words in by_words.iter().copied().chain(std::iter::repeat(true)) {
                     let mut expected = vec![0xaa; buffer];
@@ -95,7 +95,7 @@ proptest! {
 fn pages_that_were_named_otherwise_are_not_named_again() {
     let page = GuestPage::SIZE_4K;
     let words = [0b1110_0110];
-    let mut source = Source::new(page.stretches(0, &words), page);
+    let mut source = MessageSource::new(page.stretches(0, &words), page);
     // The first run and a page of the second.
     let mut message = [0; 64];
     let used = LePfns.encode(&mut source, &mut message[..12]).unwrap();
@@ -111,7 +111,7 @@ fn the_word_in_which_a_message_ends_is_not_sent_twice() {
     let words = [1, 0, u64::MAX, u64::MAX, u64::MAX, 6];
     let page = GuestPage::SIZE_4K;
     let format = BitmapRecords;
-    let mut source = Source::new(page.stretches(0, &words), page);
+    let mut source = MessageSource::new(page.stretches(0, &words), page);
     let mut message = [0; 24];
     let mut found = Vec::new();
     // The first word; two blocks (the last of them three words behind); the last word.
@@ -150,7 +150,7 @@ fn several_bitmaps_share_messages() {
         .collect();
     assert_eq!(runs, expected);
     for buffer in (24..160).step_by(8) {
-        let mut source = Source::new(page.stretches_of(&bitmaps), page);
+        let mut source = MessageSource::new(page.stretches_of(&bitmaps), page);
         let mut messages = Vec::new();
         loop {
             let mut message = vec![0; buffer];

@@ -6,7 +6,7 @@ use crate::common::{ALL, Any, PAGES, decoded, joined, messages, pages, runs_of};
 use proptest::prelude::*;
 use runs::{GuestAddr, Span};
 use virtio_balloon::{
-    BitmapRecords, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES, Source,
+    BitmapRecords, EncodeError, GuestPage, LePfns, MOST_MESSAGE_BYTES, MessageFormat, MessageSource,
 };
 
 /// The one message for these runs of 4 KiB pages.
@@ -44,7 +44,7 @@ fn page_numbers_byte_by_byte() {
 
 #[test]
 fn a_page_number_has_32_bits() {
-    let mut source = Source::new([pages(0xffff_ffff, 2)], GuestPage::SIZE_4K);
+    let mut source = MessageSource::new([pages(0xffff_ffff, 2)], GuestPage::SIZE_4K);
     let refused = LePfns.encode(&mut source, &mut [0; 64]);
     assert_eq!(
         refused,
@@ -231,7 +231,7 @@ fn a_buffer_without_room_for_a_record_is_an_error_and_an_empty_source_is_none() 
         // Two pages that need the longest record of each format.
         let runs = [pages(1, 2), pages(64, 4096)];
         for bytes in 0..format.shortest() {
-            let mut source = Source::new(runs, GuestPage::SIZE_4K);
+            let mut source = MessageSource::new(runs, GuestPage::SIZE_4K);
             let mut buffer = vec![0; bytes];
             let mut last = Ok(1);
             while matches!(last, Ok(1..)) {
@@ -245,7 +245,7 @@ fn a_buffer_without_room_for_a_record_is_an_error_and_an_empty_source_is_none() 
                 "{format:?} {bytes}: {last:?}"
             );
         }
-        let mut source = Source::new([], GuestPage::SIZE_4K);
+        let mut source = MessageSource::new([], GuestPage::SIZE_4K);
         assert_eq!(format.encode(&mut source, &mut [0; 24]), Ok(0));
     }
 }
@@ -253,7 +253,7 @@ fn a_buffer_without_room_for_a_record_is_an_error_and_an_empty_source_is_none() 
 #[test]
 fn mistakes_of_the_driver_are_named() {
     let run = Span::new(0x1_1000, 0x1000);
-    let mut source = Source::new([run], GuestPage::SIZE_64K);
+    let mut source = MessageSource::new([run], GuestPage::SIZE_64K);
     let refused = BitmapRecords.encode(&mut source, &mut [0; 64]);
     assert_eq!(
         refused,

@@ -2,13 +2,13 @@
 
 use crate::common::Any;
 use crate::common::patterns::{GUEST, patterns};
-use virtio_balloon::{GuestPage, Source};
+use virtio_balloon::{GuestPage, MessageSource};
 
 /// Bytes and messages of these pages in this format.
 fn cost(format: Any, words: &[u64]) -> (usize, usize) {
     let page = GuestPage::SIZE_4K;
     let mut message = vec![0; format.usual()];
-    let mut source = Source::new(page.stretches(0, words), page);
+    let mut source = MessageSource::new(page.stretches(0, words), page);
     let (mut bytes, mut messages) = (0, 0);
     loop {
         let used = format.encode(&mut source, &mut message).unwrap();

@@ -11,8 +11,8 @@ use ioas::{HarvestError, Ioas, Memory, Tracking, TrackingError, UnmapError, Unma
 use iopt::{Aperture, Pending, Prot};
 use runs::{GuestAddr, Iova, Offset, Span, bitmap};
 
-use super::Device;
-use crate::config::Region;
+use super::VirtioIommu;
+use crate::config::MemoryRegion;
 use crate::domains::Domains;
 
 /// Bytes of a bit, of every format's smallest page or less.
@@ -35,7 +35,7 @@ pub(super) struct Dirty {
 fn guest(
     memory: &Arc<Memory>,
     part: Span<Offset>,
-    regions: &[Region],
+    regions: &[MemoryRegion],
 ) -> impl Iterator<Item = (u64, Span<Offset>, u64)> {
     let found = regions
         .iter()
@@ -45,7 +45,12 @@ fn guest(
 
 impl Dirty {
     /// Keeps a part of a memory.
-    pub(super) fn keep(&mut self, memory: &Arc<Memory>, part: Span<Offset>, regions: &[Region]) {
+    pub(super) fn keep(
+        &mut self,
+        memory: &Arc<Memory>,
+        part: Span<Offset>,
+        regions: &[MemoryRegion],
+    ) {
         for (start, part, len) in guest(memory, part, regions) {
             let words = len.div_ceil(PAGE).div_ceil(64) as usize;
             let bits = self.kept.entry(start).or_default();
@@ -59,7 +64,7 @@ impl Dirty {
     }
 
     /// Keeps all that could be written to in `range`.
-    fn keep_writable(&mut self, space: &Ioas, range: Span<Iova>, regions: &[Region]) {
+    fn keep_writable(&mut self, space: &Ioas, range: Span<Iova>, regions: &[MemoryRegion]) {
         for area in space.areas() {
             let here = area.range().intersection(&range);
             if let Some(here) = here.filter(|_| area.prot().contains(Prot::WRITE)) {
@@ -70,20 +75,20 @@ impl Dirty {
     }
 
     /// Keeps what was written in an address space, or, if that is not learned, what could have been.
-    pub(super) fn keep_all(&mut self, space: &Ioas, regions: &[Region]) {
+    pub(super) fn keep_all(&mut self, space: &Ioas, regions: &[MemoryRegion]) {
         if self.blind || self.harvest(space, regions).is_err() {
             self.keep_all_writable(space, regions);
         }
     }
 
-    fn keep_all_writable(&mut self, space: &Ioas, regions: &[Region]) {
+    fn keep_all_writable(&mut self, space: &Ioas, regions: &[MemoryRegion]) {
         for half in Aperture::zeros(64).spans() {
             self.keep_writable(space, half, regions);
         }
     }
 
     /// Moves what was written out of the tables of an address space. True when some device leaves no trace.
-    fn harvest(&mut self, space: &Ioas, regions: &[Region]) -> Result<bool, HarvestError> {
+    fn harvest(&mut self, space: &Ioas, regions: &[MemoryRegion]) -> Result<bool, HarvestError> {
         let (mut words, mut blind) = (vec![0; WORDS], false);
         for area in space.areas() {
             if !area.prot().contains(Prot::WRITE) {
@@ -127,7 +132,7 @@ impl Dirty {
         &mut self,
         space: &Ioas,
         range: Option<Span<Iova>>,
-        regions: &[Region],
+        regions: &[MemoryRegion],
     ) -> Result<Unmapped, UnmapError> {
         let Some(range) = range else {
             self.keep_all_writable(space, regions);
@@ -158,7 +163,7 @@ impl Dirty {
     }
 }
 
-impl<D: Domains> Device<D> {
+impl<D: Domains> VirtioIommu<D> {
     /// Begins to track what endpoints write to, in all address spaces that there are and that come. What they wrote to
     /// before is discarded.
     ///

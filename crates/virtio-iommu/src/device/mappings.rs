@@ -10,11 +10,11 @@ use ioas::{Ioas, MapError, Memory, UnmapError};
 use iopt::{Prot, TableMapError};
 use runs::{Iova, Offset, Span};
 
-use super::{Device, Domain};
-use crate::config::Region;
+use super::{Domain, VirtioIommu};
+use crate::config::MemoryRegion;
 use crate::domains::Domains;
 use crate::features;
-use crate::refusal::Refusal;
+use crate::refusal::RequestError;
 use crate::wire::{Map, Unmap, map_flags};
 
 /// What a mapping leads to in one region.
@@ -25,16 +25,16 @@ struct Part<'a> {
     part: Span<Offset>,
 }
 
-impl<D: Domains> Device<D> {
+impl<D: Domains> VirtioIommu<D> {
     /// MAP (5.13.6.5).
-    pub(super) fn map(&mut self, request: &Map) -> Result<(), Refusal> {
+    pub(super) fn map(&mut self, request: &Map) -> Result<(), RequestError> {
         let known = match self.has(features::MMIO) {
             true => map_flags::READ | map_flags::WRITE | map_flags::MMIO,
             false => map_flags::READ | map_flags::WRITE,
         };
         let unknown = request.flags & !known;
         if unknown != 0 {
-            return Err(Refusal::Flags { unknown });
+            return Err(RequestError::Flags { unknown });
         }
         let there = paged(&self.domains, request.domain)?;
         let range = self.range(request)?;
@@ -44,7 +44,7 @@ impl<D: Domains> Device<D> {
         let most = self.config.most_mappings;
         let wanted = there.len() + parts.len();
         if wanted > most {
-            return Err(Refusal::Mappings { wanted, most });
+            return Err(RequestError::Mappings { wanted, most });
         }
         let Some(Domain {
             space: Some(space),
@@ -65,35 +65,35 @@ impl<D: Domains> Device<D> {
                 dirty.keep(part.memory, part.part, &self.memory);
             }
         }
-        mapped.map_err(|(cause, _)| Refusal::Map(cause))?;
+        mapped.map_err(|(cause, _)| RequestError::Map(cause))?;
         joints.extend(parts.iter().skip(1).map(|part| part.iova));
         Ok(())
     }
 
     /// The range that is to be mapped, if it consists of whole pages in what can be mapped.
-    fn range(&self, request: &Map) -> Result<Span<Iova>, Refusal> {
+    fn range(&self, request: &Map) -> Result<Span<Iova>, RequestError> {
         let granule = self.config.granule();
         let (start, end) = (request.virt_start, request.virt_end);
         let behind = end.wrapping_add(1);
         let ends = [start, request.phys_start, behind].into_iter();
         if let Some(value) = ends.into_iter().find(|end| end & (granule - 1) != 0) {
-            return Err(Refusal::Misaligned { value, granule });
+            return Err(RequestError::Misaligned { value, granule });
         }
         if end < start {
-            return Err(Refusal::Order { start, end });
+            return Err(RequestError::Order { start, end });
         }
         let input = self.config.input();
         if !input.contains(&start) || !input.contains(&end) {
-            return Err(Refusal::Input { start, end });
+            return Err(RequestError::Input { start, end });
         }
         // All 2^64 bytes: no guest has that much memory.
         let (start, end) = (request.phys_start, request.phys_start.wrapping_sub(1));
         Span::inclusive(request.virt_start, request.virt_end)
-            .ok_or(Refusal::NotMemory { start, end })
+            .ok_or(RequestError::NotMemory { start, end })
     }
 
     /// Refuses what is reserved for an endpoint of the domain.
-    fn permitted(&self, domain: u32, range: Span<Iova>) -> Result<(), Refusal> {
+    fn permitted(&self, domain: u32, range: Span<Iova>) -> Result<(), RequestError> {
         let endpoints = self.endpoints.iter();
         let mut members = endpoints.filter(|(_, known)| known.domain == Some(domain));
         let meets = |known: &super::Known| {
@@ -101,13 +101,13 @@ impl<D: Domains> Device<D> {
             reserved.any(|part| part.overlaps(range.start, range.last()))
         };
         match members.find(|(_, known)| meets(known)) {
-            Some((&endpoint, _)) => Err(Refusal::ReservedRange { range, endpoint }),
+            Some((&endpoint, _)) => Err(RequestError::ReservedRange { range, endpoint }),
             None => Ok(()),
         }
     }
 
     /// UNMAP (5.13.6.6).
-    pub(super) fn unmap(&mut self, request: &Unmap) -> Result<(), Refusal> {
+    pub(super) fn unmap(&mut self, request: &Unmap) -> Result<(), RequestError> {
         let &Unmap {
             domain,
             virt_start: start,
@@ -115,11 +115,11 @@ impl<D: Domains> Device<D> {
             reserved,
         } = request;
         if reserved != [0; 4] {
-            return Err(Refusal::Reserved);
+            return Err(RequestError::Reserved);
         }
         paged(&self.domains, domain)?;
         if end < start {
-            return Err(Refusal::Order { start, end });
+            return Err(RequestError::Order { start, end });
         }
         let Some(Domain {
             space: Some(space),
@@ -131,7 +131,7 @@ impl<D: Domains> Device<D> {
         };
         let behind = end.checked_add(1);
         if joints.contains(&start) || behind.is_some_and(|behind| joints.contains(&behind)) {
-            return Err(Refusal::Cuts { start, end });
+            return Err(RequestError::Cuts { start, end });
         }
         let range = Span::inclusive(start, end);
         let unmapped = match (&mut self.dirty, range) {
@@ -146,14 +146,19 @@ impl<D: Domains> Device<D> {
                 joints.append(&mut left.split_off(&behind));
             }
         }
-        unmapped.map(|_| ()).map_err(Refusal::Unmap)
+        unmapped.map(|_| ()).map_err(RequestError::Unmap)
     }
 }
 
 /// The address space of a domain that has one of its own.
-fn paged(domains: &std::collections::BTreeMap<u32, Domain>, domain: u32) -> Result<&Ioas, Refusal> {
-    let there = domains.get(&domain).ok_or(Refusal::NoDomain { domain })?;
-    there.space.as_ref().ok_or(Refusal::Bypass { domain })
+fn paged(
+    domains: &std::collections::BTreeMap<u32, Domain>,
+    domain: u32,
+) -> Result<&Ioas, RequestError> {
+    let there = domains
+        .get(&domain)
+        .ok_or(RequestError::NoDomain { domain })?;
+    there.space.as_ref().ok_or(RequestError::Bypass { domain })
 }
 
 /// The permissions that flags ask for.
@@ -166,14 +171,14 @@ fn prot(flags: u32) -> Prot {
 
 /// What lies at the guest's physical addresses, region by region without a hole.
 fn parts<'a>(
-    memory: &'a [Region],
+    memory: &'a [MemoryRegion],
     request: &Map,
     range: Span<Iova>,
     mmio: bool,
-) -> Result<Vec<Part<'a>>, Refusal> {
+) -> Result<Vec<Part<'a>>, RequestError> {
     let start = request.phys_start;
     let end = start.wrapping_add(range.len - 1);
-    let refused = Refusal::NotMemory { start, end };
+    let refused = RequestError::NotMemory { start, end };
     let Some(phys) = Span::checked(start, range.len) else {
         return Err(refused);
     };
@@ -189,7 +194,7 @@ fn parts<'a>(
             break;
         }
         if region.memory.object().is_mmio() != mmio {
-            return Err(Refusal::MemoryType { region: span });
+            return Err(RequestError::MemoryType { region: span });
         }
         parts.push(Part {
             iova: range.start + done,

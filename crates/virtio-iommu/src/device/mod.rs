@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ioas::Ioas;
 
-use crate::config::{Config, Endpoint, Region, SetupError, sorted};
+use crate::config::{ConfigError, EndpointConfig, MemoryRegion, VirtioIommuConfig, sorted};
 use crate::domains::Domains;
 use crate::features;
 use crate::refusal::Failed;
-use crate::wire::{BYPASS_OFFSET, CONFIG_BYTES, Reserved, Status};
+use crate::wire::{BYPASS_OFFSET, CONFIG_BYTES, ReservedMemory, Status};
 
 mod buffers;
 mod dirty;
@@ -17,16 +17,16 @@ mod mappings;
 mod queues;
 mod spaces;
 
-pub use queues::{Error, Served};
+pub use queues::{RingError, Served};
 
 /// A virtio-iommu device over the address spaces of `D`: everything of VIRTIO 1.3, 5.13, but the transport.
 ///
 /// Dropped, it detaches every endpoint; see [`Ioas`] for what happens when one stays attached.
-pub struct Device<D: Domains> {
-    config: Config,
+pub struct VirtioIommu<D: Domains> {
+    config: VirtioIommuConfig,
     back: D,
     /// By start.
-    memory: Vec<Region>,
+    memory: Vec<MemoryRegion>,
     endpoints: BTreeMap<u32, Known>,
     domains: BTreeMap<u32, Domain>,
     /// The guest's memory at its own addresses, for as long as an endpoint is in bypass mode.
@@ -38,16 +38,16 @@ pub struct Device<D: Domains> {
     dirty: Option<dirty::Dirty>,
     /// An endpoint reaches what it should not.
     stuck: bool,
-    counters: Counters,
+    counters: RequestCounters,
     room: buffers::Room,
 }
 
 /// An endpoint that the monitor has named.
 struct Known {
     /// By start.
-    reserved: Vec<Reserved>,
+    reserved: Vec<ReservedMemory>,
     domain: Option<u32>,
-    /// It is attached to [`Device::identity`].
+    /// It is attached to [`VirtioIommu::identity`].
     identity: bool,
 }
 
@@ -68,7 +68,7 @@ struct Identity {
 
 /// What was done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct RequestCounters {
     /// Requests that were answered, by the number of their [`Status`].
     pub answered: [u64; Status::ALL.len()],
     /// Chains that are no requests, or whose answer could not be written, and went back as they were.
@@ -79,7 +79,7 @@ pub struct Counters {
     pub dropped: u64,
 }
 
-impl Counters {
+impl RequestCounters {
     /// Requests that were answered with this status.
     pub fn with(&self, status: Status) -> u64 {
         let count = self.answered.get(status as usize);
@@ -95,14 +95,14 @@ pub struct NotOffered {
     pub features: u64,
 }
 
-impl<D: Domains> Device<D> {
+impl<D: Domains> VirtioIommu<D> {
     /// A device as after a reset, over `back`. It knows no memory of the guest yet: see
     /// [`set_memory`](Self::set_memory).
     ///
     /// # Errors
     ///
-    /// Settings that no device has: see [`SetupError`].
-    pub fn new(config: Config, back: D) -> Result<Self, SetupError> {
+    /// Settings that no device has: see [`ConfigError`].
+    pub fn new(config: VirtioIommuConfig, back: D) -> Result<Self, ConfigError> {
         config.check()?;
         let mut device = Self {
             back,
@@ -114,7 +114,7 @@ impl<D: Domains> Device<D> {
             negotiated: None,
             dirty: None,
             stuck: false,
-            counters: Counters::default(),
+            counters: RequestCounters::default(),
             room: buffers::Room::default(),
             config,
         };
@@ -204,8 +204,8 @@ impl<D: Domains> Device<D> {
     ///
     /// # Errors
     ///
-    /// [`SetupError::Region`]; nothing has changed then.
-    pub fn set_memory(&mut self, regions: Vec<Region>) -> Result<(), SetupError> {
+    /// [`ConfigError::Region`]; nothing has changed then.
+    pub fn set_memory(&mut self, regions: Vec<MemoryRegion>) -> Result<(), ConfigError> {
         let regions = sorted(regions)?;
         let before = std::mem::replace(&mut self.memory, regions);
         self.renew_identity(&before);
@@ -213,7 +213,7 @@ impl<D: Domains> Device<D> {
     }
 
     /// The guest's physical address space, in order.
-    pub fn memory(&self) -> &[Region] {
+    pub fn memory(&self) -> &[MemoryRegion] {
         &self.memory
     }
 
@@ -223,11 +223,11 @@ impl<D: Domains> Device<D> {
     ///
     /// # Errors
     ///
-    /// See [`SetupError`]; nothing has changed then.
-    pub fn add_endpoint(&mut self, endpoint: &Endpoint) -> Result<(), SetupError> {
+    /// See [`ConfigError`]; nothing has changed then.
+    pub fn add_endpoint(&mut self, endpoint: &EndpointConfig) -> Result<(), ConfigError> {
         let id = endpoint.id;
         if self.endpoints.contains_key(&id) {
-            return Err(SetupError::Endpoint { id });
+            return Err(ConfigError::Endpoint { id });
         }
         let mut of_back_end = Vec::new();
         self.back.reserved(id, &mut |span| of_back_end.push(span));
@@ -278,7 +278,7 @@ impl<D: Domains> Device<D> {
     // What there is to know.
 
     /// What was done.
-    pub const fn counters(&self) -> Counters {
+    pub const fn counters(&self) -> RequestCounters {
         self.counters
     }
 
@@ -323,7 +323,7 @@ impl<D: Domains> Device<D> {
     }
 }
 
-impl<D: Domains> std::fmt::Debug for Device<D> {
+impl<D: Domains> std::fmt::Debug for VirtioIommu<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Device")
             .field("config", &self.config)

@@ -5,17 +5,17 @@ use std::sync::atomic::Ordering;
 use virtio_queue::{DescriptorChain, QueueT};
 use vm_memory::GuestMemory;
 
-use super::{Device, buffers};
+use super::{VirtioIommu, buffers};
 use crate::domains::Domains;
-use crate::fault::Fault;
+use crate::fault::FaultReport;
 use crate::features;
-use crate::refusal::{Failed, Refusal};
+use crate::refusal::{Failed, RequestError};
 use crate::wire::{FAULT_BYTES, MOST_REQUEST_BYTES, Request, Status, TAIL_BYTES};
 
 /// Why a queue was not served, or not to its end. What was taken before stays taken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum RingError {
     /// No features are negotiated.
     #[error("no features are negotiated")]
     NotNegotiated,
@@ -52,7 +52,7 @@ pub struct Served {
     pub more: bool,
 }
 
-impl<D: Domains> Device<D> {
+impl<D: Domains> VirtioIommu<D> {
     /// Serves the queue of requests, number [0](crate::REQUEST_QUEUE): does what each asks for, in order,
     /// and gives it back with its status. When a DETACH or UNMAP is back with the driver, none of the
     /// endpoint's accesses by what it had is under way.
@@ -62,12 +62,12 @@ impl<D: Domains> Device<D> {
     ///
     /// # Errors
     ///
-    /// Those of a queue that cannot be used: see [`Error`].
+    /// Those of a queue that cannot be used: see [`RingError`].
     pub fn requests<Q: QueueT, M: GuestMemory>(
         &mut self,
         queue: &mut Q,
         memory: &M,
-    ) -> Result<Served, Error> {
+    ) -> Result<Served, RingError> {
         let available = self.open(queue, memory)?;
         // Returned at the end, whatever happens; otherwise it is made anew.
         let mut room = std::mem::take(&mut self.room);
@@ -84,16 +84,16 @@ impl<D: Domains> Device<D> {
     ///
     /// # Errors
     ///
-    /// Those of a queue that cannot be used: see [`Error`].
+    /// Those of a queue that cannot be used: see [`RingError`].
     pub fn faults<Q: QueueT, M: GuestMemory>(
         &mut self,
         queue: &mut Q,
         memory: &M,
-        faults: &[Fault],
-    ) -> Result<Served, Error> {
+        faults: &[FaultReport],
+    ) -> Result<Served, RingError> {
         let available = self.open(queue, memory)?;
         let mut room = std::mem::take(&mut self.room);
-        let known = |fault: &&Fault| self.endpoints.contains_key(&fault.endpoint);
+        let known = |fault: &&FaultReport| self.endpoints.contains_key(&fault.endpoint);
         let mut left = faults.iter().filter(known).peekable();
         let mut told = 0;
         let served = serve(queue, memory, available, |chain, size| {
@@ -120,19 +120,19 @@ impl<D: Domains> Device<D> {
     }
 
     /// Chains that are available in a queue that can be used.
-    fn open<Q: QueueT, M: GuestMemory>(&self, queue: &mut Q, memory: &M) -> Result<u16, Error> {
-        self.negotiated.ok_or(Error::NotNegotiated)?;
+    fn open<Q: QueueT, M: GuestMemory>(&self, queue: &mut Q, memory: &M) -> Result<u16, RingError> {
+        self.negotiated.ok_or(RingError::NotNegotiated)?;
         if self.stuck {
-            return Err(Error::NeedsReset);
+            return Err(RingError::NeedsReset);
         }
         if !queue.ready() || !queue.is_valid(memory) {
-            return Err(Error::NotReady);
+            return Err(RingError::NotReady);
         }
         queue.disable_notification(memory)?;
         let index = queue.avail_idx(memory, Ordering::Acquire)?;
         let (available, size) = (index.0.wrapping_sub(queue.next_avail()), queue.size());
         if available > size {
-            return Err(Error::Index { available, size });
+            return Err(RingError::Index { available, size });
         }
         Ok(available)
     }
@@ -176,7 +176,7 @@ impl<D: Domains> Device<D> {
         let message = match room.read(memory) {
             Ok(message) => message,
             Err(buffers::Unreadable { address, len }) => {
-                let refusal = Refusal::Unreadable { address, len };
+                let refusal = RequestError::Unreadable { address, len };
                 self.back.refused(None, &refusal);
                 return finish(room, bytes, refusal.status(), memory);
             }
@@ -187,7 +187,7 @@ impl<D: Domains> Device<D> {
         };
         room.answer.resize(bytes - TAIL_BYTES, 0);
         let done = match &request {
-            _ if self.stuck => Err(Refusal::NeedsReset),
+            _ if self.stuck => Err(RequestError::NeedsReset),
             Request::Attach(attach) => self.attach(attach),
             Request::Detach(detach) => self.detach(detach),
             Request::Map(map) => self.map(map),
@@ -239,7 +239,7 @@ fn serve<'m, Q: QueueT, M: GuestMemory>(
     memory: &'m M,
     available: u16,
     mut act: impl FnMut(DescriptorChain<&'m M>, u16) -> Option<u32>,
-) -> Result<Served, Error> {
+) -> Result<Served, RingError> {
     let size = queue.size();
     let mut served = Served::default();
     for _ in 0..available {

@@ -11,21 +11,21 @@ use iopt::Prot;
 use runs::Span;
 
 use super::dirty::Dirty;
-use super::{Device, Domain, Identity};
-use crate::config::Region;
+use super::{Domain, Identity, VirtioIommu};
+use crate::config::MemoryRegion;
 use crate::domains::Domains;
 use crate::features;
-use crate::refusal::{Failed, Refusal};
+use crate::refusal::{Failed, RequestError};
 use crate::wire::{Attach, Detach, Probe, attach_flags};
 
-impl<D: Domains> Device<D> {
+impl<D: Domains> VirtioIommu<D> {
     /// ATTACH (5.13.6.3).
-    pub(super) fn attach(&mut self, request: &Attach) -> Result<(), Refusal> {
+    pub(super) fn attach(&mut self, request: &Attach) -> Result<(), RequestError> {
         let &Attach {
             domain, endpoint, ..
         } = request;
         if request.reserved != [0; 4] {
-            return Err(Refusal::Reserved);
+            return Err(RequestError::Reserved);
         }
         let known = match self.has(features::BYPASS_CONFIG) {
             true => attach_flags::BYPASS,
@@ -33,19 +33,19 @@ impl<D: Domains> Device<D> {
         };
         let unknown = request.flags & !known;
         if unknown != 0 {
-            return Err(Refusal::Flags { unknown });
+            return Err(RequestError::Flags { unknown });
         }
         if !self.config.domains().contains(&domain) {
-            return Err(Refusal::DomainRange { domain });
+            return Err(RequestError::DomainRange { domain });
         }
         let before = match self.endpoints.get(&endpoint) {
             Some(known) => known.domain,
-            None => return Err(Refusal::NoEndpoint { endpoint }),
+            None => return Err(RequestError::NoEndpoint { endpoint }),
         };
         let bypass = request.flags & attach_flags::BYPASS != 0;
         if let Some(there) = self.domains.get(&domain) {
             if there.space.is_none() != bypass {
-                return Err(Refusal::OtherKind { domain });
+                return Err(RequestError::OtherKind { domain });
             }
             if before == Some(domain) {
                 return Ok(());
@@ -55,14 +55,14 @@ impl<D: Domains> Device<D> {
         // As if the driver had detached it first.
         let result = match self.leave(endpoint) {
             Ok(()) => self.enter(endpoint, domain, bypass),
-            Err(cause) => Err(Refusal::Stays { endpoint, cause }),
+            Err(cause) => Err(RequestError::Stays { endpoint, cause }),
         };
         if result.is_err() {
             self.settle(endpoint);
         }
         // A domain that is there still has others (5.13.6.3.2).
         match result {
-            Err(cause) if self.domains.contains_key(&domain) => Err(Refusal::Shared {
+            Err(cause) if self.domains.contains_key(&domain) => Err(RequestError::Shared {
                 endpoint,
                 domain,
                 cause: Box::new(cause),
@@ -72,7 +72,7 @@ impl<D: Domains> Device<D> {
     }
 
     /// Refuses an endpoint for which something is reserved that the domain has mapped.
-    fn compatible(&self, endpoint: u32, space: Option<&Ioas>) -> Result<(), Refusal> {
+    fn compatible(&self, endpoint: u32, space: Option<&Ioas>) -> Result<(), RequestError> {
         let reserved = self.endpoints.get(&endpoint).map(|known| &known.reserved);
         let reserved = reserved.into_iter().flatten();
         let Some(space) = space.filter(|_| reserved.clone().next().is_some()) else {
@@ -84,18 +84,18 @@ impl<D: Domains> Device<D> {
             reserved.any(|part| part.overlaps(area.start, area.last()))
         });
         match found {
-            Some(area) => Err(Refusal::Incompatible { endpoint, area }),
+            Some(area) => Err(RequestError::Incompatible { endpoint, area }),
             None => Ok(()),
         }
     }
 
     /// Attaches an endpoint without a domain to one, which is made if it is not there.
-    fn enter(&mut self, endpoint: u32, domain: u32, bypass: bool) -> Result<(), Refusal> {
+    fn enter(&mut self, endpoint: u32, domain: u32, bypass: bool) -> Result<(), RequestError> {
         let fresh = !self.domains.contains_key(&domain);
         if fresh {
             let most = self.config.most_domains;
             if self.domains.len() >= most {
-                return Err(Refusal::Domains { most });
+                return Err(RequestError::Domains { most });
             }
             let space = match bypass {
                 true => None,
@@ -125,31 +125,31 @@ impl<D: Domains> Device<D> {
         entered
     }
 
-    fn enter_space(&mut self, endpoint: u32, domain: u32) -> Result<(), Refusal> {
+    fn enter_space(&mut self, endpoint: u32, domain: u32) -> Result<(), RequestError> {
         self.leave_identity(endpoint)
-            .map_err(|cause| Refusal::Detach { endpoint, cause })?;
+            .map_err(|cause| RequestError::Detach { endpoint, cause })?;
         let space = self
             .domains
             .get_mut(&domain)
             .and_then(|there| there.space.as_ref());
-        let space = space.ok_or(Refusal::NoDomain { domain })?;
+        let space = space.ok_or(RequestError::NoDomain { domain })?;
         let attached = self.back.attach(endpoint, space);
-        attached.map_err(|cause| Refusal::Attach { endpoint, cause })
+        attached.map_err(|cause| RequestError::Attach { endpoint, cause })
     }
 
     /// DETACH (5.13.6.4).
-    pub(super) fn detach(&mut self, request: &Detach) -> Result<(), Refusal> {
+    pub(super) fn detach(&mut self, request: &Detach) -> Result<(), RequestError> {
         let &Detach { domain, endpoint } = request;
         let known = self.endpoints.get(&endpoint);
-        let known = known.ok_or(Refusal::NoEndpoint { endpoint })?;
+        let known = known.ok_or(RequestError::NoEndpoint { endpoint })?;
         if known.domain != Some(domain) {
-            return Err(Refusal::NotAttached { endpoint, domain });
+            return Err(RequestError::NotAttached { endpoint, domain });
         }
         self.leave(endpoint)
-            .map_err(|cause| Refusal::Detach { endpoint, cause })?;
+            .map_err(|cause| RequestError::Detach { endpoint, cause })?;
         self.settle(endpoint);
         if self.stuck {
-            return Err(Refusal::NeedsReset);
+            return Err(RequestError::NeedsReset);
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ impl<D: Domains> Device<D> {
         }
     }
 
-    fn enter_identity(&mut self, endpoint: u32) -> Result<(), Refusal> {
+    fn enter_identity(&mut self, endpoint: u32) -> Result<(), RequestError> {
         let Some(known) = self
             .endpoints
             .get_mut(&endpoint)
@@ -226,7 +226,7 @@ impl<D: Domains> Device<D> {
         if self.identity.is_none() {
             let space = new_space(&mut self.back, self.dirty.as_ref())?;
             for region in &self.memory {
-                map_region(&space, region).map_err(Refusal::Map)?;
+                map_region(&space, region).map_err(RequestError::Map)?;
             }
             self.identity = Some(Identity {
                 endpoints: 0,
@@ -244,7 +244,7 @@ impl<D: Domains> Device<D> {
             }
             Err(cause) => {
                 self.end_identity_if_left();
-                Err(Refusal::Attach { endpoint, cause })
+                Err(RequestError::Attach { endpoint, cause })
             }
         }
     }
@@ -272,12 +272,14 @@ impl<D: Domains> Device<D> {
     }
 
     /// The guest's memory is another one: `before` was it.
-    pub(super) fn renew_identity(&mut self, before: &[Region]) {
+    pub(super) fn renew_identity(&mut self, before: &[MemoryRegion]) {
         let Some(identity) = &mut self.identity else {
             return;
         };
         let (back, memory) = (&mut self.back, &self.memory);
-        let among = |regions: &[Region], one: &Region| regions.iter().any(|other| other.is(one));
+        let among = |regions: &[MemoryRegion], one: &MemoryRegion| {
+            regions.iter().any(|other| other.is(one))
+        };
         for gone in before.iter().filter(|region| !among(memory, region)) {
             let region = gone.span();
             // In this address space device addresses are the guest's.
@@ -296,15 +298,15 @@ impl<D: Domains> Device<D> {
     // Properties.
 
     /// PROBE (5.13.6.7): writes the endpoint's properties to `out`, which are zeros of `probe_size` bytes.
-    pub(super) fn probe(&self, request: &Probe, out: &mut [u8]) -> Result<(), Refusal> {
+    pub(super) fn probe(&self, request: &Probe, out: &mut [u8]) -> Result<(), RequestError> {
         let endpoint = request.endpoint;
         let needed = self.config.probe_bytes as usize;
         if out.len() != needed {
             let given = out.len();
-            return Err(Refusal::Probe { given, needed });
+            return Err(RequestError::Probe { given, needed });
         }
         let known = self.endpoints.get(&endpoint);
-        let known = known.ok_or(Refusal::NoEndpoint { endpoint })?;
+        let known = known.ok_or(RequestError::NoEndpoint { endpoint })?;
         let properties = known.reserved.iter().flat_map(|part| part.to_bytes());
         for (place, byte) in out.iter_mut().zip(properties) {
             *place = byte;
@@ -314,17 +316,17 @@ impl<D: Domains> Device<D> {
 }
 
 /// An address space in which it is tracked what endpoints write to, if it is tracked.
-fn new_space<D: Domains>(back: &mut D, dirty: Option<&Dirty>) -> Result<Ioas, Refusal> {
-    let space = back.space().map_err(Refusal::Space)?;
+fn new_space<D: Domains>(back: &mut D, dirty: Option<&Dirty>) -> Result<Ioas, RequestError> {
+    let space = back.space().map_err(RequestError::Space)?;
     if let Some(dirty) = dirty {
         let tracked = space.track_dirty(dirty.tracking);
-        tracked.map_err(|cause| Refusal::Space(Box::new(cause)))?;
+        tracked.map_err(|cause| RequestError::Space(Box::new(cause)))?;
     }
     Ok(space)
 }
 
 /// Maps a region at its own addresses.
-fn map_region(space: &Ioas, region: &Region) -> Result<(), ioas::MapError> {
+fn map_region(space: &Ioas, region: &MemoryRegion) -> Result<(), ioas::MapError> {
     let whole = Span::new(0, region.memory.len());
     space.map(region.start, &region.memory, whole, Prot::RW)
 }

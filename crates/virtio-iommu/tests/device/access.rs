@@ -1,7 +1,7 @@
 //! Each access to the memory of rings and buffers fails.
 
 use virtio_iommu::wire::{MOST_REQUEST_BYTES, Request, map_flags};
-use virtio_iommu::{Error, Fault, Reason, Served, Status};
+use virtio_iommu::{FaultReport, ReportReason, RingError, Served, Status};
 use vm_memory::{Bytes as _, GuestAddress};
 
 use crate::faulty::{Away, Faulty};
@@ -58,7 +58,7 @@ fn written(guest: &Guest, room: u32) -> Option<Status> {
     (!answer.ends_with(&[0xee; 4])).then(|| status(&answer).unwrap())
 }
 
-fn serve(guest: &mut Guest, nth: u64, away: Away) -> (Result<Served, Error>, bool) {
+fn serve(guest: &mut Guest, nth: u64, away: Away) -> (Result<Served, RingError>, bool) {
     let memory = Faulty::new(&guest.memory, nth, away);
     let served = guest.device.requests(&mut guest.queues[0], &memory);
     (served, memory.failed())
@@ -147,8 +147,8 @@ fn each_access_to_memory_that_fails_in_a_request_is_reported_and_what_was_not_do
 #[test]
 fn each_access_to_memory_that_fails_while_faults_are_reported_is_reported_and_every_fault_is_counted()
  {
-    let fault = Fault {
-        reason: Reason::Mapping,
+    let fault = FaultReport {
+        reason: ReportReason::Mapping,
         endpoint: 8,
         access: None,
         address: Some(5 * PAGE),

@@ -1,7 +1,7 @@
 //! Bypass mode: endpoints that see the guest's memory at its own addresses.
 
 use virtio_iommu::wire::{attach_flags, map_flags};
-use virtio_iommu::{Config, Region, Status};
+use virtio_iommu::{MemoryRegion, Status, VirtioIommuConfig};
 
 use crate::guest::{
     ENDPOINTS, Guest, HIGH, LOW, NEXT, PAGE, REGISTERS, attach, attach_with, config, detach, map,
@@ -13,7 +13,7 @@ const RW: u32 = map_flags::READ | map_flags::WRITE;
 const ALL: u64 = LOW.len + NEXT.len + HIGH.len;
 
 fn bypassing() -> Guest {
-    let config = Config {
+    let config = VirtioIommuConfig {
         bypass: Some(true),
         ..config()
     };
@@ -151,11 +151,11 @@ fn new_memory_is_seen_and_old_memory_is_given_back() {
     // What is no memory changes nothing.
     let twice = [
         &regions[..],
-        &[Region::new(PAGE, regions[2].memory.clone())],
+        &[MemoryRegion::new(PAGE, regions[2].memory.clone())],
     ]
     .concat();
     assert!(guest.device.set_memory(twice).is_err());
-    let beyond = Region::new(u64::MAX - PAGE, regions[2].memory.clone());
+    let beyond = MemoryRegion::new(u64::MAX - PAGE, regions[2].memory.clone());
     assert!(guest.device.set_memory(vec![beyond]).is_err());
     assert!(sees_all(&guest, 8));
     assert_eq!(guest.device.memory().len(), 4);

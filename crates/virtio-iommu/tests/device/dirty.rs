@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ioas::{HarvestError, Tracking};
-use iommu::{AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit};
+use iommu::{
+    DeviceId, DomainId, Fault, FlushError, NodeId, Unit, UnitAttachError, UnitCapabilities,
+};
 use iopt::{FormatId, Interruption, Invalidation, Root};
 use proptest::prelude::*;
 use runs::{GuestAddr, Span};
 use virtio_iommu::wire::map_flags;
-use virtio_iommu::{Config, Status};
+use virtio_iommu::{Status, VirtioIommuConfig};
 
 use crate::guest::{
     Guest, HIGH, LOW, NEXT, PAGE, SoftUnit, attach, attach_with, config, detach, device_of, map,
@@ -131,7 +133,7 @@ fn what_was_written_stays_dirty_after_its_mapping_has_gone() {
 
 #[test]
 fn an_endpoint_in_bypass_mode_is_reported_too() {
-    let bypass = Config {
+    let bypass = VirtioIommuConfig {
         bypass: Some(true),
         ..config()
     };
@@ -168,7 +170,7 @@ fn of_a_unit_that_leaves_no_trace_everything_writable_counts() {
 struct Deaf(Arc<SoftUnit>, AtomicBool);
 
 impl Unit for Deaf {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> UnitCapabilities {
         self.0.capabilities()
     }
 
@@ -176,11 +178,16 @@ impl Unit for Deaf {
         self.0.node()
     }
 
-    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), UnitAttachError> {
         self.0.attach(device, domain, root)
     }
 
-    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn detach(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         self.0.detach(device)
     }
 

@@ -2,13 +2,13 @@
 
 use iopt::walk::Access;
 use virtio_iommu::wire::map_flags;
-use virtio_iommu::{Error, Fault, Reason, Status};
+use virtio_iommu::{FaultReport, ReportReason, RingError, Status};
 
 use crate::guest::{Guest, PAGE, SIZE, attach, map, pages};
 
-fn fault(address: u64) -> Fault {
-    Fault {
-        reason: Reason::Mapping,
+fn fault(address: u64) -> FaultReport {
+    FaultReport {
+        reason: ReportReason::Mapping,
         endpoint: 8,
         access: Some(Access::Read),
         address: Some(address),
@@ -27,17 +27,17 @@ fn what_a_unit_notes_becomes_a_report_of_its_endpoint() {
     assert!(!guest.writes(8, PAGE + 8, 8));
     assert_eq!(guest.read(9, 3 * PAGE), None);
     let units = guest.device.back_end().units.clone();
-    let faults: Vec<Fault> = guest
+    let faults: Vec<FaultReport> = guest
         .drain()
         .iter()
-        .filter_map(|fault| Some(Fault::of(units.endpoint_of(fault.device)?, fault)))
+        .filter_map(|fault| Some(FaultReport::of(units.endpoint_of(fault.device)?, fault)))
         .collect();
     let expected = [
-        (Reason::Mapping, 8, Access::Read, 2 * PAGE),
-        (Reason::Mapping, 8, Access::Write, PAGE + 8),
-        (Reason::Domain, 9, Access::Read, 3 * PAGE),
+        (ReportReason::Mapping, 8, Access::Read, 2 * PAGE),
+        (ReportReason::Mapping, 8, Access::Write, PAGE + 8),
+        (ReportReason::Domain, 9, Access::Read, 3 * PAGE),
     ]
-    .map(|(reason, endpoint, access, address)| Fault {
+    .map(|(reason, endpoint, access, address)| FaultReport {
         reason,
         endpoint,
         access: Some(access),
@@ -148,5 +148,8 @@ fn faults_of_endpoints_that_are_not_known_are_not_reported() {
 fn nothing_is_sent_before_features_are_negotiated() {
     let mut guest = Guest::new();
     assert!(guest.device.reset());
-    assert!(matches!(guest.tell(&[fault(5)]), Err(Error::NotNegotiated)));
+    assert!(matches!(
+        guest.tell(&[fault(5)]),
+        Err(RingError::NotNegotiated)
+    ));
 }

@@ -1,7 +1,7 @@
 //! Drivers that do what they must not.
 
 use virtio_iommu::wire::{MOST_REQUEST_BYTES, Request};
-use virtio_iommu::{Error, Status, features};
+use virtio_iommu::{RingError, Status, features};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -222,14 +222,16 @@ fn a_ring_that_holds_more_than_it_can_is_refused() {
         guest.offer(0, 0);
     }
     match guest.serve() {
-        Err(Error::Index { available, size }) => assert_eq!((available, size), (SIZE + 1, SIZE)),
+        Err(RingError::Index { available, size }) => {
+            assert_eq!((available, size), (SIZE + 1, SIZE))
+        }
         other => panic!("{other:?}"),
     }
     guest.queues[0].set_ready(false);
-    assert!(matches!(guest.serve(), Err(Error::NotReady)));
+    assert!(matches!(guest.serve(), Err(RingError::NotReady)));
     guest.queues[0].set_ready(true);
     guest.queues[0].set_used_ring_address(Some(RINGS as u32), None);
-    assert!(matches!(guest.serve(), Err(Error::NotReady)));
+    assert!(matches!(guest.serve(), Err(RingError::NotReady)));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use iommu::DeviceId;
 use runs::Span;
 use virtio_iommu::wire::map_flags;
-use virtio_iommu::{Endpoint, Error, Reserved, ReservedKind, SetupError, Status};
+use virtio_iommu::{ConfigError, EndpointConfig, ReservedKind, ReservedMemory, RingError, Status};
 
 use crate::guest::{
     Guest, PAGE, PROBE_BYTES, attach, config, detach, map, pages, try_device, unmap,
@@ -79,7 +79,7 @@ fn a_reset_gives_everything_back() {
     assert!(guest.device.reset());
     guest.assert_all_back();
     assert_eq!(guest.device.negotiated(), None);
-    assert!(matches!(guest.serve(), Err(Error::NotNegotiated)));
+    assert!(matches!(guest.serve(), Err(RingError::NotNegotiated)));
     // It goes on as a fresh one.
     guest.device.ack_features(guest.device.features()).unwrap();
     assert_eq!(guest.send(attach(8, 1)), Some(Status::Ok));
@@ -98,7 +98,7 @@ fn after_a_reset_that_an_endpoint_does_not_follow_nothing_goes_on() {
         ["endpoint 8 still reaches what it should not: it is not attached to this address space"]
     );
     guest.device.ack_features(guest.device.features()).unwrap();
-    assert!(matches!(guest.serve(), Err(Error::NeedsReset)));
+    assert!(matches!(guest.serve(), Err(RingError::NeedsReset)));
     // Its memory stays pinned as long as it can reach it.
     assert_eq!((guest.read(8, PAGE), guest.pinned()), (Some(0), PAGE));
     guest.device.back_end().no_detach = None;
@@ -113,7 +113,7 @@ fn an_endpoint_that_stays_in_bypass_stops_the_device() {
     guest.device.back_end().no_detach = Some(9);
     guest.device.write_config(36, &[0]);
     assert!(guest.device.needs_reset());
-    assert!(matches!(guest.serve(), Err(Error::NeedsReset)));
+    assert!(matches!(guest.serve(), Err(RingError::NeedsReset)));
     guest.device.back_end().no_detach = None;
     assert!(guest.device.reset());
     guest.assert_all_back();
@@ -125,9 +125,9 @@ fn endpoints_are_plugged_in_and_out() {
     let (unit, device) = (guest.unit.clone(), DeviceId(20));
     guest.device.back_end().units.insert(20, unit, device);
     assert_eq!(guest.send(attach(20, 1)), Some(Status::NoEnt));
-    guest.device.add_endpoint(&Endpoint::new(20)).unwrap();
-    let twice = guest.device.add_endpoint(&Endpoint::new(20));
-    assert_eq!(twice, Err(SetupError::Endpoint { id: 20 }));
+    guest.device.add_endpoint(&EndpointConfig::new(20)).unwrap();
+    let twice = guest.device.add_endpoint(&EndpointConfig::new(20));
+    assert_eq!(twice, Err(ConfigError::Endpoint { id: 20 }));
     assert_eq!(guest.send(attach(20, 1)), Some(Status::Ok));
     assert_eq!(guest.send(map(1, pages(1, 1), 0, RW)), Some(Status::Ok));
     assert!(guest.device.remove_endpoint(20));
@@ -156,45 +156,45 @@ fn a_device_that_is_dropped_gives_everything_back() {
 
 #[test]
 fn what_is_no_device_is_refused_by_name() {
-    let reserved = |range| Reserved {
+    let reserved = |range| ReservedMemory {
         kind: ReservedKind::Reserved,
         range,
     };
-    let try_endpoint = |parts: Vec<Reserved>| {
+    let try_endpoint = |parts: Vec<ReservedMemory>| {
         let mut config = config();
-        config.endpoints.push(Endpoint {
+        config.endpoints.push(EndpointConfig {
             id: 30,
             reserved: parts,
         });
         try_device(config).map(|_| ()).unwrap_err()
     };
-    let msi = Reserved::X86_MSI;
+    let msi = ReservedMemory::X86_MSI;
     assert_eq!(
         try_endpoint(vec![msi.clone(), msi]),
-        SetupError::Msi { id: 30 }
+        ConfigError::Msi { id: 30 }
     );
     let overlap = try_endpoint(vec![reserved(8..=9), reserved(0..=8)]);
-    assert_eq!(overlap, SetupError::Overlap { id: 30, at: 8 });
+    assert_eq!(overlap, ConfigError::Overlap { id: 30, at: 8 });
     let many = (0..4).map(|nr| reserved(nr..=nr)).collect();
     let room = PROBE_BYTES;
     assert_eq!(
         try_endpoint(many),
-        SetupError::Probe {
+        ConfigError::Probe {
             id: 30,
             needed: 96,
             room
         }
     );
     let mut twice = config();
-    twice.endpoints.push(Endpoint::new(8));
+    twice.endpoints.push(EndpointConfig::new(8));
     assert_eq!(
         try_device(twice).unwrap_err(),
-        SetupError::Endpoint { id: 8 }
+        ConfigError::Endpoint { id: 8 }
     );
     let mut range = config();
     #[allow(clippy::reversed_empty_ranges, reason = "it is refused")]
     let reversed = 9..=8;
     range.domains = Some(reversed);
     let refused = try_device(range).unwrap_err();
-    assert_eq!(refused, SetupError::Range { first: 9, last: 8 });
+    assert_eq!(refused, ConfigError::Range { first: 9, last: 8 });
 }

@@ -3,7 +3,7 @@
 use iopt::FormatId;
 use runs::Span;
 use virtio_iommu::wire::{Request, map_flags};
-use virtio_iommu::{Region, Status};
+use virtio_iommu::{MemoryRegion, Status};
 
 use crate::guest::{
     Guest, HIGH, LAST, LOW, NEXT, PAGE, REGISTERS, attach, config, map, pages, unmap,
@@ -243,7 +243,7 @@ fn mappings_outlive_their_region() {
         guest.send(map(1, pages(1, 1), HIGH.start, RW)),
         Some(Status::Ok)
     );
-    let less: Vec<Region> = guest.regions[..2].to_vec();
+    let less: Vec<MemoryRegion> = guest.regions[..2].to_vec();
     guest.device.set_memory(less).unwrap();
     assert_eq!(guest.read(8, PAGE), Some(HIGH.start));
     assert_eq!(

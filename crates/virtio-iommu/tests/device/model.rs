@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use proptest::prelude::*;
 use runs::{Iova, Span};
 use virtio_iommu::wire::{Request, attach_flags, map_flags};
-use virtio_iommu::{Config, Status};
+use virtio_iommu::{Status, VirtioIommuConfig};
 
 use crate::guest::{
     ENDPOINTS, Guest, HIGH, LAST, LOW, NEXT, PAGE, REGISTERS, RESERVED_PAGE, attach_with, config,
@@ -298,7 +298,7 @@ fn compare(guest: &Guest, model: &Model) {
 }
 
 fn play(steps: Vec<Step>, bypass: bool) {
-    let config = Config {
+    let config = VirtioIommuConfig {
         bypass: Some(bypass),
         ..config()
     };

@@ -1,7 +1,9 @@
 //! Bytes on the wire, written down by hand from VIRTIO 1.3, 5.13.
 
 use virtio_iommu::wire::{Malformed, Request};
-use virtio_iommu::{Fault, Reason, Reserved, ReservedKind, SetupError, features};
+use virtio_iommu::{
+    ConfigError, FaultReport, ReportReason, ReservedKind, ReservedMemory, features,
+};
 
 use crate::guest::{ENDPOINTS, Guest, PROBE_BYTES, config, status};
 
@@ -56,7 +58,7 @@ fn a_mask_without_page_sizes_is_no_configuration() {
     config.page_sizes = 0;
     assert_eq!(
         crate::guest::try_device(config).unwrap_err(),
-        SetupError::PageSizes
+        ConfigError::PageSizes
     );
 }
 
@@ -118,7 +120,7 @@ fn properties_byte_by_byte() {
 #[test]
 fn a_property_begins_where_the_one_before_it_ends() {
     let mut config = config();
-    config.endpoints[0].reserved.push(Reserved {
+    config.endpoints[0].reserved.push(ReservedMemory {
         kind: ReservedKind::Reserved,
         range: 0x1000..=0x2fff,
     });
@@ -138,8 +140,8 @@ fn a_property_begins_where_the_one_before_it_ends() {
 
 #[test]
 fn a_fault_byte_by_byte() {
-    let mut fault = Fault {
-        reason: Reason::Mapping,
+    let mut fault = FaultReport {
+        reason: ReportReason::Mapping,
         endpoint: 0x0102,
         access: Some(iopt::walk::Access::Write),
         address: Some(0x1122_3344_5566_7788),
@@ -150,7 +152,7 @@ fn a_fault_byte_by_byte() {
         [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11],
     ];
     assert_eq!(fault.to_bytes().as_slice(), expected.concat());
-    (fault.reason, fault.access) = (Reason::Domain, Some(iopt::walk::Access::Read));
+    (fault.reason, fault.access) = (ReportReason::Domain, Some(iopt::walk::Access::Read));
     assert_eq!(fault.to_bytes()[..8], [1, 0, 0, 0, 1, 1, 0, 0]);
     (fault.access, fault.address) = (None, None);
     assert_eq!(fault.to_bytes()[..8], [1, 0, 0, 0, 0, 0, 0, 0]);

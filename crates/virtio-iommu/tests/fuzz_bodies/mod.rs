@@ -8,7 +8,7 @@ mod guest;
 
 use runs::Span;
 use virtio_iommu::wire::{MOST_REQUEST_BYTES, Request};
-use virtio_iommu::{Config, Fault, Reason, Status};
+use virtio_iommu::{FaultReport, ReportReason, Status, VirtioIommuConfig};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -67,7 +67,7 @@ fn request(bytes: &mut Bytes<'_>) -> Request {
 
 fn fresh(bytes: &mut Bytes<'_>) -> Guest {
     let bypass = [None, Some(false), Some(true)][bytes.below(3)];
-    let mut config = Config { bypass, ..config() };
+    let mut config = VirtioIommuConfig { bypass, ..config() };
     if bytes.flag() {
         config.input = None;
     }
@@ -144,8 +144,8 @@ fn step(bytes: &mut Bytes<'_>, guest: &mut Guest) {
             _ = guest.serve();
         }
         6 => {
-            let faults = [0; 3].map(|_| Fault {
-                reason: Reason::Mapping,
+            let faults = [0; 3].map(|_| FaultReport {
+                reason: ReportReason::Mapping,
                 endpoint: ENDPOINTS[bytes.below(3)],
                 access: None,
                 address: Some(bytes.u64()),

@@ -20,8 +20,8 @@ use iopt::{FormatId, HeapTables};
 use runs::{GuestAddr, Iova, Span};
 use virtio_iommu::wire::{FAULT_BYTES, MOST_REQUEST_BYTES, Request};
 use virtio_iommu::{
-    Config, Device, Domains, Endpoint, Error, Failed, Fault, Refusal, Region, Reserved,
-    ReservedKind, Served, Status, Units,
+    Domains, EndpointConfig, Failed, FaultReport, MemoryRegion, RequestError, ReservedKind,
+    ReservedMemory, RingError, Served, Status, Units, VirtioIommu, VirtioIommuConfig,
 };
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -99,7 +99,7 @@ impl Domains for Back {
         self.units.reserved(id, sink);
     }
 
-    fn refused(&mut self, request: Option<&Request>, refusal: &Refusal) {
+    fn refused(&mut self, request: Option<&Request>, refusal: &RequestError) {
         let request = request.map_or(0, Request::kind);
         self.refused.push(format!("{request}: {refusal}"));
     }
@@ -111,7 +111,7 @@ impl Domains for Back {
 
 /// The machine.
 pub struct Guest {
-    pub device: Device<Back>,
+    pub device: VirtioIommu<Back>,
     pub memory: GuestMemoryMmap<()>,
     pub queues: [Queue; 2],
     seen: [u16; 2],
@@ -119,18 +119,18 @@ pub struct Guest {
     pub tables: Tables,
     pub ledger: Arc<Ledger>,
     pub ram: Vec<Arc<Synthetic>>,
-    pub regions: Vec<Region>,
+    pub regions: Vec<MemoryRegion>,
 }
 
 /// What the tests change of the configuration.
-pub fn config() -> Config {
-    let mut endpoints = ENDPOINTS.map(Endpoint::new);
-    endpoints[0].reserved.push(Reserved::X86_MSI);
-    endpoints[2].reserved.push(Reserved {
+pub fn config() -> VirtioIommuConfig {
+    let mut endpoints = ENDPOINTS.map(EndpointConfig::new);
+    endpoints[0].reserved.push(ReservedMemory::X86_MSI);
+    endpoints[2].reserved.push(ReservedMemory {
         kind: ReservedKind::Reserved,
         range: RESERVED_PAGE..=RESERVED_PAGE + PAGE - 1,
     });
-    Config {
+    VirtioIommuConfig {
         input: Some(0..=LAST),
         domains: Some(0..=99),
         probe_bytes: PROBE_BYTES,
@@ -138,7 +138,7 @@ pub fn config() -> Config {
         endpoints: endpoints.to_vec(),
         most_domains: 4,
         most_mappings: 64,
-        ..Config::default()
+        ..VirtioIommuConfig::default()
     }
 }
 
@@ -158,12 +158,12 @@ impl Guest {
     }
 
     /// Everything is offered, and accepted; the limit of locked memory is that of all regions.
-    pub fn with(config: Config, format: FormatId) -> Self {
+    pub fn with(config: VirtioIommuConfig, format: FormatId) -> Self {
         Self::tracking(config, format, false)
     }
 
     /// The unit sets dirty bits, or does not.
-    pub fn tracking(config: Config, format: FormatId, tells: bool) -> Self {
+    pub fn tracking(config: VirtioIommuConfig, format: FormatId, tells: bool) -> Self {
         let ledger = Ledger::new("guest", Some(LOW.len + NEXT.len + HIGH.len), 0);
         // Physical memory has other addresses than the guest's, and LOW's second half comes first.
         let (a, b) = (
@@ -190,13 +190,13 @@ impl Guest {
         let mut regions: Vec<_> = starts
             .into_iter()
             .zip(&ram)
-            .map(|(start, ram)| Region::new(start, Memory::new(ram.clone(), &ledger)))
+            .map(|(start, ram)| MemoryRegion::new(start, Memory::new(ram.clone(), &ledger)))
             .collect();
         let bar = Memory::new(Arc::new(bar), &ledger);
-        regions.push(Region::new(REGISTERS.start, bar));
+        regions.push(MemoryRegion::new(REGISTERS.start, bar));
 
         let tables = Arc::new(HeapTables::with_tables(256).unwrap());
-        let mut of_unit = iommu::Config::default();
+        let mut of_unit = iommu::SoftwareConfig::default();
         // x86's tables have no bit for it.
         of_unit.capabilities.snoop_control = format == FormatId::VtdSs;
         of_unit.capabilities.dirty_tracking = tells;
@@ -216,7 +216,7 @@ impl Guest {
             refused: Vec::new(),
             failed: Vec::new(),
         };
-        let mut device = Device::new(config, back).unwrap();
+        let mut device = VirtioIommu::new(config, back).unwrap();
         device.set_memory(regions.clone()).unwrap();
         device.ack_features(device.features()).unwrap();
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RINGS as usize)]).unwrap();
@@ -300,7 +300,7 @@ impl Guest {
         used
     }
 
-    pub fn serve(&mut self) -> Result<Served, Error> {
+    pub fn serve(&mut self) -> Result<Served, RingError> {
         self.device.requests(&mut self.queues[0], &self.memory)
     }
 
@@ -356,7 +356,7 @@ impl Guest {
         status(&answer)
     }
 
-    pub fn tell(&mut self, faults: &[Fault]) -> Result<Served, Error> {
+    pub fn tell(&mut self, faults: &[FaultReport]) -> Result<Served, RingError> {
         self.device
             .faults(&mut self.queues[1], &self.memory, faults)
     }
@@ -469,9 +469,11 @@ pub fn pages(first: u64, count: u64) -> Span<Iova> {
 }
 
 /// A device that knows no units.
-pub fn try_device(config: Config) -> Result<Device<Units<Tables>>, virtio_iommu::SetupError> {
+pub fn try_device(
+    config: VirtioIommuConfig,
+) -> Result<VirtioIommu<Units<Tables>>, virtio_iommu::ConfigError> {
     let tables = Arc::new(HeapTables::with_tables(16).unwrap());
-    Device::new(
+    VirtioIommu::new(
         config,
         Units::new(tables, DomainIds::new(4), [FormatId::VtdSs]),
     )

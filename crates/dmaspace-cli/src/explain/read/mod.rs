@@ -138,7 +138,7 @@ pub(super) struct Text<'f> {
     facts: &'f mut Facts,
     file: usize,
     log: log::Reader,
-    events: Vec<log::Event>,
+    events: Vec<log::LogEvent>,
     listing: lspci::Listing,
     hexdump: acpi::Hexdump,
     dumps: dump::Dumps,
@@ -536,7 +536,7 @@ impl<'f> Text<'f> {
         quote(self.file, line, text.map_or(otherwise, |(_, text)| text))
     }
 
-    fn events_of(&mut self, events: &mut Vec<log::Event>, text: &str) {
+    fn events_of(&mut self, events: &mut Vec<log::LogEvent>, text: &str) {
         let file = self.file;
         if !events.is_empty() && !self.is_log {
             self.is_log = true;
@@ -544,7 +544,7 @@ impl<'f> Text<'f> {
         }
         for event in events.drain(..) {
             match event {
-                log::Event::Fault(record) => {
+                log::LogEvent::Fault(record) => {
                     let weights = record
                         .lines
                         .iter()
@@ -559,11 +559,11 @@ impl<'f> Text<'f> {
                         .folds
                         .add(file, &record, weight, self.since_boot, text, quoted);
                 }
-                log::Event::Suppressed(suppressed) => {
+                log::LogEvent::Suppressed(suppressed) => {
                     let evidence = self.quotation(suppressed.line, text);
                     self.facts.folds.suppress(file, suppressed, evidence);
                 }
-                log::Event::Dump(dump) => {
+                log::LogEvent::Dump(dump) => {
                     let lines = dump.lines.iter();
                     let evidence = lines.map(|line| self.quotation(*line, "")).collect();
                     if self.facts.log_dumps.len() < super::facts::MOST {
@@ -572,11 +572,11 @@ impl<'f> Text<'f> {
                         *self.facts.dropped.entry("dumps").or_default() += 1;
                     }
                 }
-                log::Event::Undecoded(note) => {
+                log::LogEvent::Undecoded(note) => {
                     let evidence = self.quotation(note.line, &note.text);
                     self.facts.not_decoded(&note.text, evidence);
                 }
-                log::Event::Overflow(note) => {
+                log::LogEvent::Overflow(note) => {
                     let family = note.family;
                     if let Some(fold) =
                         family.and_then(|family| self.facts.folds.latest(file, family))

@@ -1,6 +1,6 @@
 //! Firmware's tables and reserved regions.
 
-use dmaspace::firmware::{FirmwareRegion, FirmwareTable, RegionKind};
+use dmaspace::firmware::{FirmwareRegion, FirmwareRegionKind, FirmwareTable};
 
 use super::super::facts::{Facts, Known, Line, TableFact, pci};
 use super::super::finding::{Advice, Certainty, Evidence, Finding};
@@ -33,7 +33,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
 /// The devices that a region is for, where the table names them whole.
 fn devices(table: &FirmwareTable, region: &FirmwareRegion) -> Vec<String> {
     match &region.kind {
-        RegionKind::Rmr { ids, .. } => ids
+        FirmwareRegionKind::Rmr { ids, .. } => ids
             .iter()
             .filter(|(_, first, last)| first == last)
             .take(MOST_DEVICES)
@@ -44,11 +44,11 @@ fn devices(table: &FirmwareTable, region: &FirmwareRegion) -> Vec<String> {
                 device.unwrap_or_else(|| format!("{id:#x}"))
             })
             .collect(),
-        RegionKind::Rmrr(scopes) => scopes
+        FirmwareRegionKind::Rmrr(scopes) => scopes
             .iter()
             .filter_map(|scope| scope.address(region.segment))
             .collect(),
-        RegionKind::Ivmd { devices, .. } => match devices {
+        FirmwareRegionKind::Ivmd { devices, .. } => match devices {
             Some((first, last)) if first == last => vec![address(region.segment, *first)],
             _ => Vec::new(),
         },
@@ -67,10 +67,12 @@ fn address(segment: u16, id: u16) -> String {
 /// The kernel ignores the region: nothing of it becomes an identity mapping.
 fn is_dropped(region: &FirmwareRegion) -> bool {
     let kind = match &region.kind {
-        RegionKind::Rmrr(scopes) => !scopes.iter().any(|scope| MATCHED.contains(&scope.kind)),
-        RegionKind::Ivmd { flags, .. } => flags & EXCLUSION != 0,
+        FirmwareRegionKind::Rmrr(scopes) => {
+            !scopes.iter().any(|scope| MATCHED.contains(&scope.kind))
+        }
+        FirmwareRegionKind::Ivmd { flags, .. } => flags & EXCLUSION != 0,
         // A region of type direct-relaxable, with which the device may be given away.
-        RegionKind::Rmr { remapped, .. } => *remapped,
+        FirmwareRegionKind::Rmr { remapped, .. } => *remapped,
     };
     kind || region.last < region.first
 }
@@ -203,7 +205,7 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
             .iter()
             .any(|one| one.cause == "firmware.one-to-one" && one.addresses.contains(&range));
         let functions = devices(&known.fact.table, region);
-        let exempt = !matches!(region.kind, RegionKind::Rmr { .. })
+        let exempt = !matches!(region.kind, FirmwareRegionKind::Rmr { .. })
             && functions.iter().any(|device| {
                 facts.known(device, None).is_some_and(|one| {
                     one.fact.is_display() || one.fact.class.map(|class| class >> 8) == Some(0x0c03)
@@ -212,7 +214,7 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
         if relaxed || told || exempt {
             continue;
         }
-        let rmr = matches!(region.kind, RegionKind::Rmr { .. });
+        let rmr = matches!(region.kind, FirmwareRegionKind::Rmr { .. });
         let (source, text) = match rmr {
             true => (
                 "Arm DEN0049, \"Reserved Memory Range node\"; Linux drivers/acpi/arm64/iort.c, iort_rmr_alloc, iort_get_rmrs",
@@ -239,7 +241,7 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
 fn regions(known: &Known<TableFact>, found: &mut Vec<Finding>) {
     for region in &known.fact.table.regions {
         let evidence = known.place(region.offset);
-        if let RegionKind::Rmrr(scopes) = &region.kind {
+        if let FirmwareRegionKind::Rmrr(scopes) = &region.kind {
             for scope in scopes.iter().filter(|scope| !MATCHED.contains(&scope.kind)) {
                 let certainty = match scope.kind {
                     NAMESPACE => Certainty::Certain,
@@ -264,7 +266,7 @@ fn regions(known: &Known<TableFact>, found: &mut Vec<Finding>) {
         }
         let range = (region.first, region.last);
         found.extend(match region.kind {
-            RegionKind::Rmr { .. } => bad_region(range, RMR_UNIT, RMR_SOURCE, &evidence),
+            FirmwareRegionKind::Rmr { .. } => bad_region(range, RMR_UNIT, RMR_SOURCE, &evidence),
             _ => bad_region(range, PAGE, RMRR_SOURCE, &evidence),
         });
     }

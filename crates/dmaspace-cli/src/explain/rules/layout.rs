@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dmaspace::layout::{Area, Bar, LayoutReport, Reserved, check};
+use dmaspace::layout::{AreaPlace, Bar, LayoutReport, ReservedRange, check};
 
 use super::super::facts::{Facts, Known, LayoutArea, Line};
 use super::super::finding::{Advice, Certainty, Evidence, Finding};
@@ -44,12 +44,12 @@ fn last(facts: &Facts) -> Option<(u64, &Evidence)> {
     given.map(|one| (one.fact.1, &one.evidence)).or(width)
 }
 
-fn reserved(facts: &Facts) -> (Vec<Reserved>, Vec<&Evidence>) {
+fn reserved(facts: &Facts) -> (Vec<ReservedRange>, Vec<&Evidence>) {
     let all = facts.reserved.iter().filter(|one| one.fact.0 <= one.fact.1);
     let all: Vec<_> = all.take(1024).collect();
     let ranges = all
         .iter()
-        .map(|one| Reserved::new(one.fact.2.clone(), one.fact.0..=one.fact.1));
+        .map(|one| ReservedRange::new(one.fact.2.clone(), one.fact.0..=one.fact.1));
     (
         ranges.collect(),
         all.iter().map(|one| &one.evidence).collect(),
@@ -101,9 +101,9 @@ fn areas(facts: &Facts, found: &mut Vec<Finding>) {
             &ram,
             &bars,
         );
-        let known = |area: Area| match area {
-            Area::Ram(nth) => at_ram.get(nth).copied(),
-            Area::Bar(nth) => at_bar.get(nth).copied(),
+        let known = |area: AreaPlace| match area {
+            AreaPlace::Ram(nth) => at_ram.get(nth).copied(),
+            AreaPlace::Bar(nth) => at_bar.get(nth).copied(),
         };
         let fitting = fitting(&report);
         for overlap in &report.overlaps {

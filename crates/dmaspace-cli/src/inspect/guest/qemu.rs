@@ -123,7 +123,7 @@ pub fn qemu_line(line: &str, default_pool: u64) -> Result<Guest, ConfigError> {
             program: plain(program),
         });
     };
-    let mut found = Found::of(arguments.get(1..).unwrap_or_default(), default_pool)?;
+    let mut found = ParsedOptions::of(arguments.get(1..).unwrap_or_default(), default_pool)?;
     if !before.is_empty() {
         let before = before.join(" ");
         found.guest.ignore(&format!("{before} before QEMU"));
@@ -193,7 +193,7 @@ pub(super) fn added(
     cpus: u32,
     default_pool: u64,
 ) -> Result<Guest, ConfigError> {
-    let mut found = Found::of(arguments, default_pool)?;
+    let mut found = ParsedOptions::of(arguments, default_pool)?;
     found.guest.cpus = cpus;
     if let Some(error) = found.refused.take() {
         found.guest.ignore(&error.to_string());
@@ -216,7 +216,7 @@ pub(super) fn added(
 
 /// As [`qemu_line`], of the arguments of a process that is known to be QEMU, perhaps a newer one.
 pub fn qemu(arguments: &[String], default_pool: u64) -> Result<Guest, ConfigError> {
-    let mut found = Found::of(arguments, default_pool)?;
+    let mut found = ParsedOptions::of(arguments, default_pool)?;
     if let Some(error) = found.refused.take() {
         found.guest.ignore(&error.to_string());
     }
@@ -225,7 +225,7 @@ pub fn qemu(arguments: &[String], default_pool: u64) -> Result<Guest, ConfigErro
 
 /// What the options say.
 #[derive(Default)]
-struct Found {
+struct ParsedOptions {
     guest: Guest,
     bytes: Option<u64>,
     path: Option<String>,
@@ -252,7 +252,7 @@ struct Found {
     viommu: Option<String>,
 }
 
-impl Found {
+impl ParsedOptions {
     fn of(arguments: &[String], pool: u64) -> Result<Self, ConfigError> {
         let mut found = Self::default();
         let mut arguments = arguments.iter().map(String::as_str).peekable();

@@ -33,23 +33,23 @@ pub(crate) fn image_with(name: &str, most: u64, maps: Maps<'_>) -> (Vec<u8>, Roo
 }
 
 /// A file with these bytes, opened.
-pub(crate) struct Kept {
+pub(crate) struct TempImage {
     _directory: TempDir,
     pub(crate) path: PathBuf,
 }
 
-pub(crate) fn keep(bytes: &[u8]) -> Kept {
+pub(crate) fn keep(bytes: &[u8]) -> TempImage {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("tables");
     let mut file = std::fs::File::create(&path).unwrap();
     file.write_all(bytes).unwrap();
-    Kept {
+    TempImage {
         _directory: directory,
         path,
     }
 }
 
-impl Kept {
+impl TempImage {
     pub(crate) fn open(&self, place: Option<InDump>) -> TableFile {
         TableFile::open(&self.path, place).unwrap()
     }

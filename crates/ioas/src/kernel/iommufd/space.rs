@@ -20,12 +20,12 @@ use runs::{Iova, Span};
 use super::tables::Tables;
 use super::{Clear, DevId, IoasId, Iommufd};
 use crate::errno::Profile;
-use crate::kernel::{Entering, KernelError, Mapper, MapperInfo, Result, Shares, Source};
+use crate::kernel::{Entering, KernelError, MapSource, Mapper, MapperInfo, Result, Shares};
 use crate::space::Ioas;
 use crate::space::endpoint::EndpointId;
 use crate::space::open::{IoasOptions, OpenError, OpenSpace};
 use crate::space::placement::Place;
-use crate::vfio::{Device, PageTable};
+use crate::vfio::{PageTable, VfioDevice};
 
 impl Iommufd {
     /// Opens the PCI device `address` (`0000:01:00.0`), which `vfio-pci` has, and binds it.
@@ -46,23 +46,23 @@ impl Iommufd {
         self.open_device(&path).map(Arc::new)
     }
 
-    /// Opens a device's node, `/dev/vfio/devices/…`, and binds it; see [`Device::open_cdev`].
+    /// Opens a device's node, `/dev/vfio/devices/…`, and binds it; see [`VfioDevice::open_cdev`].
     ///
     /// # Errors
     ///
     /// [`KernelError::Open`], [`KernelError::Refused`].
     pub fn open_device(&self, path: &Path) -> Result<BoundDevice> {
-        let (device, id) = Device::open_cdev(path, self)?;
+        let (device, id) = VfioDevice::open_cdev(path, self)?;
         Ok(BoundDevice { device, id })
     }
 
-    /// Binds a device whose node is open already; see [`Device::bind_cdev`].
+    /// Binds a device whose node is open already; see [`VfioDevice::bind_cdev`].
     ///
     /// # Errors
     ///
     /// [`KernelError::Refused`].
     pub fn bind_device(&self, node: OwnedFd) -> Result<BoundDevice> {
-        let (device, id) = Device::bind_cdev(node, self)?;
+        let (device, id) = VfioDevice::bind_cdev(node, self)?;
         Ok(BoundDevice { device, id })
     }
 }
@@ -84,7 +84,7 @@ const VFIO_DEVICES: &str = "/dev/vfio/devices";
 #[derive(Debug)]
 pub struct BoundDevice {
     /// The device.
-    pub device: Device,
+    pub device: VfioDevice,
     /// Its number there.
     pub id: DevId,
 }
@@ -240,19 +240,19 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
     }
 
     #[allow(unsafe_code)]
-    unsafe fn map(&mut self, iova: Span<Iova>, source: Source<'_>, prot: Prot) -> Result<()> {
+    unsafe fn map(&mut self, iova: Span<Iova>, source: MapSource<'_>, prot: Prot) -> Result<()> {
         let (iommufd, at) = (&self.iommufd, Some(iova.start));
         match source {
-            Source::Address(address) => {
+            MapSource::Address(address) => {
                 let memory = Span::new(address, iova.len);
                 // SAFETY: the caller answers for the memory.
                 unsafe { iommufd.map(self.id, at, memory, prot) }
             }
-            Source::File(file, offset) => {
+            MapSource::File(file, offset) => {
                 let part = Span::new(offset, iova.len);
                 iommufd.map_file(self.id, at, file, part, prot)
             }
-            Source::Copy { space, iova: from } => {
+            MapSource::Copy { space, iova: from } => {
                 let from_range = Span::new(from, iova.len);
                 iommufd.copy(IoasId(space), from_range, self.id, at, prot)
             }
@@ -296,7 +296,7 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
     unsafe fn take_over(
         &mut self,
         devices: &[Arc<D>],
-        _mappings: &[(Span<Iova>, Source<'_>)],
+        _mappings: &[(Span<Iova>, MapSource<'_>)],
     ) -> Result<()> {
         self.iommufd.change_process()?;
         for device in devices {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use vfio_bindings::bindings::vfio::{vfio_device_attach_iommufd_pt, vfio_device_detach_iommufd_pt};
 
-use super::device::Device;
+use super::device::VfioDevice;
 use super::sys;
 use crate::iommufd::{DevId, HwptId, IoasId, Iommufd};
 use crate::kernel::Result;
@@ -20,7 +20,7 @@ pub enum PageTable {
     Hwpt(HwptId),
 }
 
-impl Device {
+impl VfioDevice {
     /// Opens the device's node, like `/dev/vfio/devices/vfio0`, and binds it to `iommufd`, where it
     /// gets a number. Closing unbinds it. (Linux 6.6.)
     ///

@@ -1,7 +1,7 @@
 //! A device: its regions, its reset, its features.
 //!
 //! A region is read and written through the device's file, register by register, or mapped
-//! ([`Device::map`]) where the device allows that. PCI configuration space is a region that cannot
+//! ([`VfioDevice::map`]) where the device allows that. PCI configuration space is a region that cannot
 //! be mapped; the kernel shows a virtual one, in which it lets through what is harmless.
 
 use std::fs::File;
@@ -18,8 +18,8 @@ use vfio_bindings::bindings::vfio::{
     VFIO_PCI_CONFIG_REGION_INDEX, vfio_device_info, vfio_irq_info, vfio_region_info,
 };
 
-use super::info::{self, Region};
-use super::registers::{Register, Registers, check_part, check_register};
+use super::info::{self, DeviceRegion};
+use super::registers::{DeviceRegisters, Register, check_part, check_register};
 use super::sys;
 use crate::kernel::sys::{call, refused};
 use crate::kernel::{KernelError, Result};
@@ -41,7 +41,7 @@ pub mod config {
 pub struct DeviceInfo {
     /// On a PCI bus: regions and interrupts have the numbers that VFIO gives those of PCI.
     pub pci: bool,
-    /// [`Device::reset`] works.
+    /// [`VfioDevice::reset`] works.
     pub can_reset: bool,
     /// Regions have indices below this number.
     pub regions: u32,
@@ -67,19 +67,19 @@ pub struct IrqInfo {
 /// Optional feature of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceFeature {
-    /// [`Device::dma_buf`].
+    /// [`VfioDevice::dma_buf`].
     DmaBuf,
-    /// [`Device::start_dma_logging`] and the others.
+    /// [`VfioDevice::start_dma_logging`] and the others.
     DmaLogging,
 }
 
 /// An open device.
 #[derive(Debug)]
-pub struct Device {
+pub struct VfioDevice {
     file: File,
 }
 
-impl Device {
+impl VfioDevice {
     /// A device that is open already, by [`Group::device`](super::Group::device) or in another
     /// process.
     pub fn from_fd(fd: OwnedFd) -> Self {
@@ -136,7 +136,7 @@ impl Device {
     /// # Errors
     ///
     /// [`KernelError::Refused`]; [`KernelError::Answer`].
-    pub fn region(&self, index: u32) -> Result<Region> {
+    pub fn region(&self, index: u32) -> Result<DeviceRegion> {
         let head = vfio_region_info {
             index,
             ..vfio_region_info::default()
@@ -153,7 +153,7 @@ impl Device {
     /// # Errors
     ///
     /// [`KernelError::Outside`], [`KernelError::Unaligned`]; [`KernelError::Refused`].
-    pub fn read<T: Register>(&self, region: &Region, offset: u64) -> Result<T> {
+    pub fn read<T: Register>(&self, region: &DeviceRegion, offset: u64) -> Result<T> {
         let at = place::<T>(region, offset)?;
         let mut bytes = T::Bytes::default();
         self.file
@@ -167,7 +167,7 @@ impl Device {
     /// # Errors
     ///
     /// As [`read`](Self::read).
-    pub fn write<T: Register>(&self, region: &Region, offset: u64, value: T) -> Result<()> {
+    pub fn write<T: Register>(&self, region: &DeviceRegion, offset: u64, value: T) -> Result<()> {
         let at = place::<T>(region, offset)?;
         self.file
             .write_all_at(value.to_bytes().as_ref(), at)
@@ -179,7 +179,7 @@ impl Device {
     /// # Errors
     ///
     /// As [`region`](Self::region).
-    pub fn config(&self) -> Result<Region> {
+    pub fn config(&self) -> Result<DeviceRegion> {
         self.region(VFIO_PCI_CONFIG_REGION_INDEX)
     }
 
@@ -204,7 +204,7 @@ impl Device {
     /// # Errors
     ///
     /// [`KernelError::NotMappable`], [`KernelError::Outside`]; [`KernelError::Refused`].
-    pub fn map(&self, region: &Region, part: Span<Offset>) -> Result<Registers> {
+    pub fn map(&self, region: &DeviceRegion, part: Span<Offset>) -> Result<DeviceRegisters> {
         check_part(part, region.len)?;
         let inside =
             |areas: &std::vec::Vec<Span<Offset>>| areas.iter().any(|area| area.covers(&part));
@@ -220,7 +220,7 @@ impl Device {
             len: region.len,
         })?;
         let part = Span::new(start, part.len);
-        Registers::map(&self.file, part, region.readable, region.writable)
+        DeviceRegisters::map(&self.file, part, region.readable, region.writable)
     }
 
     /// True when the device can do this.
@@ -259,7 +259,7 @@ impl Device {
     /// # Errors
     ///
     /// [`KernelError::Outside`]; [`KernelError::Refused`].
-    pub fn dma_buf(&self, region: &Region, part: Span<Offset>) -> Result<OwnedFd> {
+    pub fn dma_buf(&self, region: &DeviceRegion, part: Span<Offset>) -> Result<OwnedFd> {
         check_part(part, region.len)?;
         sys::dma_buf(self.as_fd(), region.index, part)
     }
@@ -296,7 +296,7 @@ impl Device {
 }
 
 /// Where the register lies in the device's file.
-fn place<T: Register>(region: &Region, offset: u64) -> Result<u64> {
+fn place<T: Register>(region: &DeviceRegion, offset: u64) -> Result<u64> {
     check_register::<T>(offset, region.len)?;
     region
         .offset
@@ -307,7 +307,7 @@ fn place<T: Register>(region: &Region, offset: u64) -> Result<u64> {
         })
 }
 
-impl AsFd for Device {
+impl AsFd for VfioDevice {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

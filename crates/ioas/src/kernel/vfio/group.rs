@@ -11,7 +11,7 @@ use vfio_bindings::bindings::vfio::{
 };
 
 use super::container::Container;
-use super::device::Device;
+use super::device::VfioDevice;
 use super::sys;
 use crate::kernel::sys::{call, open};
 use crate::kernel::{KernelError, Result};
@@ -102,9 +102,9 @@ impl Group {
     /// # Errors
     ///
     /// [`KernelError::Refused`]; [`KernelError::Name`].
-    pub fn device(&self, name: &str) -> Result<Device> {
+    pub fn device(&self, name: &str) -> Result<VfioDevice> {
         let name = CString::new(name).map_err(|_| KernelError::Name)?;
-        sys::device_fd(self.as_fd(), &name).map(Device::from_fd)
+        sys::device_fd(self.as_fd(), &name).map(VfioDevice::from_fd)
     }
 }
 

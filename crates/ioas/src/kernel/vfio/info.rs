@@ -51,7 +51,7 @@ pub struct MigrationInfo {
 /// A region of a device: a BAR, the expansion ROM, PCI configuration space
 /// (`VFIO_DEVICE_GET_REGION_INFO`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Region {
+pub struct DeviceRegion {
     /// Its number; of a PCI device 0 to 5 are the BARs, 7 is configuration space.
     pub index: u32,
     /// Its length in bytes; 0 when the device has none.
@@ -67,14 +67,14 @@ pub struct Region {
     /// The part with the MSI-X table can be mapped, too.
     pub msix_mappable: bool,
     /// What it is, when its index does not say.
-    pub kind: Option<RegionKind>,
+    pub kind: Option<DeviceRegionKind>,
     /// Where it begins in the device's file.
     pub(super) offset: u64,
 }
 
 /// Kind of a region that only some devices have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionKind {
+pub struct DeviceRegionKind {
     /// `VFIO_REGION_TYPE_…`.
     pub kind: u32,
     /// Its meaning depends on `kind`.
@@ -184,17 +184,17 @@ pub(super) fn iommu(answer: &[u8]) -> Result<IommuInfo, AnswerError> {
 }
 
 /// Reads the answer to `VFIO_DEVICE_GET_REGION_INFO`.
-pub(super) fn region(answer: &[u8]) -> Result<Region, AnswerError> {
+pub(super) fn region(answer: &[u8]) -> Result<DeviceRegion, AnswerError> {
     let answer = Answer(answer);
     let flags = answer.u32(0, offset_of!(vfio_region_info, flags))?;
-    let mut region = Region {
+    let mut region = DeviceRegion {
         index: answer.u32(0, offset_of!(vfio_region_info, index))?,
         len: answer.u64(0, offset_of!(vfio_region_info, size))?,
         offset: answer.u64(0, offset_of!(vfio_region_info, offset))?,
         readable: flags & VFIO_REGION_INFO_FLAG_READ != 0,
         writable: flags & VFIO_REGION_INFO_FLAG_WRITE != 0,
         can_map: flags & VFIO_REGION_INFO_FLAG_MMAP != 0,
-        ..Region::default()
+        ..DeviceRegion::default()
     };
     if flags & VFIO_REGION_INFO_FLAG_CAPS == 0 {
         return Ok(region);
@@ -212,7 +212,7 @@ pub(super) fn region(answer: &[u8]) -> Result<Region, AnswerError> {
             }
             VFIO_REGION_INFO_CAP_TYPE => {
                 type Capability = vfio_region_info_cap_type;
-                region.kind = Some(RegionKind {
+                region.kind = Some(DeviceRegionKind {
                     kind: answer.u32(at, offset_of!(Capability, type_))?,
                     subtype: answer.u32(at, offset_of!(Capability, subtype))?,
                 });

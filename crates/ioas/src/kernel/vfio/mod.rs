@@ -13,7 +13,7 @@
 //!    to nothing. A group is never divided.
 //! 3. [`Group::set_container`], then [`Container::set_iommu`]: from now on there is a domain, and
 //!    mapping works.
-//! 4. [`Group::device`], [`Device::region`], [`Device::set_bus_master`]: now the device can do DMA.
+//! 4. [`Group::device`], [`VfioDevice::region`], [`VfioDevice::set_bus_master`]: now the device can do DMA.
 #![cfg_attr(
     feature = "iommufd",
     doc = "\n\
@@ -45,10 +45,10 @@ pub use crate::adapters::vfio_ioctls::VfioOpsMapper;
 #[cfg(feature = "iommufd")]
 pub use cdev::PageTable;
 pub use container::{Container, Extension, IommuModel};
-pub use device::{Device, DeviceFeature, DeviceInfo, IrqInfo, config};
+pub use device::{DeviceFeature, DeviceInfo, IrqInfo, VfioDevice, config};
 pub use group::{Group, GroupStatus};
-pub use info::{IommuInfo, MigrationInfo, Region, RegionKind};
-pub use registers::{Register, Registers};
+pub use info::{DeviceRegion, DeviceRegionKind, IommuInfo, MigrationInfo};
+pub use registers::{DeviceRegisters, Register};
 pub use type1::{ContainerMapper, Type1};
 
 pub use crate::kernel::{AnswerError, KernelError};

@@ -27,18 +27,18 @@ use crate::memory::object::{MemoryObject, PinFailed, Pinned, ProcessMemory};
 /// so another device reaches them (peer to peer). A back end with tables of its own needs to know
 /// where they are: [`FixedRuns`](crate::FixedRuns).
 #[derive(Debug)]
-pub struct Registers {
+pub struct DeviceRegisters {
     start: NonNull<u8>,
     len: u64,
 }
 
 // SAFETY: the mapping belongs to no thread.
-unsafe impl Send for Registers {}
+unsafe impl Send for DeviceRegisters {}
 // SAFETY: the mapping is no memory of the program: no object lives in it, and no reference to it
 // is ever made. Each volatile access is one aligned load or store of the processor, so that
 // accesses of several threads come one after the other, as those of several processors to a
 // device always do.
-unsafe impl Sync for Registers {}
+unsafe impl Sync for DeviceRegisters {}
 
 mod sealed {
     /// Any bits are a value.
@@ -102,7 +102,7 @@ pub(crate) fn check_part(part: Span<Offset>, len: u64) -> Result<()> {
     }
 }
 
-impl Registers {
+impl DeviceRegisters {
     /// The bytes `part` of a file, shared with other holders.
     pub(crate) fn map(file: &File, part: Span<Offset>, read: bool, write: bool) -> Result<Self> {
         const OPERATION: &str = "mmap";
@@ -191,7 +191,7 @@ impl Registers {
     }
 }
 
-impl Drop for Registers {
+impl Drop for DeviceRegisters {
     fn drop(&mut self) {
         // SAFETY: this value owns the mapping, and nothing borrows it. The call cannot fail for a
         // whole mapping but for want of kernel memory, and then leaves it mapped, which is sound.
@@ -199,7 +199,7 @@ impl Drop for Registers {
     }
 }
 
-impl MemoryObject for Registers {
+impl MemoryObject for DeviceRegisters {
     fn len(&self) -> u64 {
         self.len
     }

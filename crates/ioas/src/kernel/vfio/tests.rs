@@ -14,8 +14,8 @@ use proptest::prelude::*;
 use runs::{PageSizes, Span};
 
 use super::container::map_flags;
-use super::info::{self, IommuInfo, MigrationInfo, Region, RegionKind};
-use super::{AnswerError, Container, Device, KernelError, Registers, sys};
+use super::info::{self, DeviceRegion, DeviceRegionKind, IommuInfo, MigrationInfo};
+use super::{AnswerError, Container, DeviceRegisters, KernelError, VfioDevice, sys};
 use crate::kernel::sys::check_bitmap;
 
 /// An answer: a fixed part of `fixed` bytes whose `u32` at `link` leads to the chain.
@@ -98,7 +98,7 @@ fn a_region_reports_what_of_it_can_be_mapped() {
         (2, halves(&[0x8000_8086, 1])),
         (3, Vec::new()),
     ];
-    let expected = Region {
+    let expected = DeviceRegion {
         index: 0,
         len: 0x4000,
         readable: true,
@@ -106,7 +106,7 @@ fn a_region_reports_what_of_it_can_be_mapped() {
         can_map: true,
         mappable: Some(vec![Span::new(0, 0x1000), Span::new(0x3000, 0x1000)]),
         msix_mappable: true,
-        kind: Some(RegionKind {
+        kind: Some(DeviceRegionKind {
             kind: 0x8000_8086,
             subtype: 1,
         }),
@@ -239,18 +239,18 @@ proptest! {
 }
 
 /// A file that stands in for a device's: region 0 is 8 KiB at 4 KiB.
-fn device() -> (Device, Region, File) {
+fn device() -> (VfioDevice, DeviceRegion, File) {
     let file = empty_file(0x3000);
     let other = file.try_clone().unwrap();
-    let region = Region {
+    let region = DeviceRegion {
         len: 0x2000,
         readable: true,
         writable: true,
         can_map: true,
         offset: 0x1000,
-        ..Region::default()
+        ..DeviceRegion::default()
     };
-    (Device::from_fd(OwnedFd::from(file)), region, other)
+    (VfioDevice::from_fd(OwnedFd::from(file)), region, other)
 }
 
 /// A file that has no name any more.
@@ -310,7 +310,7 @@ fn registers_outside_or_unaligned_are_refused() {
         "0x2000+0x1 lies outside of a region of 0x2000 bytes"
     );
     // A region that lies about where it is.
-    let far = Region {
+    let far = DeviceRegion {
         offset: u64::MAX,
         ..region
     };
@@ -347,7 +347,7 @@ fn what_is_no_container_is_refused_by_name() {
             .starts_with("VFIO_GET_API_VERSION was refused: "),
         "{error}"
     );
-    let Err(error) = Registers::map(
+    let Err(error) = DeviceRegisters::map(
         &File::open("/dev/null").unwrap(),
         Span::new(0, 4096),
         true,

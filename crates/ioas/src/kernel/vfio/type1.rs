@@ -13,7 +13,7 @@ use runs::{Iova, Span};
 use super::container::{Container, Extension, IommuModel};
 use super::group::Group;
 use crate::errno::Profile;
-use crate::kernel::{Entering, KernelError, Mapper, MapperInfo, Result, Source};
+use crate::kernel::{Entering, KernelError, MapSource, Mapper, MapperInfo, Result};
 use crate::space::Ioas;
 use crate::space::open::{IoasOptions, OpenError, OpenSpace};
 
@@ -155,8 +155,8 @@ impl Mapper for ContainerMapper {
     }
 
     #[allow(unsafe_code)]
-    unsafe fn map(&mut self, iova: Span<Iova>, source: Source<'_>, prot: Prot) -> Result<()> {
-        let Source::Address(address) = source else {
+    unsafe fn map(&mut self, iova: Span<Iova>, source: MapSource<'_>, prot: Prot) -> Result<()> {
+        let MapSource::Address(address) = source else {
             return Err(KernelError::NoSource);
         };
         // SAFETY: the caller answers for the memory.
@@ -193,10 +193,10 @@ impl Mapper for ContainerMapper {
     unsafe fn take_over(
         &mut self,
         groups: &[Arc<Group>],
-        mappings: &[(Span<Iova>, Source<'_>)],
+        mappings: &[(Span<Iova>, MapSource<'_>)],
     ) -> Result<()> {
         for (iova, source) in mappings {
-            let Source::Address(address) = source else {
+            let MapSource::Address(address) = source else {
                 return Err(KernelError::NoSource);
             };
             // SAFETY: the caller answers for the memory.

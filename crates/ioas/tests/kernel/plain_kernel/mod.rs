@@ -17,8 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioas::{
-    EndpointId, Entering, Errno, KernelError, Mapper, MapperInfo, MemoryObject, PinFailed, Pinned,
-    Place, ProcessMemory, Profile, Shares, Source,
+    EndpointId, Entering, Errno, KernelError, MapSource, Mapper, MapperInfo, MemoryObject,
+    PinFailed, Pinned, Place, ProcessMemory, Profile, Shares,
 };
 use iopt::Prot;
 use runs::{Iova, Offset, Span};
@@ -161,10 +161,10 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
     unsafe fn map(
         &mut self,
         iova: Span<Iova>,
-        source: Source<'_>,
+        source: MapSource<'_>,
         prot: Prot,
     ) -> Result<(), KernelError> {
-        if let Source::File(file, _) = source {
+        if let MapSource::File(file, _) = source {
             assert!(IOMMUFD && file.as_raw_fd() >= 0);
         }
         let mapped = self
@@ -233,7 +233,7 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
     unsafe fn take_over(
         &mut self,
         _devices: &[Arc<Device>],
-        mappings: &[(Span<Iova>, Source<'_>)],
+        mappings: &[(Span<Iova>, MapSource<'_>)],
     ) -> Result<(), KernelError> {
         let mut world = self.lock();
         let here = &mut world.spaces[self.space];
@@ -242,14 +242,14 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
                 return refused("update", Err(Errno::ENOENT));
             };
             match source {
-                Source::Address(address) if !IOMMUFD => {
+                MapSource::Address(address) if !IOMMUFD => {
                     if !mapping.invalid || mapping.len != range.len {
                         return refused("update", Err(Errno::EINVAL));
                     }
                     mapping.address = *address;
                     mapping.invalid = false;
                 }
-                Source::File(..) if IOMMUFD => {}
+                MapSource::File(..) if IOMMUFD => {}
                 _ => return refused("change process", Err(Errno::EINVAL)),
             }
         }

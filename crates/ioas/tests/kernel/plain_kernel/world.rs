@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 
-use ioas::{Errno, Placement, Profile, Source};
+use ioas::{Errno, MapSource, Placement, Profile};
 use iommu::NodeId;
 use iopt::Prot;
 use runs::{Iova, Span};
@@ -134,7 +134,7 @@ impl World {
         space: usize,
         iova: u64,
         len: u64,
-        source: Source<'_>,
+        source: MapSource<'_>,
         prot: Prot,
     ) -> Answer<()> {
         let type1 = self.profile == Profile::Type1;
@@ -144,8 +144,8 @@ impl World {
             return Err(Errno::EINVAL);
         }
         let start = match source {
-            Source::Address(address) | Source::File(_, address) => address,
-            Source::Copy { iova, .. } => iova,
+            MapSource::Address(address) | MapSource::File(_, address) => address,
+            MapSource::Copy { iova, .. } => iova,
         };
         let whole = !type1 && (iova == u64::MAX || len == u64::MAX);
         if whole || iova.checked_add(len - 1).is_none() || start.checked_add(len - 1).is_none() {
@@ -175,11 +175,11 @@ impl World {
             offset: start % PAGE,
             address: start,
             prot,
-            from_file: matches!(source, Source::File(..)),
+            from_file: matches!(source, MapSource::File(..)),
             invalid: false,
         };
         self.next += 1;
-        if let Source::Copy { space, iova } = source {
+        if let MapSource::Copy { space, iova } = source {
             let from = self.copied(space as usize, Span::new(iova, len))?;
             if prot.contains(Prot::WRITE) && !from.prot.contains(Prot::WRITE) {
                 return Err(Errno::EPERM);

@@ -9,7 +9,7 @@ use ioas::{
     Synthetic, TableBuilder, WhenUnmapped,
 };
 use iommu::{
-    Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, RunMap, SoftwareUnit, Unit,
+    DeviceId, DomainId, Fault, FlushError, NodeId, RunMap, SoftwareUnit, Unit, UnitCapabilities,
 };
 use iopt::{FormatId, HeapTables, Invalidation, Prot, Root};
 use runs::{Iova, Span};
@@ -80,7 +80,7 @@ pub(crate) struct OwnTables {
 struct Narrowed(SoftwareUnit<Arc<HeapTables>, RunMap<Vec<AtomicU64>>>, Which);
 
 impl Unit for Narrowed {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> UnitCapabilities {
         let mut can = self.0.capabilities();
         can.input_bits = 48;
         can
@@ -102,11 +102,11 @@ impl Unit for Narrowed {
         device: DeviceId,
         domain: DomainId,
         root: Root,
-    ) -> Result<(), iommu::AttachError> {
+    ) -> Result<(), iommu::UnitAttachError> {
         self.0.attach(device, domain, root)
     }
 
-    fn detach(&self, device: DeviceId) -> Result<(), iommu::AttachError> {
+    fn detach(&self, device: DeviceId) -> Result<(), iommu::UnitAttachError> {
         self.0.detach(device)
     }
 

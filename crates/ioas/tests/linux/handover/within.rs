@@ -3,7 +3,7 @@
 use ioas::{
     BuildDomain, DomainIds, HandOverError, MapError, TableBuilder, TakeOverError, Tracking,
 };
-use iommu::{Config, Unit};
+use iommu::{SoftwareConfig, Unit};
 use iopt::Pending;
 
 use super::*;
@@ -196,7 +196,7 @@ fn domains_and_what_devices_have_written_go_along() {
     };
     let runs = frames(&data);
     let machine = |tells, snoops| {
-        let mut config = Config::default();
+        let mut config = SoftwareConfig::default();
         config.capabilities.dirty_tracking = tells;
         config.capabilities.snoop_control = snoops;
         let physical = Physical::new(also(&data), &runs);

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use ioas::{AttachError, DomainIds, Ioas, Ledger, MapError, Memory, Synthetic, TableBuilder};
-use iommu::{Capabilities, Config, DeviceId, DomainId, FormatSupport, Port, SoftwareUnit};
+use iommu::{
+    DeviceId, DomainId, FormatSupport, Port, SoftwareConfig, SoftwareUnit, UnitCapabilities,
+};
 use iopt::{FormatId, HeapTables, Prot};
 use runs::{Offset, PageSizes, Span};
 
@@ -27,19 +29,19 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn new(tables: &Tables, n: u8, can: Capabilities) -> Self {
+    pub(crate) fn new(tables: &Tables, n: u8, can: UnitCapabilities) -> Self {
         Self::with(tables, n, can, |_| ())
     }
 
     pub(crate) fn with(
         tables: &Tables,
         n: u8,
-        capabilities: Capabilities,
+        capabilities: UnitCapabilities,
         change: impl FnOnce(&mut FrailUnit),
     ) -> Self {
-        let config = Config {
+        let config = SoftwareConfig {
             capabilities,
-            ..Config::default()
+            ..SoftwareConfig::default()
         };
         let software = SoftwareUnit::with_config(tables.clone(), Echo, config);
         let port = software.port(dev(n));
@@ -67,8 +69,8 @@ impl Machine {
     }
 }
 
-pub(crate) fn can(format: FormatId, sizes: u64, snoop_control: bool) -> Capabilities {
-    let mut can = Capabilities::new().with_format(FormatSupport {
+pub(crate) fn can(format: FormatId, sizes: u64, snoop_control: bool) -> UnitCapabilities {
+    let mut can = UnitCapabilities::new().with_format(FormatSupport {
         format,
         levels: 1 << 4,
         page_sizes: PageSizes::from_bits(sizes),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ioas::{Cause, DomainIds, Ioas, Ledger, Memory, Place, Placement, Synthetic, TableBuilder};
-use iommu::{Config, DeviceId, NodeId, Port, SoftwareUnit};
+use iommu::{DeviceId, NodeId, Port, SoftwareConfig, SoftwareUnit};
 use iopt::walk::{BadAddress, WalkMemory};
 use iopt::{FormatId, HeapTables, Prot};
 use runs::{Offset, Span};
@@ -133,10 +133,10 @@ impl Bench {
     pub(crate) fn machine_of(&self, n: u8, node: Option<NodeId>, format: FormatId) -> Machine {
         let mut capabilities = can(format, ALL, true);
         capabilities.dirty_tracking = true;
-        let config = Config {
+        let config = SoftwareConfig {
             node,
             capabilities,
-            ..Config::default()
+            ..SoftwareConfig::default()
         };
         let unit = SoftwareUnit::with_config(self.nodes.clone(), Echo, config);
         let device = DeviceId::pci(1, n, 0);

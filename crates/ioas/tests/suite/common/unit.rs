@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use iommu::{AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit};
+use iommu::{
+    DeviceId, DomainId, Fault, FlushError, NodeId, Unit, UnitAttachError, UnitCapabilities,
+};
 use iopt::{Invalidation, Root};
 use runs::{Iova, Span};
 
@@ -65,7 +67,7 @@ pub(crate) fn call(hook: &Hook) {
 }
 
 impl Unit for FrailUnit {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> UnitCapabilities {
         let mut capabilities = self.inner.capabilities();
         capabilities.caches_not_present = self.caches_not_present;
         capabilities
@@ -79,9 +81,14 @@ impl Unit for FrailUnit {
         self.reserved.iter().for_each(|span| sink(*span));
     }
 
-    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+    fn attach(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), UnitAttachError> {
         if self.attaches.hit() {
-            return Err(AttachError::RootAddress {
+            return Err(UnitAttachError::RootAddress {
                 address: root.address,
                 bits: 12,
             });
@@ -91,10 +98,10 @@ impl Unit for FrailUnit {
         Ok(())
     }
 
-    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn detach(&self, device: DeviceId) -> Result<(), UnitAttachError> {
         call(&self.at_detach);
         if self.detaches.hit() {
-            return Err(AttachError::TimedOut {
+            return Err(UnitAttachError::TimedOut {
                 device,
                 busy: 1,
                 waited: Duration::from_millis(3),

@@ -6,7 +6,7 @@ use iopt::format::AmdV1;
 use iopt::{Gather, Table, TableOps as _};
 
 use super::*;
-use crate::handover::Held;
+use crate::handover::UnitMemory;
 
 const SERVED: Config = Config {
     device_tlbs: true,
@@ -119,12 +119,12 @@ fn a_tlb_is_refused_by_name_where_it_cannot_be_served() {
     let (driver, _) = enabled(CONFIG);
     assert!(!driver.capabilities().device_tlbs);
     let device = DEVICE;
-    let refusal = Err(AttachError::NoDeviceTlbs { device });
+    let refusal = Err(UnitAttachError::NoDeviceTlbs { device });
     assert_eq!(driver.set_device_tlb(DEVICE, Some(DEPTH)), refusal);
     assert_eq!(driver.set_device_tlb(DEVICE, None), Ok(()));
     let (driver, _) = attached(SERVED);
     let domain = DOMAIN;
-    let refusal = Err(AttachError::AlreadyAttached { device, domain });
+    let refusal = Err(UnitAttachError::AlreadyAttached { device, domain });
     for tlb in [None, Some(DEPTH)] {
         assert_eq!(driver.set_device_tlb(DEVICE, tlb), refusal);
     }
@@ -132,7 +132,7 @@ fn a_tlb_is_refused_by_name_where_it_cannot_be_served() {
     let last = 0x3ff;
     assert_eq!(
         driver.set_device_tlb(device, Some(DEPTH)),
-        Err(AttachError::Beyond { device, last })
+        Err(UnitAttachError::Beyond { device, last })
     );
 }
 
@@ -185,7 +185,7 @@ fn a_device_that_does_not_answer_fails_the_flush_by_name() {
         assert_eq!(driver.invalidate_domain(DOMAIN), Err(failed));
         assert_eq!(
             driver.detach(device),
-            Err(AttachError::Unit { device, cause })
+            Err(UnitAttachError::Unit { device, cause })
         );
         // The fault names it, too.
         let (faults, lost) = drain(&driver);
@@ -223,8 +223,8 @@ fn a_successor_knows_the_devices() {
     let mut pages = 0;
     let used = driver.memory().in_use();
     let frozen = driver.freeze(&mut |held| match held {
-        Held::Structure { span, .. } => pages += span.len / 4096,
-        Held::Table { .. } => {}
+        UnitMemory::Structure { span, .. } => pages += span.len / 4096,
+        UnitMemory::Table { .. } => {}
     });
     let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
     assert_eq!(pages, used);

@@ -167,7 +167,7 @@ fn a_table_that_has_grown_is_walked_from_its_new_root_by_all_devices_of_the_doma
     assert_eq!(model.look_up(6), None);
     // Who comes now comes to the new root.
     let refused = driver.attach(gone, DOMAIN, old);
-    assert!(matches!(refused, Err(AttachError::OtherRoot { .. })));
+    assert!(matches!(refused, Err(UnitAttachError::OtherRoot { .. })));
     driver.attach(gone, DOMAIN, new).unwrap();
 }
 
@@ -188,7 +188,7 @@ fn a_root_that_the_unit_cannot_walk_is_refused_and_the_old_one_stays() {
     let refused = gather
         .flush_with(|what| driver.invalidate(DOMAIN, what))
         .unwrap_err();
-    let cause = AttachError::Levels {
+    let cause = UnitAttachError::Levels {
         format: FormatId::AmdV1,
         levels: 5,
         offered: 0b1_1110,

@@ -1,8 +1,8 @@
 //! Guest tables, and PASIDs.
 
 use super::*;
-use crate::error::SetupError;
-use crate::handover::{AdoptError, Held};
+use crate::error::UnitSetupError;
+use crate::handover::{UnitAdoptError, UnitMemory};
 
 /// GTSup, IASup, GIoSup, PASIDs of 20 bits, guest CR3 tables of 3 levels.
 pub(super) const GUEST: u64 = 1 << 4 | 1 << 6 | 1 << 48 | 19 << 32 | 2 << 14;
@@ -77,7 +77,7 @@ fn what_the_unit_cannot_do_is_refused_by_name() {
     assert!(!can.device_tlbs && !can.dirty_tracking && !can.snoop_control);
     for pasid in [0, 256] {
         let (device, pasid, bits) = (DEVICE, Pasid(pasid), 8);
-        let refusal = Err(AttachError::Pasid {
+        let refusal = Err(UnitAttachError::Pasid {
             device,
             pasid,
             bits,
@@ -165,7 +165,7 @@ fn address_spaces_of_one_device_come_and_go_alone() {
     let domain = OTHER;
     assert_eq!(
         refused,
-        Err(AttachError::OtherRoot {
+        Err(UnitAttachError::OtherRoot {
             domain,
             there,
             asked
@@ -175,7 +175,7 @@ fn address_spaces_of_one_device_come_and_go_alone() {
     let device = DEVICE;
     assert_eq!(
         refused,
-        Err(AttachError::AlreadyAttached { device, domain })
+        Err(UnitAttachError::AlreadyAttached { device, domain })
     );
 
     driver.detach_pasid(DEVICE, Pasid(0x4_0000)).unwrap();
@@ -184,10 +184,10 @@ fn address_spaces_of_one_device_come_and_go_alone() {
     driver.detach(DEVICE).unwrap();
     assert_eq!(model.received(), [all(SOURCE, 0), Received::Wait]);
     assert_eq!((look_up(None), look_up(Some(1))), (None, Some(0x2000)));
-    let gone = Err(AttachError::NotAttached { device });
+    let gone = Err(UnitAttachError::NotAttached { device });
     assert_eq!(driver.detach(DEVICE), gone);
     assert_eq!(driver.detach_pasid(DEVICE, Pasid(0x4_0000)), gone);
-    let other = Err(AttachError::NotAttached { device: SECOND });
+    let other = Err(UnitAttachError::NotAttached { device: SECOND });
     assert_eq!(driver.detach_pasid(SECOND, Pasid(1)), other);
     // A detach that was not answered: no translation, and attached.
     model.state().broken.mute = true;
@@ -195,7 +195,10 @@ fn address_spaces_of_one_device_come_and_go_alone() {
     model.state().broken.mute = false;
     assert_eq!(look_up(Some(1)), None);
     let again = driver.attach_pasid(DEVICE, Pasid(1), OTHER, table(0x2000));
-    assert_eq!(again, Err(AttachError::AlreadyAttached { device, domain }));
+    assert_eq!(
+        again,
+        Err(UnitAttachError::AlreadyAttached { device, domain })
+    );
     driver.detach_pasid(DEVICE, Pasid(1)).unwrap();
     driver
         .attach_pasid(DEVICE, Pasid(1), OTHER, table(0x3000))
@@ -208,7 +211,7 @@ fn an_attach_that_is_not_answered_leaves_no_translation() {
     let (driver, model) = guests(9);
     model.state().broken.deaf = true;
     let failed = driver.attach(DEVICE, DOMAIN, table(0x1000));
-    assert!(matches!(failed, Err(AttachError::Unit { .. })));
+    assert!(matches!(failed, Err(UnitAttachError::Unit { .. })));
     model.state().broken.deaf = false;
     assert_eq!(model.look_up_guest(SOURCE, None), None);
     driver.detach(DEVICE).unwrap();
@@ -300,8 +303,8 @@ fn a_successor_knows_all_pasids() {
     model.received();
     let (mut pages, mut tables) = (0, Vec::new());
     let frozen = driver.freeze(&mut |held| match held {
-        Held::Structure { span, .. } => pages += span.len / 4096,
-        Held::Table { domain, root } => tables.push((domain, root)),
+        UnitMemory::Structure { span, .. } => pages += span.len / 4096,
+        UnitMemory::Table { domain, root } => tables.push((domain, root)),
     });
     let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
     assert_eq!(pages, used);
@@ -312,8 +315,9 @@ fn a_successor_knows_all_pasids() {
     let adopt = |config| AmdVi::adopt(model.clone(), memory.clone(), config, &frozen);
     for (config, name) in [(CONFIG, "the mode"), (config(11), "bits of a PASID")] {
         match adopt(config) {
-            Err(ProbeError::Setup(SetupError::Adopt(AdoptError::Register {
-                name: found, ..
+            Err(ProbeError::Setup(UnitSetupError::Adopt(UnitAdoptError::Register {
+                name: found,
+                ..
             }))) => {
                 assert_eq!(found, name);
             }

@@ -5,7 +5,7 @@ use iopt::{NoTables, TableMemory};
 use runs::PageSizes;
 
 use super::*;
-use crate::error::SetupError;
+use crate::error::UnitSetupError;
 
 // Control Register.
 const TRANSLATE: u64 = 1;
@@ -62,7 +62,7 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
     let all = Config::default();
     assert!(matches!(
         refused(FEATURES, all, 64),
-        ProbeError::Setup(SetupError::Memory(NoTables {
+        ProbeError::Setup(UnitSetupError::Memory(NoTables {
             needed: 0x20_0000,
             ..
         }))
@@ -77,7 +77,7 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
     let driver = AmdVi::new(Model::new(few.clone(), FEATURES), few.clone(), config);
     assert!(matches!(
         driver,
-        Err(ProbeError::Setup(SetupError::Memory(_)))
+        Err(ProbeError::Setup(UnitSetupError::Memory(_)))
     ));
     assert_eq!(few.in_use(), taken.len() as u64);
 }
@@ -110,7 +110,7 @@ fn the_device_table_is_as_large_as_its_last_device_asks_and_blocks_all() {
         if let Some(beyond) = last_device.checked_add(1) {
             let device = DeviceId(beyond.into());
             let last = last_device.into();
-            let beyond = AttachError::Beyond { device, last };
+            let beyond = UnitAttachError::Beyond { device, last };
             assert_eq!(driver.detach(device), Err(beyond));
             assert_eq!(driver.attach(device, DOMAIN, root(0x1000, 1)), Err(beyond));
         }
@@ -210,7 +210,7 @@ fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
     assert_eq!(model.look_up(SOURCE), None);
     assert_eq!(
         driver.detach(DEVICE),
-        Err(AttachError::NotAttached { device: DEVICE })
+        Err(UnitAttachError::NotAttached { device: DEVICE })
     );
     // The domain's number may be used for another table.
     driver.attach(DEVICE, DOMAIN, root(0x6000, 6)).unwrap();
@@ -221,7 +221,7 @@ fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
 fn a_device_of_another_segment_is_refused() {
     let (driver, model) = enabled(CONFIG);
     let device = DeviceId(1 << 16 | DEVICE.0);
-    let elsewhere = AttachError::Elsewhere { device, segment: 0 };
+    let elsewhere = UnitAttachError::Elsewhere { device, segment: 0 };
     let refused = driver.attach(device, DOMAIN, root(0x1000, 4));
     assert_eq!(refused, Err(elsewhere));
     assert_eq!(model.received(), []);

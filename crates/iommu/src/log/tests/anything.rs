@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 
-use crate::log::{Event, Reader, strip};
+use crate::log::{LogEvent, Reader, strip};
 
 const PARTS: &[&str] = &[
     "DMAR: ",
@@ -176,15 +176,15 @@ fn any_bytes_never_panic() {
 }
 
 /// No event has grown with the log.
-fn bounded(events: &mut Vec<Event>) {
+fn bounded(events: &mut Vec<LogEvent>) {
     for event in events.drain(..) {
         let size = match event {
-            Event::Fault(fault) => {
+            LogEvent::Fault(fault) => {
                 fault.lines.len() + fault.fields.len() + fault.flags.len() + fault.text.len()
             }
-            Event::Dump(dump) => dump.lines.len() + dump.entries.len(),
-            Event::Overflow(note) | Event::Undecoded(note) => note.text.len(),
-            Event::Suppressed(suppressed) => suppressed.function.len(),
+            LogEvent::Dump(dump) => dump.lines.len() + dump.entries.len(),
+            LogEvent::Overflow(note) | LogEvent::Undecoded(note) => note.text.len(),
+            LogEvent::Suppressed(suppressed) => suppressed.function.len(),
         };
         assert!(size <= 600, "{size}");
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::events;
 use crate::codes;
-use crate::log::{Certainty, Class, Event, Family};
+use crate::log::{Certainty, Class, Family, LogEvent};
 
 /// A format, and the texts of its arguments.
 type Message = (&'static str, &'static [&'static str]);
@@ -408,7 +408,7 @@ fn each_message_of_linux_7_2_is_decoded() {
         };
         for event in events(&log) {
             match event {
-                Event::Fault(fault) => {
+                LogEvent::Fault(fault) => {
                     assert_eq!(fault.family, group.family, "{log}");
                     assert!(
                         !fault.meaning.is_empty() && !fault.source.document.is_empty(),
@@ -417,8 +417,8 @@ fn each_message_of_linux_7_2_is_decoded() {
                     see(&fault.lines);
                     faults += 1;
                 }
-                Event::Dump(dump) => see(&dump.lines),
-                Event::Overflow(note) => see(&[note.line]),
+                LogEvent::Dump(dump) => see(&dump.lines),
+                LogEvent::Overflow(note) => see(&[note.line]),
                 event => panic!("{event:?}"),
             }
         }
@@ -460,7 +460,7 @@ fn each_function_with_a_limiter_says_how_many_faults_it_kept_back() {
     ] {
         let log = format!("{function}: 10 callbacks suppressed");
         let events = events(&log);
-        let [Event::Suppressed(suppressed)] = &events[..] else {
+        let [LogEvent::Suppressed(suppressed)] = &events[..] else {
             panic!("{log}: {events:?}")
         };
         assert_eq!(
@@ -477,7 +477,7 @@ fn codes_have_their_classes() {
         AddressWidth, AtsRefused, BadTable, DeviceEntry, InterruptRequest, NoAccess, NotMapped,
         Permission,
     };
-    let expected = |table: &codes::Table, class: Class, numbers: &[u32]| {
+    let expected = |table: &codes::CodeTable, class: Class, numbers: &[u32]| {
         for number in numbers {
             let code = table.get(*number).unwrap();
             assert_eq!(

@@ -4,10 +4,10 @@ mod anything;
 mod linux;
 mod spellings;
 
-use super::{Event, Reader, Record, strip};
+use super::{FaultRecord, LogEvent, Reader, strip};
 
 /// The events of a log.
-fn events(log: &str) -> Vec<Event> {
+fn events(log: &str) -> Vec<LogEvent> {
     let mut reader = Reader::new();
     let mut events = Vec::new();
     for (line, number) in log.lines().zip(1..) {
@@ -19,17 +19,17 @@ fn events(log: &str) -> Vec<Event> {
 }
 
 /// The faults of a log.
-fn faults(log: &str) -> Vec<Record> {
+fn faults(log: &str) -> Vec<FaultRecord> {
     let events = events(log).into_iter();
     let faults = events.filter_map(|event| match event {
-        Event::Fault(fault) => Some(*fault),
+        LogEvent::Fault(fault) => Some(*fault),
         _ => None,
     });
     faults.collect()
 }
 
 /// The one fault of a log.
-fn fault(log: &str) -> Record {
-    let [fault] = <[Record; 1]>::try_from(faults(log)).expect(log);
+fn fault(log: &str) -> FaultRecord {
+    let [fault] = <[FaultRecord; 1]>::try_from(faults(log)).expect(log);
     fault
 }

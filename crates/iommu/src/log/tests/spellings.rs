@@ -1,9 +1,11 @@
 //! Spellings of kernels since 2.6, and facts by unit.
 
 use super::{events, fault, faults};
-use crate::log::{Absent, Access, Certainty, Class, DumpTable, Event, Family, Record, Stage};
+use crate::log::{
+    Absent, Certainty, Class, DumpTable, Family, FaultAccess, FaultRecord, LogEvent, Stage,
+};
 
-fn facts(record: &Record) -> (String, Class, Certainty, Access, Option<u64>) {
+fn facts(record: &FaultRecord) -> (String, Class, Certainty, FaultAccess, Option<u64>) {
     (
         record.device().unwrap_or_default(),
         record.class,
@@ -14,7 +16,13 @@ fn facts(record: &Record) -> (String, Class, Certainty, Access, Option<u64>) {
 }
 
 #[track_caller]
-fn expect(log: &str, device: &str, class: Class, access: Access, address: Option<u64>) -> Record {
+fn expect(
+    log: &str,
+    device: &str,
+    class: Class,
+    access: FaultAccess,
+    address: Option<u64>,
+) -> FaultRecord {
     let record = fault(log);
     let expected = (
         device.to_owned(),
@@ -30,8 +38,8 @@ fn expect(log: &str, device: &str, class: Class, access: Access, address: Option
 
 #[test]
 fn vtd_reasons_are_decimal_without_0x() {
-    use Access::{Execute, Read, Unknown, Write};
     use Class::{BadTable, DeviceEntry, InterruptRequest, NoAccess, NotMapped};
+    use FaultAccess::{Execute, Read, Unknown, Write};
     let f = expect;
     f(
         "DMAR: [DMA Write] Request device [00:12.0] fault addr 0 [fault reason 05] PTE Write access is not set",
@@ -149,7 +157,7 @@ fn vtd_overflow_suppression_and_errors() {
     let events = events(
         "DMAR: DRHD: handling fault status reg 3\nDMAR: DRHD: handling fault status reg 2\n[1.0] dmar_fault: 2474 callbacks suppressed",
     );
-    let [Event::Overflow(_), Event::Suppressed(suppressed)] = &events[..] else {
+    let [LogEvent::Overflow(_), LogEvent::Suppressed(suppressed)] = &events[..] else {
         panic!("{events:?}")
     };
     assert_eq!(
@@ -164,7 +172,7 @@ fn vtd_overflow_suppression_and_errors() {
         error,
         "0000:01:00.0",
         Class::UnitError,
-        Access::Unknown,
+        FaultAccess::Unknown,
         None,
     );
     assert_eq!(
@@ -185,7 +193,7 @@ fn vtd_dumps_are_walks() {
         DMAR: pte level: 4, pte value: 0x0000000000000000\n\
         DMAR: PTE not present at level 3";
     let events = events(log);
-    let [Event::Dump(dump)] = &events[..] else {
+    let [LogEvent::Dump(dump)] = &events[..] else {
         panic!("{events:?}")
     };
     assert_eq!((dump.iova, dump.unit.as_deref()), (0x1000, Some("dmar0")));
@@ -200,8 +208,8 @@ fn vtd_dumps_are_walks() {
 
 #[test]
 fn amd_flags_decide() {
-    use Access::{Read, Unknown, Write};
     use Class::{BadTable, DeviceEntry, InterruptRequest, NotMapped, Permission, Rmp, UnitError};
+    use FaultAccess::{Read, Unknown, Write};
     let f = expect;
     let fault = f(
         "nvme 0000:01:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x000e address=0xcff49550 flags=0x0070]",
@@ -322,8 +330,8 @@ fn amd_flags_decide() {
 
 #[test]
 fn smmuv3_words_and_decoded_lines_are_one_fault() {
-    use Access::{Execute, Read, Unknown, Write};
     use Class::{DeviceEntry, NotMapped, Permission};
+    use FaultAccess::{Execute, Read, Unknown, Write};
     let head = "arm-smmu-v3 70c00000.iommu: ";
     let words = |words: [&str; 5]| {
         let lines = words.map(|word| format!("{head}{word}\n"));
@@ -391,7 +399,7 @@ fn smmuv3_words_and_decoded_lines_are_one_fault() {
     );
 }
 
-fn fault_of(text: &str) -> Record {
+fn fault_of(text: &str) -> FaultRecord {
     fault(&format!("arm-smmu-v3 arm-smmu-v3.0.auto: {text}"))
 }
 
@@ -402,28 +410,28 @@ fn smmuv3_errors_of_the_unit() {
         arm-smmu-v3 x: skipping command in error state:\n\
         arm-smmu-v3 x: \t0x0000000000000040\n\
         arm-smmu-v3 x: \t0x0000000000000000";
-    expect(log, "", Class::UnitError, Access::Unknown, None);
+    expect(log, "", Class::UnitError, FaultAccess::Unknown, None);
     expect(
         "arm-smmu-v3 x: CMDQ timeout",
         "",
         Class::UnitError,
-        Access::Unknown,
+        FaultAccess::Unknown,
         None,
     );
     expect(
         "arm-smmu-v3 x: CMD_SYNC timeout at 0x00000a3e [hwprod 0x00000a3f, hwcons 0x00000a1b]",
         "",
         Class::UnitError,
-        Access::Unknown,
+        FaultAccess::Unknown,
         None,
     );
     let lost = events("arm-smmu-v3 x: EVTQ overflow detected -- events lost");
-    assert!(matches!(lost[..], [Event::Overflow(_)]));
+    assert!(matches!(lost[..], [LogEvent::Overflow(_)]));
 }
 
 #[test]
 fn smmuv2_heads_with_their_registers_are_one_fault() {
-    use Access::{Execute, Read, Write};
+    use FaultAccess::{Execute, Read, Write};
     let log = "arm-smmu 15000000.iommu: Unhandled context fault: fsr=0x402, iova=0xfd7ff000, fsynr=0x540003, cbfrsynra=0x19c3, cb=10\n\
         arm-smmu 15000000.iommu: FSR    = 00000402 [TF ], SID=0x19c3\n\
         arm-smmu 15000000.iommu: FSYNR0 = 00540003 [S1CBNDX=84 PLVL=3]\n\
@@ -459,8 +467,8 @@ fn smmuv2_heads_with_their_registers_are_one_fault() {
 
 #[test]
 fn other_units() {
-    use Access::{Execute, Read, Unknown, Write};
     use Class::{DeviceEntry, NoAccess, NotMapped};
+    use FaultAccess::{Execute, Read, Unknown, Write};
     let f = expect;
     f(
         "riscv-iommu 0000:00:01.0: Fault 12 devid: 0x8 iotval: 1000 iotval2: 0",
@@ -592,7 +600,7 @@ fn lines_wrapped_in_mails_are_joined() {
     let fault = fault(smmu);
     assert_eq!(
         (fault.pasid, fault.access, fault.id),
-        (Some(1), Access::Write, Some(0x7501))
+        (Some(1), FaultAccess::Write, Some(0x7501))
     );
     let vtd = "> > DMAR: [DMA Write NO_PASID] Request device [20:00.0] fault addr\n> >0x1234600000\n> > [fault reason 0x71] SM: Present bit in first-level paging entry is clear";
     let fault = super::fault(vtd);
@@ -607,7 +615,7 @@ fn lines_wrapped_in_mails_are_joined() {
         soft,
         "0000:04:10.0",
         Class::NotMapped,
-        Access::Unknown,
+        FaultAccess::Unknown,
         Some(0x7b65_7064),
     );
     let terminal = "[1.0] DMAR: [DMA Write NO_PASID] Request device [01:00.0] fault ad\ndr 0xff3a6000 [fault reason 0x05] PTE Write access is not set";
@@ -615,7 +623,7 @@ fn lines_wrapped_in_mails_are_joined() {
         terminal,
         "0000:01:00.0",
         Class::NoAccess,
-        Access::Write,
+        FaultAccess::Write,
         Some(0xff3a_6000),
     );
     let reason = "[1.0] DMAR: [DMA Write NO_PASID] Request device [01:00.0] fault addr 0xff3a6000 [fault reason\n0x05] PTE Write access is not set";
@@ -623,7 +631,7 @@ fn lines_wrapped_in_mails_are_joined() {
         reason,
         "0000:01:00.0",
         Class::NoAccess,
-        Access::Write,
+        FaultAccess::Write,
         Some(0xff3a_6000),
     );
     let dart = "apple-dart 285800000.iommu: translation fault: status:0x80040008 stream:0\ncode:0x8 (NO PTE FOR IOVA) at 0x28e084008";
@@ -631,7 +639,7 @@ fn lines_wrapped_in_mails_are_joined() {
         dart,
         "0x0",
         Class::NotMapped,
-        Access::Unknown,
+        FaultAccess::Unknown,
         Some(0x2_8e08_4008),
     );
 }
@@ -643,7 +651,7 @@ fn illegible_addresses_are_none() {
         log,
         "0000:03:00.0",
         Class::InterruptRequest,
-        Access::Unknown,
+        FaultAccess::Unknown,
         None,
     );
 }
@@ -673,7 +681,7 @@ fn kernels_of_vendors() {
         log,
         "a600000.dwc3",
         Class::NotMapped,
-        Access::Read,
+        FaultAccess::Read,
         Some(0xefe6_0800),
     );
     let log = "PAGE FAULT occurred at 0x20400000 by 14ea0000.sysmmu(Page table base: 0x6e820000)";
@@ -684,7 +692,7 @@ fn kernels_of_vendors() {
             String::new(),
             Class::NotMapped,
             Certainty::Likely,
-            Access::Unknown,
+            FaultAccess::Unknown,
             Some(0x2040_0000)
         )
     );
@@ -696,7 +704,7 @@ fn kernels_of_vendors() {
             String::new(),
             Class::Permission,
             Certainty::Likely,
-            Access::Write,
+            FaultAccess::Write,
             Some(0x2040_0000)
         )
     );
@@ -710,7 +718,7 @@ fn xen_has_forms_of_its_own() {
         log,
         "0000:00:02.0",
         Class::BadTable,
-        Access::Read,
+        FaultAccess::Read,
         Some(0x7d00_0000),
     );
     let log = "(XEN) [VT-D]iommu.c:859: DMAR:[DMA Read] Request device [00:1a.0] fault addr 30df0000, iommu reg = ffff82c3ffd54000\n\
@@ -719,7 +727,7 @@ fn xen_has_forms_of_its_own() {
         log,
         "0000:00:1a.0",
         Class::NoAccess,
-        Access::Read,
+        FaultAccess::Read,
         Some(0x30df_0000),
     );
     let log = "(XEN) AMD-Vi: IO_PAGE_FAULT: 0000:03:00.0 d3 addr 0000000000001000 flags 0x70";
@@ -727,7 +735,7 @@ fn xen_has_forms_of_its_own() {
         log,
         "0000:03:00.0",
         Class::Permission,
-        Access::Write,
+        FaultAccess::Write,
         Some(0x1000),
     );
     assert_eq!(fault.domain, Some(3));
@@ -736,7 +744,7 @@ fn xen_has_forms_of_its_own() {
         log,
         "0000:03:00.0",
         Class::NotMapped,
-        Access::Unknown,
+        FaultAccess::Unknown,
         Some(0x1000),
     );
 }
@@ -762,7 +770,7 @@ fn lines_of_others_are_left_alone_and_nothing_is_dropped() {
         "DMAR: [DMA Read] Request device [nonsense] fault addr 0",
     ] {
         assert!(
-            matches!(events(line)[..], [Event::Undecoded(_)]),
+            matches!(events(line)[..], [LogEvent::Undecoded(_)]),
             "{line}: {:?}",
             events(line)
         );

@@ -1,8 +1,8 @@
 //! Handing over.
 
 use super::*;
-use crate::error::SetupError;
-use crate::handover::{AdoptError, Frozen, Held};
+use crate::error::UnitSetupError;
+use crate::handover::{Frozen, UnitAdoptError, UnitMemory};
 
 #[test]
 fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
@@ -24,8 +24,8 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         model.received();
         let (mut pages, mut tables) = (0, Vec::new());
         let frozen = driver.freeze(&mut |held| match held {
-            Held::Structure { span, .. } => pages += span.len / 4096,
-            Held::Table { domain, root } => tables.push((domain.0, root)),
+            UnitMemory::Structure { span, .. } => pages += span.len / 4096,
+            UnitMemory::Table { domain, root } => tables.push((domain.0, root)),
         });
         let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
         assert_eq!(pages, used);
@@ -37,7 +37,9 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         let adopt = |frozen: &Frozen| {
             let adopted = RiscvIommu::adopt(model.clone(), memory.clone(), config, frozen);
             adopted.map_err(|error| match error {
-                ProbeError::Setup(SetupError::Adopt(AdoptError::Register { name, .. })) => name,
+                ProbeError::Setup(UnitSetupError::Adopt(UnitAdoptError::Register {
+                    name, ..
+                })) => name,
                 other => panic!("{other}"),
             })
         };
@@ -57,7 +59,10 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         // It has received the unit nothing.
         assert_eq!(model.received(), []);
         let again = heir.attach(device, DOMAIN, root(0x10_0000, 4));
-        assert!(matches!(again, Err(AttachError::AlreadyAttached { .. })));
+        assert!(matches!(
+            again,
+            Err(UnitAttachError::AlreadyAttached { .. })
+        ));
         heir.invalidate_domain(DOMAIN).unwrap();
         assert_eq!(heir.counters().waits, 1);
         let segments = device_bits > 16;

@@ -5,7 +5,7 @@ use iopt::{Cell, Table, TableMemory};
 use runs::PageSizes;
 
 use super::*;
-use crate::error::SetupError;
+use crate::error::UnitSetupError;
 
 const CQCSR: usize = 72;
 const FQCSR: usize = 76;
@@ -94,7 +94,7 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
     for left in 0..6 {
         let no_memory = refused(PLAIN, 0, 64, 64 - left);
         assert!(
-            matches!(no_memory, ProbeError::Setup(SetupError::Memory(_))),
+            matches!(no_memory, ProbeError::Setup(UnitSetupError::Memory(_))),
             "{no_memory}"
         );
     }
@@ -123,7 +123,7 @@ fn structures_and_tables_lie_wherever_the_unit_has_addresses() {
         driver.detach(DEVICE).unwrap();
     }
     let narrow = PLAIN & !(0x3f << 32) | 55 << 32;
-    let refused = ProbeError::Setup(SetupError::Addresses { last, bits: 55 });
+    let refused = ProbeError::Setup(UnitSetupError::Addresses { last, bits: 55 });
     assert_eq!(at(top - pages, narrow).err(), Some(refused));
 }
 
@@ -167,11 +167,11 @@ fn the_directory_has_as_few_levels_as_hold_the_devices_and_the_unit_takes() {
                     assert_eq!(model.look_up(device.into(), None), Some(there));
                 }
                 let device = DeviceId(last + 1);
-                let beyond = AttachError::Beyond { device, last };
+                let beyond = UnitAttachError::Beyond { device, last };
                 assert_eq!(driver.detach(device), Err(beyond));
                 assert_eq!(driver.attach(device, DOMAIN, root(0x1000, 3)), Err(beyond));
                 let beyond = driver.set_device_tlb(device, None);
-                assert!(matches!(beyond, Err(AttachError::Beyond { .. })));
+                assert!(matches!(beyond, Err(UnitAttachError::Beyond { .. })));
                 model.received();
             }
         }
@@ -282,7 +282,7 @@ fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
             assert!(!model.reaches(ID, None, 5));
             assert_eq!(
                 driver.detach(DEVICE),
-                Err(AttachError::NotAttached { device: DEVICE })
+                Err(UnitAttachError::NotAttached { device: DEVICE })
             );
             // The domain's number may be used for another table, by another device too.
             let other = DeviceId(1);
@@ -322,7 +322,7 @@ fn tables_of_another_shape_or_stage_are_refused_by_name() {
     for asked in [root(0x1000, 3), second(0x4000, 4)] {
         assert_eq!(
             refused(other, DOMAIN, asked),
-            AttachError::OtherRoot {
+            UnitAttachError::OtherRoot {
                 domain: DOMAIN,
                 there: good,
                 asked
@@ -331,12 +331,15 @@ fn tables_of_another_shape_or_stage_are_refused_by_name() {
     }
     for bad in [root(0x1000, 6), second(0x4000, 2)] {
         let refused = refused(other, DomainId(8), bad);
-        assert!(matches!(refused, AttachError::Levels { .. }), "{refused}");
+        assert!(
+            matches!(refused, UnitAttachError::Levels { .. }),
+            "{refused}"
+        );
     }
     for bad in [second(0x1000, 4), root(0x800, 4)] {
         let refused = refused(other, DomainId(8), bad);
         assert!(
-            matches!(refused, AttachError::RootAddress { .. }),
+            matches!(refused, UnitAttachError::RootAddress { .. }),
             "{refused}"
         );
     }
@@ -346,7 +349,7 @@ fn tables_of_another_shape_or_stage_are_refused_by_name() {
     };
     assert!(matches!(
         refused(other, DomainId(8), foreign),
-        AttachError::Format { .. }
+        UnitAttachError::Format { .. }
     ));
     assert_eq!(model.look_up(0x0100, None), None);
     let there = (Space::Pscid(7), 0x1000, 4, false);

@@ -53,7 +53,7 @@ fn processes_have_spaces_of_their_own_beside_the_device() {
             assert!(!model.reaches(ID, Some(5), 9));
             assert_eq!(
                 driver.detach_pasid(DEVICE, PASID),
-                Err(AttachError::NotAttached { device: DEVICE })
+                Err(UnitAttachError::NotAttached { device: DEVICE })
             );
             driver.detach(DEVICE).unwrap();
             assert_eq!(
@@ -161,12 +161,12 @@ fn processes_are_refused_by_name() {
         let attached = driver.attach_pasid(DEVICE, Pasid(pasid), OTHER, root);
         let pasid = Pasid(pasid);
         let detached = driver.detach_pasid(DEVICE, pasid);
-        if matches!(attached, Err(AttachError::Pasid { .. })) {
+        if matches!(attached, Err(UnitAttachError::Pasid { .. })) {
             assert_eq!(attached, detached);
         }
         attached.unwrap_err()
     };
-    let pasid = |pasid, bits| AttachError::Pasid {
+    let pasid = |pasid, bits| UnitAttachError::Pasid {
         device: DEVICE,
         pasid: Pasid(pasid),
         bits,
@@ -176,7 +176,7 @@ fn processes_are_refused_by_name() {
     assert_eq!(refused(&driver, 0, root(0x1000, 3)), pasid(0, 8));
     assert_eq!(refused(&driver, 0x100, root(0x1000, 3)), pasid(0x100, 8));
     // Both stages.
-    let two = AttachError::OtherStage { device: DEVICE };
+    let two = UnitAttachError::OtherStage { device: DEVICE };
     assert_eq!(refused(&driver, 5, second(0x4000, 3)), two);
     driver.attach(DEVICE, DOMAIN, second(0x4000, 3)).unwrap();
     assert_eq!(refused(&driver, 5, root(0x1000, 3)), two);
@@ -188,7 +188,7 @@ fn processes_are_refused_by_name() {
     assert_eq!(driver.attach(DEVICE, DOMAIN, asked), Err(two));
     // The domain's root, whichever way a device came to it.
     let asked = root(0x2000, 3);
-    let other_root = AttachError::OtherRoot {
+    let other_root = UnitAttachError::OtherRoot {
         domain: OTHER,
         there: root(0x1000, 3),
         asked,
@@ -197,7 +197,7 @@ fn processes_are_refused_by_name() {
     assert_eq!(driver.attach(DeviceId(1), OTHER, asked), Err(other_root));
     assert_eq!(
         refused(&driver, 5, root(0x1000, 3)),
-        AttachError::AlreadyAttached {
+        UnitAttachError::AlreadyAttached {
             device: DEVICE,
             domain: OTHER
         }
@@ -223,7 +223,7 @@ fn a_process_without_memory_takes_nothing() {
     for missing in 0..3 {
         let failed = driver.attach_pasid(DEVICE, PASID, OTHER, root(0x1000, 3));
         assert!(
-            matches!(failed, Err(AttachError::Memory { .. })),
+            matches!(failed, Err(UnitAttachError::Memory { .. })),
             "{failed:?}"
         );
         assert_eq!(memory.in_use(), 64 - missing);
@@ -380,7 +380,7 @@ fn tlbs_are_refused_by_name() {
     let (driver, _) = enabled(PLAIN & !(1 << 25), CONFIG);
     assert_eq!(
         driver.set_device_tlb(DEVICE, TLB),
-        Err(AttachError::NoDeviceTlbs { device: DEVICE })
+        Err(UnitAttachError::NoDeviceTlbs { device: DEVICE })
     );
     assert_eq!(driver.set_device_tlb(DEVICE, None), Ok(()));
     let (driver, _) = enabled(PLAIN, PROCESSES);
@@ -390,7 +390,7 @@ fn tlbs_are_refused_by_name() {
     for tlb in [TLB, None] {
         assert_eq!(
             driver.set_device_tlb(DEVICE, tlb),
-            Err(AttachError::AlreadyAttached {
+            Err(UnitAttachError::AlreadyAttached {
                 device: DEVICE,
                 domain: OTHER
             })
@@ -411,7 +411,7 @@ fn a_detach_can_be_repeated_at_each_step_until_the_tlb_has_answered() {
             // Enabling was five.
             model.state().broken.stops = Some((1 << 8, 5 + at));
             let failed = driver.detach(DEVICE);
-            assert!(matches!(failed, Err(AttachError::Unit { .. })), "{at}");
+            assert!(matches!(failed, Err(UnitAttachError::Unit { .. })), "{at}");
             // Others of the domain may come and be flushed. The unit may forget at any time.
             model.state().broken.stops = None;
             model.state().contexts.clear();

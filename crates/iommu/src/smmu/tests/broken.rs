@@ -48,12 +48,12 @@ fn a_detach_that_is_not_answered_leaves_no_translation() {
     assert_eq!(model.access(STREAM, 0, false), Seen::Translated(DATA));
     model.state().broken.bank_sync = true;
     let (device, cause) = (DEVICE, timed_out("TLBSTATUS.SACTIVE = 0"));
-    let failed = Err(AttachError::Unit { device, cause });
+    let failed = Err(UnitAttachError::Unit { device, cause });
     assert_eq!(driver.detach(DEVICE), failed);
     assert_eq!(model.access(STREAM, 0, false), NOT_MAPPED);
     assert!(matches!(
         driver.attach(DEVICE, DOMAIN, table.root()),
-        Err(AttachError::AlreadyAttached { .. })
+        Err(UnitAttachError::AlreadyAttached { .. })
     ));
     // It does not come back with the unit.
     model.state().broken.bank_sync = false;
@@ -85,7 +85,7 @@ fn a_stream_register_that_does_not_keep_its_bits_is_refused_and_lets_nothing_thr
         model.state().broken.match_bits = match_bits;
         model.state().broken.context_bits = context_bits;
         let refused = driver.attach(DEVICE, DOMAIN, table.root()).unwrap_err();
-        let AttachError::Unit { cause, .. } = refused else {
+        let UnitAttachError::Unit { cause, .. } = refused else {
             panic!("{refused}");
         };
         assert!(
@@ -97,7 +97,7 @@ fn a_stream_register_that_does_not_keep_its_bits_is_refused_and_lets_nothing_thr
         }
         assert!(matches!(
             driver.attach(DEVICE, DOMAIN, table.root()),
-            Err(AttachError::AlreadyAttached { .. })
+            Err(UnitAttachError::AlreadyAttached { .. })
         ));
         model.state().broken = model::Broken::default();
         driver.detach(DEVICE).unwrap();

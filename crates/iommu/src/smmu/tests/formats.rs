@@ -236,7 +236,7 @@ fn tables_that_are_read_past_the_caches_are_said_to_be() {
 fn capabilities_are_those_of_the_registers() {
     let can =
         |config, idr| Smmu::new(Model::new(memory(), 2, idr), config).map(|d| d.capabilities());
-    let list = |can: &Capabilities| -> Vec<_> {
+    let list = |can: &UnitCapabilities| -> Vec<_> {
         let formats = can.formats.iter().flatten();
         formats
             .map(|it| {

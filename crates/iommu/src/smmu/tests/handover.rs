@@ -1,15 +1,15 @@
 //! Handing over.
 
 use super::*;
-use crate::handover::{AdoptError, Frozen, Held};
+use crate::handover::{Frozen, UnitAdoptError, UnitMemory};
 
 type Listed = Vec<(DomainId, Root)>;
 
 fn freeze(driver: Smmu<Model>) -> (Frozen, Listed) {
     let mut tables = Vec::new();
     let frozen = driver.freeze(&mut |held| match held {
-        Held::Table { domain, root } => tables.push((domain, root)),
-        Held::Structure { name, .. } => panic!("{name}"),
+        UnitMemory::Table { domain, root } => tables.push((domain, root)),
+        UnitMemory::Structure { name, .. } => panic!("{name}"),
     });
     let (frozen, _) = frozen.map_err(|(_, cause)| cause).unwrap();
     let frozen = Frozen::from_bytes(&frozen.to_bytes()).unwrap();
@@ -19,7 +19,7 @@ fn freeze(driver: Smmu<Model>) -> (Frozen, Listed) {
 fn refused(model: &Model, config: Config, frozen: &Frozen, tables: &Listed) -> &'static str {
     let adopted = Smmu::adopt(model.clone(), config, frozen, tables.iter().copied());
     match adopted {
-        Err(ProbeError::Adopt(AdoptError::Register { name, .. })) => name,
+        Err(ProbeError::Adopt(UnitAdoptError::Register { name, .. })) => name,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("adopted"),
     }
@@ -76,7 +76,10 @@ fn a_successor_goes_on_with_the_banks_and_streams() {
         let heir = Smmu::adopt(model.clone(), config, &frozen, tables.clone()).unwrap();
         assert_eq!(model.received(), [], "it has received the unit nothing");
         let there = heir.attach(DEVICE, DOMAIN, host);
-        assert!(matches!(there, Err(AttachError::AlreadyAttached { .. })));
+        assert!(matches!(
+            there,
+            Err(UnitAttachError::AlreadyAttached { .. })
+        ));
         heir.invalidate_domain(DOMAIN).unwrap();
         heir.invalidate_domain(theirs).unwrap();
         assert_eq!(heir.counters().waits, 2);

@@ -200,7 +200,7 @@ fn a_domain_is_one_bank_and_the_last_device_frees_it() {
     assert!(model.state().cached.is_empty());
     assert_eq!(model.access(STREAM, 0x2000, false), NOT_MAPPED);
     assert_eq!(model.access(0x7fff, 0x2000, false), there);
-    let gone = AttachError::NotAttached { device: DEVICE };
+    let gone = UnitAttachError::NotAttached { device: DEVICE };
     assert_eq!(driver.detach(DEVICE), Err(gone));
 
     driver.detach(other).unwrap();
@@ -261,7 +261,7 @@ fn stage_2_takes_banks_that_know_nothing_else_first() {
         assert_eq!(seen, Seen::Translated(DATA + 0x1000));
     }
     for (root, available) in [(guest, 6), (host, 4)] {
-        let full = AttachError::NoRoom {
+        let full = UnitAttachError::NoRoom {
             device: DEVICE,
             what: "context banks for this stage",
             available,
@@ -308,7 +308,7 @@ fn streams_that_are_not_matched_are_indices() {
     let refused = ProbeError::StreamMask { ignored, writable };
     assert_eq!(Smmu::new(model.clone(), config).err(), Some(refused));
     let (device, last) = (DeviceId(64), 63);
-    let beyond = AttachError::Beyond { device, last };
+    let beyond = UnitAttachError::Beyond { device, last };
     assert_eq!(driver.attach(device, DOMAIN, root), Err(beyond));
     assert_eq!(driver.detach(device), Err(beyond));
 }
@@ -334,7 +334,7 @@ fn extended_stream_ids_have_16_bits_and_their_valid_bit_elsewhere() {
         assert_eq!(model.access(stream, 0, true), Seen::Translated(DATA));
         let device = DeviceId(stream.into());
         let domain = DOMAIN;
-        let there = AttachError::AlreadyAttached { device, domain };
+        let there = UnitAttachError::AlreadyAttached { device, domain };
         assert_eq!(driver.attach(device, domain, root), Err(there));
     }
     for stream in [0x7022, 0x6023] {
@@ -343,7 +343,7 @@ fn extended_stream_ids_have_16_bits_and_their_valid_bit_elsewhere() {
     let device = DeviceId(0x1_7023);
     assert!(matches!(
         driver.attach(device, DOMAIN, root),
-        Err(AttachError::Beyond { last: 0xffff, .. })
+        Err(UnitAttachError::Beyond { last: 0xffff, .. })
     ));
     driver.detach(DeviceId(0x7023)).unwrap();
     assert_eq!(model.access(0x7023, 0, true), NOT_MAPPED);
@@ -394,7 +394,7 @@ fn tables_and_devices_that_the_unit_cannot_have_are_refused_by_name() {
     // Levels that do not follow from the input bits, and a root that is not aligned.
     let root = Root { levels: 3, ..good };
     assert!(
-        matches!(refused(other, root), AttachError::Levels { offered, .. } if offered == 1 << 4)
+        matches!(refused(other, root), UnitAttachError::Levels { offered, .. } if offered == 1 << 4)
     );
     let wide = ArmStage2::<K4>::new(43, 48).unwrap();
     let table = Table::new(wide, memory.clone()).unwrap();
@@ -407,17 +407,20 @@ fn tables_and_devices_that_the_unit_cannot_have_are_refused_by_name() {
     root.address += 0x8000;
     assert!(matches!(
         refused(other, root),
-        AttachError::RootAddress { .. }
+        UnitAttachError::RootAddress { .. }
     ));
     let root = Root {
         format: FormatId::AmdV1,
         ..good
     };
-    assert!(matches!(refused(other, root), AttachError::Format { .. }));
+    assert!(matches!(
+        refused(other, root),
+        UnitAttachError::Format { .. }
+    ));
     let far = DeviceId(0x8000);
     assert!(matches!(
         refused(far, good),
-        AttachError::Beyond { last: 0x7fff, .. }
+        UnitAttachError::Beyond { last: 0x7fff, .. }
     ));
     assert_eq!(model.received(), []);
 }

@@ -63,7 +63,7 @@ fn an_attach_that_is_not_answered_leaves_no_translation() {
                 // The first or the second of two batches, each of a command and a wait.
                 model.stop(1, 2 * step);
                 let failed = driver.attach(DEVICE, DOMAIN, root);
-                let Err(AttachError::Unit { cause, .. }) = failed else {
+                let Err(UnitAttachError::Unit { cause, .. }) = failed else {
                     panic!("{failed:?}");
                 };
                 assert!(matches!(

@@ -19,10 +19,10 @@ use super::model::{Received, Tag};
 pub(super) type Request = (u32, Option<u32>);
 
 /// A translation's root, or the number of the event.
-pub(super) type Looked = Result<Found, u8>;
+pub(super) type Looked = Result<ContextHit, u8>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct ContextHit {
     pub(super) tag: Tag,
     pub(super) root: Root,
     /// Translation requests are answered.
@@ -345,7 +345,7 @@ impl Unit_<'_> {
         can
     }
 
-    fn first(&self, cd: &[u64; 8], vmid: u16, ats: bool) -> Found {
+    fn first(&self, cd: &[u64; 8], vmid: u16, ats: bool) -> ContextHit {
         let upper = cd[0] >> 14 & 1 == 1;
         assert_eq!(cd[0] >> 30 & 1 == 1, !upper, "one of EPD0 and EPD1");
         let half = if upper { cd[0] >> 16 } else { cd[0] };
@@ -372,7 +372,7 @@ impl Unit_<'_> {
         };
         let table = (if upper { cd[2] } else { cd[1] }) & 0x000f_ffff_ffff_fff0;
         let levels = (u32::from(input_bits) - log2).div_ceil(log2 - 3) as u8;
-        Found {
+        ContextHit {
             tag: (vmid, Some((cd[0] >> 48) as u16)),
             root: Root {
                 format: FormatId::ArmStage1(config),
@@ -384,7 +384,7 @@ impl Unit_<'_> {
         }
     }
 
-    fn second(&self, ste: &[u64; 8], ats: bool) -> Found {
+    fn second(&self, ste: &[u64; 8], ats: bool) -> ContextHit {
         let word = ste[2];
         let log2 = [12, 16, 14][(word >> 46 & 3) as usize];
         self.walks(word >> 40);
@@ -407,7 +407,7 @@ impl Unit_<'_> {
             input_bits: 64 - (word >> 32 & 0x3f) as u8,
             upper: false,
         };
-        Found {
+        ContextHit {
             tag: (word as u16, None),
             root: Root {
                 format: FormatId::ArmStage2(config),

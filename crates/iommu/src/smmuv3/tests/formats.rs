@@ -7,7 +7,7 @@ use iopt::{Format, walk::Walker};
 use runs::PageSizes;
 
 use super::*;
-use crate::error::SetupError;
+use crate::error::UnitSetupError;
 
 fn ids(idr0: u32, idr3: u32, idr5: u32) -> [u32; 6] {
     [idr0, IDR1, 0, idr3, 0, idr5]
@@ -26,7 +26,7 @@ fn capabilities_are_those_of_the_registers() {
     );
     assert!(all.coherent_walks && all.dirty_tracking && !all.snoop_control);
     assert_eq!((all.pasid_bits, all.device_tlbs), (0, false));
-    let offers = |can: &Capabilities, format: fn(ArmConfig) -> FormatId, config| {
+    let offers = |can: &UnitCapabilities, format: fn(ArmConfig) -> FormatId, config| {
         can.format(format(config)).map(|support| support.levels)
     };
     let (first, second) = (FormatId::ArmStage1, FormatId::ArmStage2);
@@ -44,7 +44,7 @@ fn capabilities_are_those_of_the_registers() {
     );
     assert_eq!(offers(&all, first, config(ArmGranule::K4, 49)), None);
     assert_eq!(offers(&all, first, config(ArmGranule::K4Lpa2, 39)), None);
-    let sizes = |can: &Capabilities, granule| {
+    let sizes = |can: &UnitCapabilities, granule| {
         let format = FormatId::ArmStage1(config(granule, 39));
         can.format(format).map(|support| support.page_sizes)
     };
@@ -230,7 +230,7 @@ fn memory_beyond_the_units_addresses_is_refused_by_name() {
     let bits = 52;
     assert_eq!(
         refused.err(),
-        Some(ProbeError::Setup(SetupError::Addresses { last, bits }))
+        Some(ProbeError::Setup(UnitSetupError::Addresses { last, bits }))
     );
     assert_eq!(high.in_use(), 0);
 }

@@ -1,8 +1,8 @@
 //! Handing over.
 
 use super::*;
-use crate::error::SetupError;
-use crate::handover::{AdoptError, Frozen, Held};
+use crate::error::UnitSetupError;
+use crate::handover::{Frozen, UnitAdoptError, UnitMemory};
 
 #[test]
 fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
@@ -35,8 +35,8 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         model.received();
         let (mut pages, mut tables) = (0, Vec::new());
         let frozen = driver.freeze(&mut |held| match held {
-            Held::Structure { span, .. } => pages += span.len / 4096,
-            Held::Table { domain, root } => tables.push((domain, root)),
+            UnitMemory::Structure { span, .. } => pages += span.len / 4096,
+            UnitMemory::Table { domain, root } => tables.push((domain, root)),
         });
         let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
         // But two pages of notes about domains.
@@ -52,7 +52,10 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         let frozen = Frozen::from_bytes(&frozen.to_bytes()).unwrap();
         let adopt = |frozen: &Frozen| SmmuV3::adopt(model.clone(), memory.clone(), config, frozen);
         let refused = |frozen: &Frozen| match adopt(frozen) {
-            Err(ProbeError::Setup(SetupError::Adopt(AdoptError::Register { name, .. }))) => name,
+            Err(ProbeError::Setup(UnitSetupError::Adopt(UnitAdoptError::Register {
+                name,
+                ..
+            }))) => name,
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("adopted"),
         };
@@ -64,8 +67,9 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
             ..config
         };
         let other_size = SmmuV3::adopt(model.clone(), memory.clone(), other_config, &frozen);
-        let Err(ProbeError::Setup(SetupError::Adopt(AdoptError::Register { name, .. }))) =
-            other_size
+        let Err(ProbeError::Setup(UnitSetupError::Adopt(UnitAdoptError::Register {
+            name, ..
+        }))) = other_size
         else {
             panic!("adopted");
         };
@@ -76,7 +80,10 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         // It has received the unit nothing.
         assert_eq!(model.received(), []);
         let again = heir.attach(DEVICE, DOMAIN, root(0x10_0000));
-        assert!(matches!(again, Err(AttachError::AlreadyAttached { .. })));
+        assert!(matches!(
+            again,
+            Err(UnitAttachError::AlreadyAttached { .. })
+        ));
         for (domain, received) in [
             (DomainId(8), vec![Received::Vmid(8), Received::Sync]),
             (

@@ -19,7 +19,7 @@ use runs::Span;
 
 use super::*;
 use crate::suite::prelude::*;
-use caches::{Found, Looked};
+use caches::{ContextHit, Looked};
 use model::{Model, Received};
 
 /// Both stages, AArch64, coherent, HTTU, BTM, ATS, 16-bit ASIDs and VMIDs, two-level contexts and streams; no
@@ -103,7 +103,7 @@ fn enabled(config: Config) -> (Driver, Model) {
 /// What the unit finds, if there is a translation: the tag's number, and the root.
 fn found(looked: Looked) -> Option<(u16, Root)> {
     looked.ok().map(|found| {
-        let Found { tag, root, .. } = found;
+        let ContextHit { tag, root, .. } = found;
         assert!(tag.1.is_none() || tag.0 == VMID, "{tag:?}");
         (tag.1.unwrap_or(tag.0), root)
     })

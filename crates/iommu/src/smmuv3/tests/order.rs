@@ -3,7 +3,7 @@
 use iopt::TableMemory;
 
 use super::*;
-use crate::error::SetupError;
+use crate::error::UnitSetupError;
 use crate::fault::FaultReason;
 use crate::lines::past_caches;
 
@@ -129,7 +129,7 @@ fn a_request_finds_nothing_or_all_of_an_entry_at_each_step() {
                 assert_eq!(model.seen(), [((STREAM, None), Err(0x04))]);
                 assert_eq!(
                     driver.detach(DEVICE),
-                    Err(AttachError::NotAttached { device: DEVICE })
+                    Err(UnitAttachError::NotAttached { device: DEVICE })
                 );
             }
         }
@@ -167,15 +167,15 @@ fn devices_and_domains_that_the_unit_cannot_have_are_refused_by_name() {
     let last = 0x3ff;
     assert_eq!(
         refused(device, DOMAIN, good),
-        AttachError::Beyond { device, last }
+        UnitAttachError::Beyond { device, last }
     );
     assert_eq!(
         driver.detach(device),
-        Err(AttachError::Beyond { device, last })
+        Err(UnitAttachError::Beyond { device, last })
     );
     assert_eq!(
         refused(DEVICE, DomainId(8), second(0x1000)),
-        AttachError::AlreadyAttached {
+        UnitAttachError::AlreadyAttached {
             device: DEVICE,
             domain: DOMAIN
         }
@@ -183,7 +183,7 @@ fn devices_and_domains_that_the_unit_cannot_have_are_refused_by_name() {
     let asked = second(0x1000);
     assert_eq!(
         refused(other, DOMAIN, asked),
-        AttachError::OtherRoot {
+        UnitAttachError::OtherRoot {
             domain: DOMAIN,
             there: good,
             asked
@@ -193,19 +193,19 @@ fn devices_and_domains_that_the_unit_cannot_have_are_refused_by_name() {
     let domain = DomainId(VMID.into());
     assert_eq!(
         refused(other, domain, second(0x2000)),
-        AttachError::ReservedDomain { domain }
+        UnitAttachError::ReservedDomain { domain }
     );
     let levels = Root { levels: 3, ..good };
     assert!(matches!(
         refused(other, DOMAIN, levels),
-        AttachError::Levels {
+        UnitAttachError::Levels {
             offered: 0b1_0000,
             ..
         }
     ));
     assert!(matches!(
         refused(other, DOMAIN, root(1 << 48)),
-        AttachError::RootAddress { .. }
+        UnitAttachError::RootAddress { .. }
     ));
     assert_eq!(found(model.look_up(0x0100, None)), None);
     assert_eq!(found(model.look_up(STREAM, None)), Some((7, good)));
@@ -251,7 +251,7 @@ fn the_stream_table_is_as_large_as_its_last_device_asks() {
             let device = DeviceId(last + 1);
             assert_eq!(
                 driver.attach(device, DOMAIN, root(0x1000)),
-                Err(AttachError::Beyond { device, last })
+                Err(UnitAttachError::Beyond { device, last })
             );
             model.received();
             assert!(driver.tear_down().is_ok());
@@ -268,11 +268,11 @@ fn without_memory_nothing_is_attached_and_nothing_is_lost() {
     let driver = SmmuV3::new(model, few.clone(), CONFIG).unwrap();
     assert!(matches!(
         driver.attach(DEVICE, DOMAIN, root(0x1000)),
-        Err(AttachError::Memory { .. })
+        Err(UnitAttachError::Memory { .. })
     ));
     assert!(matches!(
         driver.detach(DEVICE),
-        Err(AttachError::NotAttached { .. })
+        Err(UnitAttachError::NotAttached { .. })
     ));
     assert!(driver.tear_down().is_ok());
     assert_eq!(few.in_use(), taken.len() as u64);
@@ -280,7 +280,10 @@ fn without_memory_nothing_is_attached_and_nothing_is_lost() {
     let model = Model::new(few.clone(), IDS);
     let _more = few.allocate(4096);
     let refused = SmmuV3::new(model, few.clone(), CONFIG).err().unwrap();
-    assert!(matches!(refused, ProbeError::Setup(SetupError::Memory(_))));
+    assert!(matches!(
+        refused,
+        ProbeError::Setup(UnitSetupError::Memory(_))
+    ));
     assert_eq!(few.in_use(), taken.len() as u64 + 1);
 }
 

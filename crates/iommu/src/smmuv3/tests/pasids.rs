@@ -102,7 +102,7 @@ fn pasids_are_refused_by_name() {
             .unwrap_err()
     };
     for pasid in [Pasid(0), Pasid(0x100), Pasid(u32::MAX)] {
-        let named = AttachError::Pasid {
+        let named = UnitAttachError::Pasid {
             device: DEVICE,
             pasid,
             bits: 8,
@@ -113,12 +113,12 @@ fn pasids_are_refused_by_name() {
     let format = second(0x1000).format;
     assert_eq!(
         refused(PASID, second(0x1000)),
-        AttachError::Format { format }
+        UnitAttachError::Format { format }
     );
-    let none = AttachError::NotAttached { device: DEVICE };
+    let none = UnitAttachError::NotAttached { device: DEVICE };
     assert_eq!(driver.detach_pasid(DEVICE, PASID), Err(none));
     // One stage at a time.
-    let other = AttachError::OtherStage { device: DEVICE };
+    let other = UnitAttachError::OtherStage { device: DEVICE };
     driver.attach(DEVICE, DomainId(8), second(0x1000)).unwrap();
     assert_eq!(refused(PASID, root(0x1000)), other);
     assert_eq!(driver.detach_pasid(DEVICE, PASID), Err(none));
@@ -132,7 +132,7 @@ fn pasids_are_refused_by_name() {
     );
     assert_eq!(
         refused(PASID, root(0x1000)),
-        AttachError::AlreadyAttached {
+        UnitAttachError::AlreadyAttached {
             device: DEVICE,
             domain: DOMAIN
         }
@@ -143,7 +143,7 @@ fn pasids_are_refused_by_name() {
     let (device, pasid) = (DEVICE, Pasid(1));
     assert_eq!(
         driver.attach_pasid(DEVICE, pasid, DOMAIN, root(0x1000)),
-        Err(AttachError::Pasid {
+        Err(UnitAttachError::Pasid {
             device,
             pasid,
             bits
@@ -286,7 +286,7 @@ fn a_device_tlb_is_invalidated_after_the_unit() {
 #[test]
 fn device_tlbs_are_refused_by_name() {
     let (driver, _) = enabled(PASIDS);
-    let none = AttachError::NoDeviceTlbs { device: DEVICE };
+    let none = UnitAttachError::NoDeviceTlbs { device: DEVICE };
     assert_eq!(driver.set_device_tlb(DEVICE, Some(TLB)), Err(none));
     assert_eq!(driver.set_device_tlb(DEVICE, None), Ok(()));
     let (driver, model) = enabled(TLBS);
@@ -300,7 +300,7 @@ fn device_tlbs_are_refused_by_name() {
         for tlb in [None, Some(TLB)] {
             assert!(matches!(
                 driver.set_device_tlb(DEVICE, tlb),
-                Err(AttachError::AlreadyAttached { .. })
+                Err(UnitAttachError::AlreadyAttached { .. })
             ));
         }
         match attach {

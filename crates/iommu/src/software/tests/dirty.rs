@@ -93,7 +93,7 @@ const ARM: ArmConfig = ArmConfig {
 
 /// A format: tables that lead from 0x1000 on to a leaf at [`DATA`], and what that leaf is after a read
 /// and after a write.
-struct Kept {
+struct DirtyCase {
     format: FormatId,
     tables: Vec<u64>,
     leaf: u64,
@@ -103,7 +103,7 @@ struct Kept {
     needed: bool,
 }
 
-fn all_kept() -> [Kept; 5] {
+fn all_kept() -> [DirtyCase; 5] {
     // AMD: present, next level, readable and writable; Arm: table or page, AP or S2AP, DBM.
     const AMD: u64 = 1 | 3 << 61;
     const DBM: u64 = 1 << 51;
@@ -112,7 +112,7 @@ fn all_kept() -> [Kept; 5] {
     let stage_1 = DATA | DBM | 0b11 << 6 | 0b11;
     let stage_2 = DATA | DBM | 0b1 << 6 | 0b1111 << 2 | 0b11;
     [
-        Kept {
+        DirtyCase {
             format: FormatId::AmdV1,
             tables: vec![0x2000 | 2 << 9 | AMD, 0x3000 | 1 << 9 | AMD],
             leaf: DATA | AMD,
@@ -120,7 +120,7 @@ fn all_kept() -> [Kept; 5] {
             written: DATA | AMD | 0b11 << 5,
             needed: false,
         },
-        Kept {
+        DirtyCase {
             format: FormatId::X86_64,
             tables: vec![0x2000 | 7, 0x3000 | 7, 0x4000 | 7],
             leaf: DATA | 7,
@@ -128,7 +128,7 @@ fn all_kept() -> [Kept; 5] {
             written: DATA | 7 | 0b11 << 5,
             needed: false,
         },
-        Kept {
+        DirtyCase {
             format: FormatId::RiscV,
             tables: vec![riscv(0x2000) | 1, riscv(0x3000) | 1],
             leaf: page,
@@ -136,7 +136,7 @@ fn all_kept() -> [Kept; 5] {
             written: page | 0b11 << 6,
             needed: true,
         },
-        Kept {
+        DirtyCase {
             format: FormatId::ArmStage1(ARM),
             tables: vec![0x2000 | 0b11, 0x3000 | 0b11],
             leaf: stage_1,
@@ -144,7 +144,7 @@ fn all_kept() -> [Kept; 5] {
             written: (stage_1 | 1 << 10) & !(1 << 7),
             needed: true,
         },
-        Kept {
+        DirtyCase {
             format: FormatId::ArmStage2(ARM),
             tables: vec![0x2000 | 0b11, 0x3000 | 0b11],
             leaf: stage_2,

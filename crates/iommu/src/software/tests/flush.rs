@@ -36,7 +36,7 @@ fn a_stale_large_leaf_goes_with_any_of_its_pages_if_its_level_is_named() {
         (true, 0, true),
         (false, 0b01, true),
     ] {
-        let (unit, words, _) = unit_with(Config {
+        let (unit, words, _) = unit_with(SoftwareConfig {
             level_hints: hints,
             ..quick()
         });
@@ -81,7 +81,7 @@ fn a_detached_device_reaches_nothing_and_its_domain_is_forgotten() {
     assert_eq!(read(&mut port, 0), Err(FaultReason::NotAttached));
     assert_eq!(
         unit.detach(NIC),
-        Err(AttachError::NotAttached { device: NIC })
+        Err(UnitAttachError::NotAttached { device: NIC })
     );
     // The same domain again, over another table: nothing is left of the old one.
     words.set(0x4000, 0x5000 | RW);
@@ -103,7 +103,7 @@ fn attach_refuses_what_the_unit_cannot_walk() {
     capabilities.output_bits = 40;
     capabilities.domain_bits = 8;
     capabilities.formats[0] = None;
-    let (unit, ..) = unit_with(Config {
+    let (unit, ..) = unit_with(SoftwareConfig {
         capabilities,
         ..quick()
     });
@@ -219,12 +219,12 @@ fn a_flush_waits_for_an_access_under_way_and_the_wait_is_bounded() {
         // flushes of the domain go on waiting for it.
         assert!(matches!(
             unit.detach(NIC),
-            Err(AttachError::TimedOut { busy: 1, .. })
+            Err(UnitAttachError::TimedOut { busy: 1, .. })
         ));
         assert!(unit.invalidate_domain(D1).is_err());
         assert!(matches!(
             unit.attach(NIC, D1, ROOT),
-            Err(AttachError::AlreadyAttached { domain: D1, .. })
+            Err(UnitAttachError::AlreadyAttached { domain: D1, .. })
         ));
         gate.closed.store(false, Ordering::SeqCst);
         assert_eq!(access.join().unwrap(), Ok(()));
@@ -290,9 +290,9 @@ fn a_walk_that_a_flush_overtakes_keeps_nothing_of_what_it_found() {
             then,
         });
         // The flush cannot wait for the very access that it interrupts.
-        let config = Config {
+        let config = SoftwareConfig {
             flush_timeout: Duration::ZERO,
-            ..Config::default()
+            ..SoftwareConfig::default()
         };
         let unit = SoftwareUnit::with_config(memory.clone(), data(8192), config);
         unit.attach(NIC, D1, ROOT).unwrap();

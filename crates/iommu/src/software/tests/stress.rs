@@ -13,10 +13,10 @@ const OURS: u64 = 0x0bad_0bad_0bad_0bad;
 /// Devices read and write pages at random while their owner takes pages away, flushes, and uses
 /// the memory (and the table pages) for something else: no device may then read what is written
 /// there, or write to it.
-fn stress(config: Config, words_at_once: usize) {
+fn stress(config: SoftwareConfig, words_at_once: usize) {
     let time = Duration::from_millis(700);
     const PAGES: u64 = 8;
-    let (unit, words, data) = unit_with(Config {
+    let (unit, words, data) = unit_with(SoftwareConfig {
         flush_timeout: Duration::from_secs(600),
         ..config
     });
@@ -134,17 +134,17 @@ fn stress(config: Config, words_at_once: usize) {
 
 #[test]
 fn no_access_reaches_a_page_or_a_table_after_its_flush() {
-    stress(Config::default(), 512);
+    stress(SoftwareConfig::default(), 512);
 }
 
 #[test]
 fn no_access_reaches_a_page_or_a_table_after_its_flush_with_tiny_caches_and_accesses() {
     let tiny = CacheShape { sets: 2, ways: 2 };
     stress(
-        Config {
+        SoftwareConfig {
             iotlb: tiny,
             upper: tiny,
-            ..Config::default()
+            ..SoftwareConfig::default()
         },
         1,
     );

@@ -49,7 +49,7 @@ fn hits_misses_and_reads_are_counted_exactly() {
     let other = unit.port(DISK);
     assert_eq!(unit.device_counters(NIC), counted);
     assert_eq!(unit.counters(), counted);
-    assert_eq!(other.counters(), Counters::default());
+    assert_eq!(other.counters(), AccessCounters::default());
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn writes_to_a_read_only_page_are_denied_cached_or_not() {
 
 #[test]
 fn faults_are_named_and_those_without_room_are_counted() {
-    let (unit, words, _) = unit_with(Config {
+    let (unit, words, _) = unit_with(SoftwareConfig {
         fault_log: 3,
         ..quick()
     });
@@ -308,7 +308,7 @@ fn every_format_and_odd_sizes_go_through_the_iotlb() {
 #[test]
 fn a_unit_without_caches_walks_each_time() {
     let none = CacheShape { sets: 1, ways: 0 };
-    let (unit, words, _) = unit_with(Config {
+    let (unit, words, _) = unit_with(SoftwareConfig {
         iotlb: none,
         upper: none,
         ..quick()
@@ -326,7 +326,7 @@ fn a_unit_without_caches_walks_each_time() {
 
 #[test]
 fn a_full_set_gives_up_its_oldest_entry() {
-    let (unit, words, _) = unit_with(Config {
+    let (unit, words, _) = unit_with(SoftwareConfig {
         iotlb: CacheShape { sets: 1, ways: 2 },
         ..quick()
     });

@@ -48,7 +48,7 @@ fn register_commands_that_hang_or_are_refused_are_named() {
     assert_eq!(hung(driver.invalidate_domain(DOMAIN)), waited);
     assert_eq!(
         driver.detach(DEVICE),
-        Err(AttachError::Unit {
+        Err(UnitAttachError::Unit {
             device: DEVICE,
             cause: timed_out("CCMD.ICC = 0")
         })

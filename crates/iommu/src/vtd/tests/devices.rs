@@ -101,7 +101,7 @@ fn what_the_unit_invalidates_the_device_invalidates_after_it() {
 
 #[test]
 fn a_tlb_is_refused_by_name_where_it_cannot_be_served() {
-    let refusal = Err(AttachError::NoDeviceTlbs { device: DEVICE });
+    let refusal = Err(UnitAttachError::NoDeviceTlbs { device: DEVICE });
     for ecap in [ECAP, (ECAP | DEVICE_TLBS) & !QUEUED] {
         let (driver, _) = enabled(CAP, ecap, Mode::Legacy);
         assert!(!driver.capabilities().device_tlbs);
@@ -113,10 +113,10 @@ fn a_tlb_is_refused_by_name_where_it_cannot_be_served() {
         let device = DeviceId(1 << 16);
         assert_eq!(
             driver.set_device_tlb(device, Some(DEPTH)),
-            Err(AttachError::Elsewhere { device, segment: 0 })
+            Err(UnitAttachError::Elsewhere { device, segment: 0 })
         );
         driver.attach(DEVICE, DOMAIN, table(mode)).unwrap();
-        let attached = Err(AttachError::AlreadyAttached {
+        let attached = Err(UnitAttachError::AlreadyAttached {
             device: DEVICE,
             domain: DOMAIN,
         });
@@ -147,7 +147,10 @@ fn each_pasid_of_a_device_is_forgotten_there() {
             .attach_pasid(DEVICE, Pasid(0x3ff), DOMAIN, table(mode))
             .unwrap();
         let attached = driver.set_device_tlb(DEVICE, None);
-        assert!(matches!(attached, Err(AttachError::AlreadyAttached { .. })));
+        assert!(matches!(
+            attached,
+            Err(UnitAttachError::AlreadyAttached { .. })
+        ));
         model.received();
         let eight = Invalidation::of(Span::new(0x8000, 0x8000), 1, false);
         driver.invalidate(DOMAIN, &eight).unwrap();
@@ -164,7 +167,10 @@ fn each_pasid_of_a_device_is_forgotten_there() {
         model.received();
         // By its PASID it is attached still.
         let attached = driver.set_device_tlb(DEVICE, None);
-        assert!(matches!(attached, Err(AttachError::AlreadyAttached { .. })));
+        assert!(matches!(
+            attached,
+            Err(UnitAttachError::AlreadyAttached { .. })
+        ));
         driver.detach_pasid(DEVICE, Pasid(0x3ff)).unwrap();
         let found = received(&model);
         assert_eq!(found[0], Received::Pasids(1, 7, 0x3ff));

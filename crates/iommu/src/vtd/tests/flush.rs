@@ -215,7 +215,7 @@ fn a_new_root_is_refused_and_the_old_one_is_not_new() {
     let refused = gather
         .flush_with(|what| driver.invalidate(DOMAIN, what))
         .unwrap_err();
-    let cause = AttachError::OtherRoot {
+    let cause = UnitAttachError::OtherRoot {
         domain: DOMAIN,
         there: root(0x1000, 3),
         asked,

@@ -3,7 +3,7 @@
 use iopt::TableMemory;
 
 use super::*;
-use crate::error::SetupError;
+use crate::error::UnitSetupError;
 use crate::lines::past_caches;
 
 #[test]
@@ -70,7 +70,7 @@ fn what_is_not_a_unit_or_does_not_offer_the_mode_is_refused_by_name() {
     );
     assert!(matches!(
         refused,
-        Err(ProbeError::Setup(SetupError::Memory(_)))
+        Err(ProbeError::Setup(UnitSetupError::Memory(_)))
     ));
     assert_eq!(few.in_use(), taken.len() as u64);
 }
@@ -140,14 +140,14 @@ fn a_device_of_another_segment_or_without_memory_for_its_bus_is_refused() {
     let good = root(0x1000, 4);
     driver.attach(DEVICE, DOMAIN, good).unwrap();
     let device = DeviceId(1 << 16 | DEVICE.0);
-    let elsewhere = AttachError::Elsewhere { device, segment: 0 };
+    let elsewhere = UnitAttachError::Elsewhere { device, segment: 0 };
     assert_eq!(driver.attach(device, DOMAIN, good), Err(elsewhere));
     let memory = driver.memory();
     while memory.allocate(4096).is_ok() {}
     let other = DeviceId::pci(4, 0, 0);
     assert!(matches!(
         driver.attach(other, DOMAIN, good),
-        Err(AttachError::Memory { device, .. }) if device == other
+        Err(UnitAttachError::Memory { device, .. }) if device == other
     ));
     assert_eq!(model.look_up(0x0400), None);
     assert_eq!(received(&model), []);
@@ -159,7 +159,7 @@ fn in_caching_mode_what_was_not_there_is_forgotten_too() {
     let domain = DomainId(0);
     assert_eq!(
         driver.attach(DEVICE, domain, root(0x1000, 4)),
-        Err(AttachError::ReservedDomain { domain })
+        Err(UnitAttachError::ReservedDomain { domain })
     );
     driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
     assert_eq!(

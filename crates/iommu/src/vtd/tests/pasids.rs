@@ -5,8 +5,8 @@ use std::vec::Vec;
 use iopt::TableMemory;
 
 use super::*;
-use crate::error::SetupError;
-use crate::handover::AdoptError;
+use crate::error::UnitSetupError;
+use crate::handover::UnitAdoptError;
 
 /// PASIDs of 20 bits.
 const PASIDS: u64 = 1 << 40 | 19 << 35;
@@ -63,7 +63,7 @@ fn the_bits_asked_for_are_given_or_refused_by_name() {
     for pasid in [0, 256, u32::MAX] {
         let pasid = Pasid(pasid);
         let bits = 8;
-        let refusal = Err(AttachError::Pasid {
+        let refusal = Err(UnitAttachError::Pasid {
             device: DEVICE,
             pasid,
             bits,
@@ -75,7 +75,7 @@ fn the_bits_asked_for_are_given_or_refused_by_name() {
     assert_eq!(received(&model), []);
     let (driver, _) = enabled(CAP, scalable | PASIDS, Mode::ScalableFirst);
     let none = driver.attach_pasid(DEVICE, Pasid(1), DOMAIN, first_stage(0x1000));
-    assert!(matches!(none, Err(AttachError::Pasid { bits: 0, .. })));
+    assert!(matches!(none, Err(UnitAttachError::Pasid { bits: 0, .. })));
 }
 
 #[test]
@@ -127,11 +127,11 @@ fn address_spaces_of_one_device_come_and_go_alone() {
         assert_eq!(look_up(Some(0x4_0000)), found(7, 0x1000));
         // A domain has one root, and a PASID one domain.
         let refused = driver.attach_pasid(DEVICE, Pasid(2), OTHER, table(0x1000));
-        assert!(matches!(refused, Err(AttachError::OtherRoot { .. })));
+        assert!(matches!(refused, Err(UnitAttachError::OtherRoot { .. })));
         let refused = driver.attach_pasid(DEVICE, Pasid(1), DOMAIN, table(0x1000));
         assert_eq!(
             refused,
-            Err(AttachError::AlreadyAttached {
+            Err(UnitAttachError::AlreadyAttached {
                 device: DEVICE,
                 domain: OTHER
             })
@@ -155,7 +155,7 @@ fn address_spaces_of_one_device_come_and_go_alone() {
         );
         assert_eq!(look_up(None), None);
         assert_eq!(look_up(Some(1)), found(8, 0x2000));
-        let gone = Err(AttachError::NotAttached { device: DEVICE });
+        let gone = Err(UnitAttachError::NotAttached { device: DEVICE });
         assert_eq!(driver.detach(DEVICE), gone);
         assert_eq!(driver.detach_pasid(DEVICE, Pasid(0x4_0000)), gone);
         // A detach that was not answered: the others stay, and this one counts as attached.
@@ -165,7 +165,10 @@ fn address_spaces_of_one_device_come_and_go_alone() {
         assert_eq!(look_up(Some(1)), None);
         driver.attach(DEVICE, DOMAIN, table(0x1000)).unwrap();
         let again = driver.attach_pasid(DEVICE, Pasid(1), OTHER, table(0x2000));
-        assert!(matches!(again, Err(AttachError::AlreadyAttached { .. })));
+        assert!(matches!(
+            again,
+            Err(UnitAttachError::AlreadyAttached { .. })
+        ));
         driver.detach_pasid(DEVICE, Pasid(1)).unwrap();
         assert_eq!(look_up(None), found(7, 0x1000));
     }
@@ -283,8 +286,8 @@ fn a_successor_knows_all_pasids() {
     model.received();
     let (mut pages, mut tables) = (Vec::new(), Vec::new());
     let frozen = driver.freeze(&mut |held| match held {
-        Held::Structure { span, .. } => pages.push((span.start, span.len)),
-        Held::Table { domain, root } => tables.push((domain, root)),
+        UnitMemory::Structure { span, .. } => pages.push((span.start, span.len)),
+        UnitMemory::Table { domain, root } => tables.push((domain, root)),
     });
     let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
     pages.sort();
@@ -300,15 +303,20 @@ fn a_successor_knows_all_pasids() {
     };
     assert!(matches!(
         adopt(15),
-        Err(ProbeError::Setup(SetupError::Adopt(AdoptError::Register {
-            name: "bits of a PASID",
-            ..
-        })))
+        Err(ProbeError::Setup(UnitSetupError::Adopt(
+            UnitAdoptError::Register {
+                name: "bits of a PASID",
+                ..
+            }
+        )))
     ));
     let heir = adopt(16).unwrap();
     assert_eq!(received(&model), []);
     let again = heir.attach_pasid(DEVICE, Pasid(600), DOMAIN, first_stage(0x10_0000));
-    assert!(matches!(again, Err(AttachError::AlreadyAttached { .. })));
+    assert!(matches!(
+        again,
+        Err(UnitAttachError::AlreadyAttached { .. })
+    ));
     // What it must flush by PASID, and in the device.
     heir.invalidate_domain(DOMAIN).unwrap();
     let found = model.received();
@@ -337,7 +345,10 @@ fn without_memory_for_the_tables_of_a_pasid_nothing_changes() {
         taken.push(page);
     }
     let few = driver.attach_pasid(DEVICE, Pasid(64), OTHER, root(0x2000, 4));
-    assert!(matches!(few, Err(AttachError::Memory { .. })), "{few:?}");
+    assert!(
+        matches!(few, Err(UnitAttachError::Memory { .. })),
+        "{few:?}"
+    );
     assert_eq!(model.look_up_pasid(SOURCE, Some(64)), None);
     // In the PASID table that is there.
     driver

@@ -46,7 +46,7 @@ fn first_stage_tables_hang_in_the_pasid_entry() {
     assert_eq!(model.look_up(0x03fe), None);
     assert_eq!(
         driver.attach(DEVICE, DOMAIN, first_stage(4)),
-        Err(AttachError::AlreadyAttached {
+        Err(UnitAttachError::AlreadyAttached {
             device: DEVICE,
             domain: DOMAIN
         })

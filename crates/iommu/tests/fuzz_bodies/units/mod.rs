@@ -15,7 +15,7 @@ macro_rules! over_memory {
             self.tear_down().map(|_| ())
         }
 
-        fn freeze(self, each: &mut dyn FnMut(iommu::Held)) -> Result<iommu::Frozen, Self> {
+        fn freeze(self, each: &mut dyn FnMut(iommu::UnitMemory)) -> Result<iommu::Frozen, Self> {
             let frozen = self.freeze(each);
             frozen
                 .map(|(frozen, ..)| frozen)

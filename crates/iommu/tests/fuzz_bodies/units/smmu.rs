@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use iommu::{
-    DomainId, Frozen, Held, Smmu, UnitError,
+    DomainId, Frozen, Smmu, UnitError, UnitMemory,
     smmu::{Config, Version},
 };
 use iopt::{HeapTables, Root};
@@ -102,7 +102,7 @@ impl Subject for Smmu<Unit<Registers>> {
         self.tear_down().map(|_| ())
     }
 
-    fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<Frozen, Self> {
+    fn freeze(self, each: &mut dyn FnMut(UnitMemory)) -> Result<Frozen, Self> {
         let frozen = self.freeze(each);
         frozen
             .map(|(frozen, _)| frozen)

@@ -14,10 +14,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use runs::{GuestAddr, Span};
-use virtio_balloon::driver::{QueueAddresses, Settings};
+use virtio_balloon::driver::{DriverSettings, QueueAddresses};
 use virtio_balloon::{
-    BitmapRecords, BulkBit, ByteOrder, Config, Driver, Features, Format as _, GuestPage, LePfns,
-    Numbering, Queue, Refusals, Stats,
+    BalloonConfig, BalloonDriver, BitmapRecords, BulkBit, ByteOrder, Features, GuestPage, LePfns,
+    MessageFormat as _, Numbering, Queue, Refusals, Stats,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -67,7 +67,7 @@ pub(crate) struct World {
     pub(crate) numbering: Numbering,
     pub(crate) queue_size: u16,
     queues: BTreeMap<u16, (u16, QueueAddresses, u16)>,
-    pub(crate) config: Config,
+    pub(crate) config: BalloonConfig,
     pub(crate) answers: Answers,
     waits: u32,
     pub(crate) broken: bool,
@@ -104,7 +104,7 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-pub(crate) type Faked = Driver<Handle, Handle, Handle>;
+pub(crate) type Faked = BalloonDriver<Handle, Handle, Handle>;
 
 /// A guest of these free pages (numbers), and a device that offers everything but messages in bulk.
 pub(crate) fn world(free: impl IntoIterator<Item = u64>) -> Handle {
@@ -125,7 +125,7 @@ pub(crate) fn world(free: impl IntoIterator<Item = u64>) -> Handle {
         numbering: Numbering::Compressed,
         queue_size: 128,
         queues: BTreeMap::new(),
-        config: Config::default(),
+        config: BalloonConfig::default(),
         answers: Answers::AtOnce,
         waits: 0,
         broken: false,
@@ -156,7 +156,7 @@ impl Handle {
     pub(crate) fn bulk(self) -> Self {
         self.with(|world| {
             world.offered = world.offered.with(world.bulk.feature());
-            world.config.bulk_format = Config::BITMAP_RECORDS;
+            world.config.bulk_format = BalloonConfig::BITMAP_RECORDS;
             world.config.bulk_message_bytes = 32 << 10;
         });
         self
@@ -166,8 +166,8 @@ impl Handle {
         f(&mut self.0.borrow_mut())
     }
 
-    pub(crate) fn driver(&self, settings: Settings) -> Faked {
-        Driver::new(self.clone(), self.clone(), self.clone(), settings).unwrap()
+    pub(crate) fn driver(&self, settings: DriverSettings) -> Faked {
+        BalloonDriver::new(self.clone(), self.clone(), self.clone(), settings).unwrap()
     }
 
     /// What is in the balloon is what the device was told, and nothing is nowhere.

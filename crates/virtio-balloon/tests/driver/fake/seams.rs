@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use runs::{GuestAddr, Span};
-use virtio_balloon::driver::{GuestPages, Memory, QueueAddresses, Transport};
+use virtio_balloon::driver::{BufferMemory, GuestPages, QueueAddresses, Transport};
 use virtio_balloon::{Features, GuestPage, Queue, Stats, Tag};
 
 use super::{ARENA, Answers, Event, Handle, PAGE};
@@ -150,7 +150,7 @@ fn one_less(left: &mut usize) -> bool {
     true
 }
 
-impl Memory for Handle {
+impl BufferMemory for Handle {
     type Error = String;
     type Words = Vec<u64>;
     type Bytes = Vec<u8>;

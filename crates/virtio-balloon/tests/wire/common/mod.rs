@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 
 use runs::{GuestAddr, Joiner, Span};
 use virtio_balloon::{
-    BitmapRecords, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES, Refusals, Source,
-    Stretches, WIRE_PAGE,
+    BitmapRecords, EncodeError, GuestPage, LePfns, MOST_MESSAGE_BYTES, MessageFormat,
+    MessageSource, Refusals, Stretches, WIRE_PAGE,
 };
 
 /// Either format.
@@ -27,7 +27,7 @@ pub(crate) const PAGES: [GuestPage; 3] =
 impl Any {
     pub(crate) fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         self,
-        source: &mut Source<I>,
+        source: &mut MessageSource<I>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError> {
         match self {
@@ -51,7 +51,7 @@ impl Any {
     /// As [`encode`](Self::encode), from a bitmap, by words where the format can.
     pub(crate) fn encode_bitmap(
         self,
-        source: &mut Source<Stretches<'_>>,
+        source: &mut MessageSource<Stretches<'_>>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError> {
         match self {
@@ -84,7 +84,7 @@ pub(crate) fn messages(
     runs: &[Span<GuestAddr>],
     buffer: usize,
 ) -> Vec<Vec<u8>> {
-    let mut source = Source::new(runs.iter().copied(), page);
+    let mut source = MessageSource::new(runs.iter().copied(), page);
     let mut message = vec![0xaa; buffer];
     let mut all = Vec::new();
     loop {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ioas::{AttachError, Errno, Ioas, KernelError, Mapper, Memory, Source};
+use ioas::{AttachError, Errno, Ioas, KernelError, MapSource, Mapper, Memory};
 use iopt::Prot;
 use runs::{Iova, Span};
 
@@ -104,7 +104,7 @@ impl<K: Mapper> Raw<K> {
 
     /// Maps memory from `offset` on.
     pub(crate) fn map_at(&mut self, iova: u64, len: u64, offset: u64, prot: Prot) -> Answer {
-        let source = Source::Address(self.memory.wrapping_add(offset));
+        let source = MapSource::Address(self.memory.wrapping_add(offset));
         // SAFETY: a part of the memory, of which `new` was promised this; other addresses are such
         // that no kernel maps them.
         let mapped = unsafe { self.space.map(Span::new(iova, len), source, prot) };
@@ -114,7 +114,7 @@ impl<K: Mapper> Raw<K> {
     /// Copies what the space maps at `from` to `iova`, there too.
     pub(crate) fn copy(&mut self, from: u64, iova: u64, len: u64, prot: Prot) -> Answer {
         let space = self.space.number();
-        let source = Source::Copy { space, iova: from };
+        let source = MapSource::Copy { space, iova: from };
         // SAFETY: a copy has no address.
         let mapped = unsafe { self.space.map(Span::new(iova, len), source, prot) };
         answer(mapped, |()| 0)
@@ -141,7 +141,7 @@ impl<K: Mapper> Raw<K> {
     }
 
     pub(crate) fn take_over(&mut self, iova: u64, len: u64) -> Answer {
-        let there = (Span::new(iova, len), Source::Address(self.memory));
+        let there = (Span::new(iova, len), MapSource::Address(self.memory));
         // SAFETY: as for `map_at`.
         answer(unsafe { self.space.take_over(&[], &[there]) }, |()| 0)
     }
