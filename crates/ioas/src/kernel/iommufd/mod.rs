@@ -12,8 +12,8 @@
 #![cfg_attr(
     feature = "vfio",
     doc = "\n\
-           A device comes in by [`vfio::Device::open_cdev`](crate::vfio::Device::open_cdev), and \
-           is attached by [`vfio::Device::attach`](crate::vfio::Device::attach). An open \
+           A device comes in by [`vfio::VfioDevice::open_cdev`](crate::vfio::VfioDevice::open_cdev), and \
+           is attached by [`vfio::VfioDevice::attach`](crate::vfio::VfioDevice::attach). An open \
            `/dev/iommu` also plays a container of VFIO's type 1: \
            [`vfio::Container::from_fd`](crate::vfio::Container::from_fd)."
 )]

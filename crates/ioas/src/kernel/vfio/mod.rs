@@ -17,8 +17,8 @@
 #![cfg_attr(
     feature = "iommufd",
     doc = "\n\
-           Without groups: [`Device::open_cdev`] binds a device's own node to an \
-           [`Iommufd`](crate::iommufd::Iommufd), and [`Device::attach`] gives it an address space."
+           Without groups: [`VfioDevice::open_cdev`] binds a device's own node to an \
+           [`Iommufd`](crate::iommufd::Iommufd), and [`VfioDevice::attach`] gives it an address space."
 )]
 //!
 //! The kernel counts who uses what: a container lives on while a group is in it, and a group while
