@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use runs::{GuestAddr, Span};
 use vhost_user_backend::VringT as _;
 use virtio_balloon::device::{
-    BalloonCounters, BalloonDevice, BalloonEvent as DeviceEvent, BalloonMonitor, BalloonSettings,
-    BalloonState, Discard, GuestDiscard, Hint, HintError, QueueError, StatsState,
+    BalloonCounters, BalloonDevice, BalloonEvent, BalloonMonitor, BalloonSettings, BalloonState,
+    Discard, GuestDiscard, Hint, HintError, QueueError, StatsState,
 };
 use virtio_balloon::{Features, Queue, Region, Stats, WIRE_PAGE};
 use virtio_queue::QueueT as _;
@@ -75,17 +75,17 @@ impl BalloonMonitor for Reported {
         self.config_changed = true;
     }
 
-    fn event(&mut self, event: DeviceEvent) {
+    fn event(&mut self, event: BalloonEvent) {
         match event {
             // Reported by the job, at its own pace.
-            DeviceEvent::Progress { target, actual } => {
+            BalloonEvent::Progress { target, actual } => {
                 if let Some(set) = self.target_set.take_if(|_| actual == target) {
                     self.reached = set.elapsed();
                 }
             }
-            DeviceEvent::HintsBegin { id } => self.tell(BackendEvent::HintsBegin { id }),
-            DeviceEvent::HintsEnd => self.hints_ended = true,
-            DeviceEvent::NotDiscarded { run, cause } => self.tell(BackendEvent::NotDiscarded {
+            BalloonEvent::HintsBegin { id } => self.tell(BackendEvent::HintsBegin { id }),
+            BalloonEvent::HintsEnd => self.hints_ended = true,
+            BalloonEvent::NotDiscarded { run, cause } => self.tell(BackendEvent::NotDiscarded {
                 address: run.start,
                 bytes: run.len,
                 cause: cause.to_string(),
