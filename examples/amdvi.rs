@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     //    page; allocation and addresses are arithmetic.
     let pages = machine.stretch().len() / 512;
     let notes: Vec<_> = (0..pages).map(|_| AtomicMeta::new()).collect();
-    let arena: Arena<_> = Arena::new((machine.stretch(), &notes[..]), machine.stretch_at())?;
+    let arena = Arena::new((machine.stretch(), &notes[..]), machine.stretch_at())?;
     let memory = &arena;
 
     // 1. Probe. The driver reads the Extended Feature Register (section 3.4.7), and takes memory for the

@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     //    page; allocation and addresses are arithmetic.
     let pages = machine.stretch().len() / 512;
     let notes: Vec<_> = (0..pages).map(|_| AtomicMeta::new()).collect();
-    let arena: Arena<_> = Arena::new((machine.stretch(), &notes[..]), machine.stretch_at())?;
+    let arena = Arena::new((machine.stretch(), &notes[..]), machine.stretch_at())?;
     let memory = &arena;
 
     // 1. Probe. The driver reads IDR0 to IDR5 (section 6.3), and takes memory for the stream table and two

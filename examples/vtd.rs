@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     //    page; allocation and addresses are arithmetic.
     let pages = machine.stretch().len() / 512;
     let notes: Vec<_> = (0..pages).map(|_| AtomicMeta::new()).collect();
-    let arena: Arena<_> = Arena::new((machine.stretch(), &notes[..]), machine.stretch_at())?;
+    let arena = Arena::new((machine.stretch(), &notes[..]), machine.stretch_at())?;
     let memory = &arena;
 
     // 1. Probe. The driver reads the capability registers, and allocates the root table and the invalidation

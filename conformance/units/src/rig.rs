@@ -245,8 +245,8 @@ impl Rig {
         let at = place.large_tables().start;
         let storage = MappedStorage::over(large);
         let large = match kind.table_log2() {
-            14 => LargeTables::K16(Arc::new(Arena::new(storage, at)?)),
-            16 => LargeTables::K64(Arc::new(Arena::new(storage, at)?)),
+            14 => LargeTables::K16(Arc::new(Arena::with_table_size(storage, at)?)),
+            16 => LargeTables::K64(Arc::new(Arena::with_table_size(storage, at)?)),
             _ => LargeTables::None,
         };
         let at = place.structures().start;

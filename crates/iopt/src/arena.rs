@@ -149,13 +149,43 @@ impl<C: Cell> Place<C> {
     #[inline(always)]
     unsafe fn meta<'a>(self, log2: u32, table: u64) -> &'a AtomicMeta {
         let page = (table & self.mask) >> log2;
-        // SAFETY: `Arena::new` has seen that there is a meta for every page below the arena's size,
+        // SAFETY: `Arena::with_table_size` has seen that there is a meta for every page below the arena's size,
         // to which the mask has reduced `page`; the storage lives (the caller's promise).
         unsafe { self.metas.add(page as usize).as_ref() }
     }
 }
 
 /// Table memory in one stretch, for tables of 2^`TABLE_LOG2` bytes.
+///
+/// # Table memory in statics
+///
+/// ```
+/// use core::sync::atomic::AtomicU64;
+///
+/// use iopt::format::VtdSs;
+/// use iopt::{Arena, AtomicMeta, Prot, Table, TableOps as _};
+/// use runs::Span;
+///
+/// /// A power of two, at least 16.
+/// const TABLES: usize = 64;
+///
+/// /// Aligned to its own size.
+/// #[repr(align(0x4_0000))]
+/// struct Tables([AtomicU64; TABLES * 512]);
+///
+/// static CELLS: Tables = Tables([const { AtomicU64::new(0) }; TABLES * 512]);
+/// static METAS: [AtomicMeta; TABLES] = [const { AtomicMeta::new() }; TABLES];
+///
+/// # fn physical(_: *const AtomicU64) -> u64 { 0x4000_0000 }
+/// // Where the unit sees them. `physical` stands for the kernel's own; the result is aligned to the size, too.
+/// let base = physical(CELLS.0.as_ptr());
+/// let arena = Arena::new((&CELLS.0[..], &METAS[..]), base)?;
+/// let mut table = Table::new(VtdSs::new(4)?, &arena)?;
+///
+/// table.map(0x1000, &[Span::new(0x8000_0000, 4096)], Prot::RW)?;
+/// assert_eq!(table.translate(0x1234), Some(0x8000_0234));
+/// # Ok::<_, Box<dyn core::error::Error>>(())
+/// ```
 pub struct Arena<S: Storage, const TABLE_LOG2: u32 = 12> {
     place: Place<S::Cell>,
     base: u64,
@@ -170,12 +200,19 @@ pub struct Arena<S: Storage, const TABLE_LOG2: u32 = 12> {
     storage: StorageCell<S>,
 }
 
+impl<S: Storage> Arena<S> {
+    /// An arena of tables of 4 KiB over `storage`, whose first byte has the address `base` for units and
+    /// walkers.
+    pub fn new(storage: S, base: u64) -> Result<Self, ArenaError> {
+        Self::with_table_size(storage, base)
+    }
+}
+
 impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
     const TABLE: u64 = 1 << TABLE_LOG2;
 
-    /// An arena over `storage`, whose first byte has the address `base` for units and
-    /// walkers.
-    pub fn new(storage: S, base: u64) -> Result<Self, ArenaError> {
+    /// [`new`](Arena::new) for tables of another size than 4 KiB, which the arena's type names.
+    pub fn with_table_size(storage: S, base: u64) -> Result<Self, ArenaError> {
         let storage = StorageCell::new(storage);
         let (cells, metas) = (storage.get().cells(), storage.get().metas());
         let size = size_of_val(cells) as u64;
@@ -211,7 +248,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
 
     /// An arena with no page to give: all are in use, or may be.
     pub(crate) fn used_up(storage: S, base: u64) -> Result<Self, ArenaError> {
-        let arena = Self::new(storage, base)?;
+        let arena = Self::with_table_size(storage, base)?;
         arena.unused.set(arena.size());
         Ok(arena)
     }
@@ -306,7 +343,7 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
 
     #[inline(always)]
     fn entries(&self, table: u64, count: usize) -> &[S::Cell] {
-        // SAFETY: the storage lives as long as `self`, and `new` has seen that it has so many tables.
+        // SAFETY: the storage lives as long as `self`, and `with_table_size` has seen that it has so many tables.
         unsafe { self.place.entries(LEAST << TABLE_LOG2, table, count) }
     }
 

@@ -60,7 +60,8 @@ impl Processor {
     ) -> anyhow::Result<(Self, Tables<LOG2>)> {
         let shared = Mapping::new(Backing::Memfd, architecture.tables().len, None)?;
         let processor = Self::with_memory(emulator, architecture, model, &shared)?;
-        let tables = Arena::new(MappedStorage::over(shared), architecture.tables().start)?;
+        let storage = MappedStorage::over(shared);
+        let tables = Arena::with_table_size(storage, architecture.tables().start)?;
         Ok((processor, tables))
     }
 

@@ -37,7 +37,7 @@ impl<C: Cell + AllZero, const TABLE_LOG2: u32> HeapArena<C, TABLE_LOG2> {
         let size = tables << TABLE_LOG2;
         let entries = (size / C::BYTES as u64) as usize;
         let storage = HeapStorage::new(entries, tables as usize).ok_or(ArenaError::Size(size))?;
-        Self::new(storage, base)
+        Self::with_table_size(storage, base)
     }
 }
 

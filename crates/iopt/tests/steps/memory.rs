@@ -121,7 +121,9 @@ impl<C: Cell + Default, const LOG2: u32> Tables<C, LOG2> {
             cells: (0..cells).map(|_| Stepped::default()).collect(),
             metas: (0..tables).map(|_| AtomicMeta::default()).collect(),
         };
-        Box::leak(Box::new(Self(<Arena<_, LOG2>>::new(memory, base).unwrap())))
+        Box::leak(Box::new(Self(
+            <Arena<_, LOG2>>::with_table_size(memory, base).unwrap(),
+        )))
     }
 }
 

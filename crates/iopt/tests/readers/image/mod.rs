@@ -113,7 +113,7 @@ type Borrowed<'a, C, const LOG2: u32> = Arena<(&'a [C], &'a [AtomicMeta]), LOG2>
 
 fn comes_back_whole<F: Format, C: Cell + Default + Send + Sync, const LOG2: u32>(format: F) {
     let (cells, metas) = room::<C>(LOG2);
-    let memory = Borrowed::<C, LOG2>::new((&cells, &metas), BASE).unwrap();
+    let memory = Borrowed::<C, LOG2>::with_table_size((&cells, &metas), BASE).unwrap();
     // Two tables in one arena.
     let mut other = Table::new(format, &memory).unwrap();
     let mut table = Table::new(format, &memory).unwrap();
