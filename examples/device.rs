@@ -10,6 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use anyhow::anyhow;
 use dmaspace::ShrinkWatch;
 use dmaspace::vfio_user::{
     ClientLimits, ClientMemory, Description, DeviceModel, RequestRefusal, Server,
@@ -78,10 +79,11 @@ fn main() -> anyhow::Result<()> {
     if let Err(why) = served.end {
         println!("the connection ended: {why}");
     }
-    monitor.join().expect("the client panicked")
+    let done = monitor.join();
+    done.map_err(|_| anyhow!("the client panicked"))?
 }
 
-/// What a monitor and its guest's driver do.
+/// Calls of a monitor and of its guest's driver.
 mod monitor {
     use std::os::fd::AsRawFd as _;
     use std::path::Path;
