@@ -337,12 +337,6 @@ pub trait InMemory: Kind {
         config: &mut Self::Config,
     ) -> Result<(Self::Features, UnitCapabilities), Self::Error>;
 
-    /// Bits of an address, as structures hold it.
-    fn address_bits(capabilities: &UnitCapabilities) -> u32 {
-        let _ = capabilities;
-        52
-    }
-
     /// Structures in which nothing is attached, and a queue. After an error nothing is taken.
     fn build<M: TableMemory>(
         memory: &M,
@@ -473,7 +467,7 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
         inner: impl FnOnce(&R, &M, &K::Config, K::Features) -> Result<K::Inner, UnitSetupError>,
     ) -> Result<Self, K::Error> {
         let (features, capabilities) = K::probe(&registers, &mut config)?;
-        let bits = K::address_bits(&capabilities);
+        let bits = capabilities.output_bits;
         reaches(&memory, bits).map_err(|last| UnitSetupError::Addresses { last, bits })?;
         let inner = inner(&registers, &memory, &config, features)?;
         Ok(Self {

@@ -593,13 +593,13 @@ where
     G::received(&model);
 }
 
-/// Words of the units' structures hold no more bits of an address, and would lead elsewhere.
+/// The unit would take the address for another, or cannot reach it.
 pub(crate) fn memory_beyond_the_units_addresses_is_refused_by_name<G: QueueRig>(rig: &G)
 where
     Driven<G>: Operations + Send + Sync,
 {
     let (driver, _) = rig.unit();
-    let bits = <G::Kind as InMemory>::address_bits(&driver.capabilities());
+    let bits = driver.capabilities().output_bits;
     if bits > 52 {
         // There is no such memory to test with, and the structures have no such words.
         return;

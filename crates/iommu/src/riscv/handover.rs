@@ -45,10 +45,6 @@ impl InMemory for Hardware {
         Ok((features, capabilities))
     }
 
-    fn address_bits(capabilities: &UnitCapabilities) -> u32 {
-        capabilities.output_bits
-    }
-
     fn build<M: TableMemory>(
         memory: &M,
         config: &Config,

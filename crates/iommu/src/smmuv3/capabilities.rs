@@ -367,7 +367,12 @@ impl Features {
             let (idr0, idr5) = (self.idr0, self.idr5);
             return Err(ProbeError::Formats { idr0, idr5 });
         }
-        can.output_bits = self.output_bits();
+        // Tables of 4 and 16 KiB have 48 bits of an address but with DS, and those of 64 KiB as many as OAS.
+        let wide = [ArmGranule::K4Lpa2, ArmGranule::K16Lpa2, ArmGranule::K64Lpa];
+        let wide = wide
+            .into_iter()
+            .any(|granule| self.input_bits(granule, false).is_some());
+        can.output_bits = self.output_bits().min(if wide { 52 } else { 48 });
         // Section 3.4.1: all of 64 bits are looked at.
         can.input_bits = 64;
         can.domain_bits = self.domain_bits();

@@ -18,7 +18,12 @@ const WIDE: u32 = 6 | 7 << 4 | 1 << 7 | 1 << 10;
 
 #[test]
 fn capabilities_are_those_of_the_registers() {
-    let can = |ids| unit(ids, CONFIG).0.capabilities();
+    let can = |ids| {
+        // Also a unit of 32 bits reaches it.
+        let low = Arc::new(HeapTables::with_tables_at(64, 1 << 30).unwrap());
+        let driver = SmmuV3::new(Model::new(low.clone(), ids), low, CONFIG);
+        driver.unwrap().capabilities()
+    };
     let all = can(IDS);
     assert_eq!(
         (all.domain_bits, all.input_bits, all.output_bits),
@@ -221,16 +226,26 @@ fn what_the_unit_cannot_do_is_not_asked_of_it() {
     }
 }
 
-/// Words of the unit's structures hold 52 bits of an address, and would lead elsewhere.
+/// OAS, but no more than tables of the granules that there are hold.
 #[test]
 fn memory_beyond_the_units_addresses_is_refused_by_name() {
-    let high = Arc::new(HeapTables::with_tables_at(64, 1 << 52).unwrap());
-    let refused = SmmuV3::new(Model::new(high.clone(), IDS), high.clone(), CONFIG);
-    let last = (1 << 52) + (64 << 12) - 1;
-    let bits = 52;
-    assert_eq!(
-        refused.err(),
-        Some(ProbeError::Setup(UnitSetupError::Addresses { last, bits }))
-    );
-    assert_eq!(high.in_use(), 0);
+    // OAS of 48 and 52 bits; tables of 4 KiB, with DS, of 64 KiB.
+    for (idr5, bits) in [
+        (5 | 1 << 4, 48),
+        (6 | 1 << 4, 48),
+        (6 | 1 << 4 | 1 << 7, 52),
+        (5 | 1 << 6, 48),
+        (6 | 1 << 6, 52),
+    ] {
+        let ids = ids(IDR0, IDR3, idr5);
+        let at = |base| {
+            let memory = Arc::new(HeapTables::with_tables_at(64, base).unwrap());
+            let driver = SmmuV3::new(Model::new(memory.clone(), ids), memory.clone(), CONFIG);
+            driver.map(|_| ()).map_err(|error| (error, memory.in_use()))
+        };
+        let (pages, last) = (64 << 12, (1 << bits) + (64 << 12) - 1);
+        assert_eq!(at((1 << bits) - pages), Ok(()), "{idr5:#x}");
+        let refused = ProbeError::Setup(UnitSetupError::Addresses { last, bits });
+        assert_eq!(at(1 << bits), Err((refused, 0)), "{idr5:#x}");
+    }
 }
