@@ -31,14 +31,21 @@ pub enum Counter {
     PinnedVm,
 }
 
-/// The kernel's own name.
-impl fmt::Display for Counter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl Counter {
+    /// The kernel's own name.
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::UserLockedVm => "user->locked_vm",
             Self::MmLockedVm => "mm->locked_vm",
             Self::PinnedVm => "mm->pinned_vm",
-        })
+        }
+    }
+}
+
+/// The kernel's own name.
+impl fmt::Display for Counter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 

@@ -5,7 +5,7 @@
 //! at the next touch, and the device goes on with the old. So memory is discarded only after
 //! [`Releaser::release`] said that devices let go of it, and a buffer of deflateq goes back to the guest
 //! only after [`Releaser::restore`] said that they see it again. This crate knows nothing of address
-//! spaces, pins and units; whoever has them implements [`Releaser`].
+//! spaces, pins and units; the program that has them implements [`Releaser`].
 
 use core::fmt;
 

@@ -1,4 +1,4 @@
-//! What a device is made of: see [`VirtioIommuConfig`].
+//! Configuration of a device: see [`VirtioIommuConfig`].
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -27,7 +27,7 @@ pub struct VirtioIommuConfig {
     /// its own addresses, and it is pinned for them. `None` when the driver has no say (then they reach
     /// nothing) and there are no bypass domains.
     pub bypass: Option<bool>,
-    /// Whether registers among the guest's [regions](MemoryRegion) can be mapped.
+    /// True when registers among the guest's [regions](MemoryRegion) can be mapped.
     pub mmio: bool,
     /// The endpoints.
     pub endpoints: Vec<EndpointConfig>,

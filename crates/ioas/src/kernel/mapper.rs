@@ -179,7 +179,7 @@ pub trait Mapper: Send + 'static {
         None
     }
 
-    /// What this address space is called as a [`MapSource::Copy`].
+    /// Name of this address space as a [`MapSource::Copy`].
     fn number(&self) -> u32 {
         0
     }

@@ -24,10 +24,7 @@ impl Ledger {
         }
         let pinner = Pinner::of_process()?;
         let (counter, room) = (pinner.counter(), pinner.room()?);
-        let account = || match counter {
-            Counter::UserLockedVm => Self::of_user(name(counter), room, 0),
-            Counter::MmLockedVm | Counter::PinnedVm => Self::new(name(counter), room, 0),
-        };
+        let account = || Self::on(counter, room, 0);
         Ok(Arc::clone(ACCOUNT.get_or_init(account)))
     }
 
@@ -67,13 +64,15 @@ impl Ledger {
     ///
     /// When `/proc` does not say what is in use.
     pub fn of_counter(counter: Counter, limits: &Limits) -> Result<Arc<Self>, LimitsError> {
-        let name = name(counter);
-        let limit = limits.limit(counter);
         let in_use = Limits::in_use(counter)?.known;
-        Ok(match counter {
-            Counter::UserLockedVm => Self::of_user(name, limit, in_use),
-            Counter::MmLockedVm | Counter::PinnedVm => Self::new(name, limit, in_use),
-        })
+        Ok(Self::on(counter, limits.limit(counter), in_use))
+    }
+
+    fn on(counter: Counter, limit: Option<u64>, in_use: u64) -> Arc<Self> {
+        match counter {
+            Counter::UserLockedVm => Self::of_user(counter.name(), limit, in_use),
+            Counter::MmLockedVm | Counter::PinnedVm => Self::new(counter.name(), limit, in_use),
+        }
     }
 }
 
@@ -85,15 +84,6 @@ impl Account {
             Self::OfKernel(profile) => Ok(Ledger::of_kernel(*profile)?),
             Self::Given(ledger) => Ok(Arc::clone(ledger)),
         }
-    }
-}
-
-/// The kernel's own name.
-const fn name(counter: Counter) -> &'static str {
-    match counter {
-        Counter::UserLockedVm => "user->locked_vm",
-        Counter::MmLockedVm => "mm->locked_vm",
-        Counter::PinnedVm => "mm->pinned_vm",
     }
 }
 

@@ -63,7 +63,7 @@ fn in_guest<T>(map: MemoryMap<'_, T>, parts: &[Part], runs: &mut Vec<Span<GuestA
 
 /// Hands on what of these parts is in none of `kept`; both ascend.
 fn without(parts: &[Part], kept: &[Part], mut sink: impl FnMut(Part)) {
-    // A kept part may be longer than a part only where somebody's `Releaser` is wrong.
+    // A kept part may be longer than a part only where a foreign `Releaser` is wrong.
     let mut kept = kept.iter().peekable();
     for part in parts {
         let region = part.region;

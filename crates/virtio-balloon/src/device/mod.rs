@@ -226,7 +226,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
     ///
     /// # Errors
     ///
-    /// What is negotiated does not go with devices: see [`PassthroughError`]. Then none may be attached before
+    /// Negotiated features that do not go with devices: see [`PassthroughError`]. Then none may be attached before
     /// the driver has reset the device.
     pub fn devices_attached(&mut self) -> Result<(), PassthroughError> {
         let has = |features| self.has(features);

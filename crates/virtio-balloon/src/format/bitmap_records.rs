@@ -64,7 +64,7 @@ impl BitmapRecords {
     ///
     /// # Errors
     ///
-    /// Those of [`encode`](MessageFormat::encode).
+    /// As [`encode`](MessageFormat::encode).
     pub fn encode_bitmap(
         &self,
         source: &mut MessageSource<Stretches<'_>>,

@@ -62,7 +62,7 @@ impl<D: Domains> VirtioIommu<D> {
     ///
     /// # Errors
     ///
-    /// Those of a queue that cannot be used: see [`RingError`].
+    /// A queue that cannot be used: see [`RingError`].
     pub fn requests<Q: QueueT, M: GuestMemory>(
         &mut self,
         queue: &mut Q,
@@ -84,7 +84,7 @@ impl<D: Domains> VirtioIommu<D> {
     ///
     /// # Errors
     ///
-    /// Those of a queue that cannot be used: see [`RingError`].
+    /// A queue that cannot be used: see [`RingError`].
     pub fn faults<Q: QueueT, M: GuestMemory>(
         &mut self,
         queue: &mut Q,
