@@ -225,7 +225,7 @@ fn every_driver_is_given_the_node_of_its_unit() {
     let smmuv3 = Identity(&[
         (0x00, 1 << 24 | 2 << 21 | 0b1_1011),
         (0x04, 8 << 21 | 8 << 16 | 16),
-        (0x14, 1 << 4 | 4),
+        (0x14, 1 << 4 | 5),
     ]);
     let config = smmuv3::Config {
         node: registers(0x0905_0000),
