@@ -15,8 +15,8 @@
 //! ## Address spaces
 //!
 //! * [`Ioas`]: the memory that devices of one owner see, in [`Area`]s with their [`Prot`]; opened with [`IoasOptions`];
-//! * [`OpenSpace`]: the seam to what it is opened over, [`Iommufd`], [`Type1`] or [`SoftwareIommu`]; [`Mapper`] is the seam to
-//!   a kernel interface of another;
+//! * [`OpenSpace`]: the seam to what it is opened over, [`Iommufd`], [`Type1`], [`Iommu`] or [`SoftwareIommu`]; [`Mapper`] is
+//!   the seam to a kernel interface of another;
 //! * [`Memory`]: a memory object with its pins, charged to a [`Ledger`]; [`HostMemory`] is one of this process;
 //! * [`GuestRam`]: a guest's memory of the crate `vm-memory`, as it is mapped (feature `vm-memory`);
 //! * [`Endpoint`]: a device that can be attached;
@@ -55,6 +55,7 @@
 //! ## IOMMU units
 //!
 //! * [`Unit`]: the seam to a unit, which knows devices by [`DeviceId`], domains by [`DomainId`], its node by [`NodeId`];
+//! * [`Iommu`]: a unit with memory for its page tables, over which address spaces are opened;
 //! * [`SoftwareIommu`]: an IOMMU in software over memory of this process; [`SoftwareUnit`] is its unit, over any memory, as a
 //!   [`RunMap`];
 //! * [`Fault`]: a blocked access; [`FlushError`]: a flush that did not end.
@@ -117,7 +118,7 @@ pub use runs::{GuestAddr, Iova, Offset, Pa, PageSizes, Run, Span};
 #[doc(inline)]
 pub use ioas::{
     Area, AttachError, Capabilities, CloseError, DetachError, Endpoint, ExternalPin, HarvestError,
-    Harvested, HostMemory, Ioas, IoasOptions, Ledger, Listener, MapError, Memory, Observer,
+    Harvested, HostMemory, Ioas, IoasOptions, Iommu, Ledger, Listener, MapError, Memory, Observer,
     OpenError, OpenSpace, ReleaseError, SoftwareIommu, Tracking, TrackingError, UnmapError,
     Unsupported, WhenUnmapped,
 };

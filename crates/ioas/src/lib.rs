@@ -14,7 +14,7 @@
 //! feature `linux` adds memory objects that the kernel pins (`HostMemory`) and table memory of the host (`HostTables`,
 //! and `NodeTables` by node).
 //!
-//! Devices reach the memory through tables of ours, or, with the features `vfio` and `iommufd`, through
+//! Devices reach the memory through tables of ours in an [`Iommu`], or, with the features `vfio` and `iommufd`, through
 //! mappings of the kernel's interfaces of these names ([`OpenSpace`], [`Mapper`]), as is chosen at run time. All of them
 //! have the same errors; [`Ioas::capabilities`] says what each can do.
 
@@ -65,10 +65,9 @@ pub use memory::object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, 
 pub use memory::synthetic::Synthetic;
 pub use memory::{Hold, Memory};
 #[cfg(feature = "linux")]
-#[cfg(feature = "linux")]
 pub use own::software::{PinnedMemory, SoftwareIommu, SoftwareIommuUnit, SoftwarePort};
 pub use own::{
-    BuildDomain, DecodeError, DomainIds, HandOverError, HandedArea, HandedDomain, Handover,
+    BuildDomain, DecodeError, DomainIds, HandOverError, HandedArea, HandedDomain, Handover, Iommu,
     Leaving, TableBuilder, TableBuilderError, TakeOverError, TakenDomain,
 };
 pub use space::backend::{Capabilities, Capability, Unsupported};

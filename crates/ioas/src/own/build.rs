@@ -1,6 +1,5 @@
 //! Who builds tables for new domains.
 
-use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -100,16 +99,18 @@ impl DomainIds {
     }
 }
 
-/// Builds tables in the first of the formats that the unit walks, with as many levels as it offers.
+/// Builds tables in the first of the formats that the unit walks, with as many levels as it offers. Clones share
+/// memory and numbers.
+#[derive(Clone)]
 pub struct TableBuilder {
-    memories: Box<Memories>,
+    memories: Arc<Memories>,
     ids: Arc<DomainIds>,
-    formats: Vec<FormatId>,
+    formats: Arc<[FormatId]>,
 }
 
 /// Builds a table of this format, levels and leaves in the memory of a node.
 type Memories =
-    dyn FnMut(Option<NodeId>, FormatId, u8, PageSizes) -> Result<AnyTable, Cause> + Send;
+    dyn Fn(Option<NodeId>, FormatId, u8, PageSizes) -> Result<AnyTable, Cause> + Send + Sync;
 
 impl fmt::Debug for TableBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -160,12 +161,12 @@ impl TableBuilder {
     /// Tables in the memory that `memories` has for a node, or anywhere for `None`. It is asked for each
     /// domain, and answers for where that memory really is.
     pub fn on_nodes<M: ErasableMemory>(
-        mut memories: impl FnMut(Option<NodeId>) -> Result<M, Cause> + Send + 'static,
+        memories: impl Fn(Option<NodeId>) -> Result<M, Cause> + Send + Sync + 'static,
         ids: Arc<DomainIds>,
         formats: impl IntoIterator<Item = FormatId>,
     ) -> Self {
         Self {
-            memories: Box::new(move |node, format, levels, sizes| {
+            memories: Arc::new(move |node, format, levels, sizes| {
                 Ok(AnyTable::new(format, levels, sizes, memories(node)?)?)
             }),
             ids,
@@ -184,7 +185,7 @@ impl BuildDomain for TableBuilder {
         let can = unit.capabilities();
         let support = self.formats.iter().find_map(|format| can.format(*format));
         let Some(support) = support else {
-            let tried = self.formats.clone();
+            let tried = self.formats.to_vec();
             return Err(TableBuilderError::NoFormat { tried }.into());
         };
         let levels = levels(&can, support.levels);

@@ -34,6 +34,7 @@ pub(crate) mod software;
 mod space;
 mod spare;
 mod take_over;
+mod unit;
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -51,6 +52,7 @@ pub use build::{BuildDomain, DomainIds, TableBuilder, TableBuilderError};
 pub use encoding::DecodeError;
 pub use handover::{HandOverError, HandedArea, HandedDomain, Handover, Leaving};
 pub use take_over::{TakeOverError, TakenDomain};
+pub use unit::Iommu;
 
 pub(crate) use dirty_log::DirtyLog;
 pub(crate) use domain::{Devices, Domain, Member, detach};

@@ -16,7 +16,7 @@ use iommu::{BadTarget, DeviceId, FlushError, Port, RunMap, SoftwareUnit, TargetM
 use iopt::FormatId;
 use runs::{Iova, Offset, Pa, Span};
 
-use super::{DomainIds, TableBuilder};
+use super::{DomainIds, Iommu, TableBuilder};
 use crate::areas::area::Area;
 use crate::lock::Mutex;
 use crate::memory::Memory;
@@ -72,17 +72,8 @@ pub type SoftwarePort = Port<Arc<HostTables>, Arc<PinnedMemory>>;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
-pub struct SoftwareIommu {
-    unit: Arc<SoftwareIommuUnit>,
-    ids: Arc<DomainIds>,
-}
-
-impl core::fmt::Debug for SoftwareIommu {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("SoftwareIommu").finish_non_exhaustive()
-    }
-}
+#[derive(Clone, Debug)]
+pub struct SoftwareIommu(Iommu<SoftwareIommuUnit>);
 
 impl SoftwareIommu {
     /// An IOMMU without devices.
@@ -94,39 +85,34 @@ impl SoftwareIommu {
         let storage = MappedStorage::new(TABLE_BYTES, None).map_err(OpenError::Tables)?;
         let tables = HostTables::new(storage, TABLE_WINDOW);
         let tables = Arc::new(tables.map_err(|cause| OpenError::Tables(Box::new(cause)))?);
-        let unit = SoftwareUnit::new(tables, Arc::new(PinnedMemory::default()));
-        Ok(Self {
-            unit: Arc::new(unit),
-            ids: DomainIds::new(DOMAIN_BITS),
-        })
+        let unit = SoftwareUnit::new(Arc::clone(&tables), Arc::new(PinnedMemory::default()));
+        let builder = TableBuilder::new(tables, DomainIds::new(DOMAIN_BITS), [FormatId::VtdSs]);
+        Ok(Self(Iommu::with_builder(Arc::new(unit), builder)))
     }
 
     /// A device, to be [attached](Ioas::attach).
     pub fn device(&self, device: DeviceId) -> Endpoint {
-        Endpoint::from((Arc::clone(&self.unit), device))
+        self.0.device(device)
     }
 
     /// A port by which `device` accesses memory; one for each thread that plays the device.
     pub fn port(&self, device: DeviceId) -> SoftwarePort {
-        self.unit.port(device)
+        self.unit().port(device)
     }
 
     /// The unit: its faults, its counters, its table memory.
     pub const fn unit(&self) -> &Arc<SoftwareIommuUnit> {
-        &self.unit
+        self.0.unit()
     }
 }
 
 impl OpenSpace for SoftwareIommu {
     /// An address space without a domain, which the first device brings.
     fn open_space(&self, options: IoasOptions) -> Result<Ioas, OpenError> {
-        let ids = Arc::clone(&self.ids);
-        let tables = Arc::clone(self.unit.tables());
-        let memory = Arc::clone(self.unit.data());
+        let memory = Arc::clone(self.unit().data());
         let number = memory.spaces.fetch_add(1, Ordering::Relaxed);
-        options
-            .listener(Arc::new(Space { memory, number }))
-            .over_tables(TableBuilder::new(tables, ids, [FormatId::VtdSs]))
+        let space = Space { memory, number };
+        self.0.open_space(options.listener(Arc::new(space)))
     }
 }
 

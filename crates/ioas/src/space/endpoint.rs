@@ -8,7 +8,7 @@ use iommu::{DeviceId, NodeId, Unit};
 
 /// A device, or a group of devices, that an [`Ioas`](crate::Ioas) can be attached to.
 ///
-/// - A device behind a unit that walks tables of ours: `(unit, DeviceId)`.
+/// - A device behind a unit that walks tables of ours: [`Iommu::device`](crate::Iommu::device), or `(unit, DeviceId)`.
 /// - What the kernel knows by a file: an `Arc` of a [`vfio::Group`](crate::vfio::Group), of an
 ///   [`iommufd::BoundDevice`](crate::iommufd::BoundDevice), or of what another
 ///   [`Mapper`](crate::Mapper) takes.

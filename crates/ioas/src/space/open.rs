@@ -1,5 +1,5 @@
 //! Address spaces over what was opened: an [`Iommufd`](crate::iommufd::Iommufd), a
-//! [`Type1`](crate::vfio::Type1), a [`SoftwareIommu`](crate::SoftwareIommu), or tables of the caller's.
+//! [`Type1`](crate::vfio::Type1), an [`Iommu`](crate::Iommu) or [`SoftwareIommu`](crate::SoftwareIommu), or tables of the caller's.
 //!
 //! Each of them decides how an address space maps, and holds the account that is charged. All address spaces
 //! over one share that account.

@@ -20,6 +20,7 @@ mod domains;
 mod external;
 mod faults;
 mod given;
+mod iommu;
 mod kept;
 mod layouts;
 mod lazy;

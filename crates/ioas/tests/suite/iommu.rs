@@ -1,0 +1,127 @@
+//! Address spaces over one unit: their domains, and devices that move between them.
+
+use std::sync::Arc;
+
+use ioas::{AttachError, DomainIds, Ioas, Iommu, Memory, Synthetic, TableBuilder};
+use iommu::{DomainId, Port, SoftwareConfig, SoftwareUnit, UnitCapabilities};
+use iopt::{FormatId, HeapTables, Prot};
+use runs::Span;
+
+use super::common::machines::{SMALL, Tables, can, dev};
+use super::common::{Echo, GIB, MIB, unlimited};
+
+const AT: u64 = 3 * GIB;
+
+fn iommu(tables: &Tables, capabilities: UnitCapabilities) -> Iommu<SoftwareUnit<Tables, Echo>> {
+    let config = SoftwareConfig {
+        capabilities,
+        ..SoftwareConfig::default()
+    };
+    let unit = SoftwareUnit::with_config(tables.clone(), Echo, config);
+    Iommu::new(Arc::new(unit), tables.clone())
+}
+
+fn tables() -> Tables {
+    Arc::new(HeapTables::with_tables(64).unwrap())
+}
+
+fn frames(at: u64) -> Arc<Memory> {
+    unlimited(Arc::new(Synthetic::new([Span::new(at, MIB)])))
+}
+
+fn numbers(space: &Ioas) -> Vec<(DomainId, FormatId)> {
+    space.tables(|id, table| (id, table.root().format))
+}
+
+fn read(port: &mut Port<Tables, Echo>) -> Option<u64> {
+    let mut word = [0];
+    port.read(AT, &mut word).ok().map(|()| word[0])
+}
+
+#[test]
+fn a_device_moves_between_the_address_spaces_of_a_unit() {
+    let tables = tables();
+    let iommu = iommu(&tables, can(FormatId::VtdSs, SMALL, false));
+    let spaces = [GIB, 2 * GIB].map(|at| {
+        let space = Ioas::over(&iommu.clone()).unwrap();
+        space
+            .map(AT, &frames(at), Span::new(0, MIB), Prot::RW)
+            .unwrap();
+        space
+    });
+    assert_eq!(spaces.each_ref().map(|space| numbers(space).len()), [0, 0]);
+    for (space, n) in spaces.iter().zip(1..) {
+        space.attach(iommu.device(dev(n))).unwrap();
+        let id = DomainId(u32::from(n));
+        assert_eq!(numbers(space), [(id, FormatId::VtdSs)]);
+    }
+    let mut ports = [1, 2].map(|n| iommu.unit().port(dev(n)));
+    assert_eq!(ports.each_mut().map(read), [Some(GIB), Some(2 * GIB)]);
+
+    let [first, second] = &spaces;
+    let refused = second.attach(iommu.device(dev(1)));
+    assert!(matches!(refused, Err(AttachError::Unit(_))), "{refused:?}");
+    first.detach(dev(1)).unwrap();
+    assert_eq!(ports.each_mut().map(read), [None, Some(2 * GIB)]);
+    second.attach(iommu.device(dev(1))).unwrap();
+    assert_eq!(ports.each_mut().map(read), [Some(2 * GIB); 2]);
+
+    for space in spaces {
+        space.close().unwrap();
+    }
+    assert_eq!(tables.in_use(), 0);
+}
+
+#[test]
+fn numbers_of_domains_end_with_the_units_bits_and_come_back() {
+    let mut can = can(FormatId::AmdV1, SMALL, false);
+    can.domain_bits = 2;
+    let iommu = iommu(&tables(), can);
+    let attach = |n| {
+        let space = Ioas::over(&iommu).unwrap();
+        space.attach(iommu.device(dev(n))).map(|()| space)
+    };
+    let mut spaces = [1, 2, 3].map(|n| attach(n).unwrap());
+    let none = attach(4).unwrap_err();
+    let AttachError::Build(cause) = none else {
+        panic!("{none}");
+    };
+    assert_eq!(cause.to_string(), "all numbers of domains are in use");
+    spaces[1].detach(dev(2)).unwrap();
+    spaces[1] = attach(4).unwrap();
+    assert_eq!(numbers(&spaces[1]), [(DomainId(2), FormatId::AmdV1)]);
+}
+
+#[test]
+fn two_units_that_share_numbers_share_address_spaces() {
+    let tables = tables();
+    let [first, second] = [FormatId::VtdSs, FormatId::AmdV1].map(|format| {
+        let config = SoftwareConfig {
+            capabilities: can(format, SMALL, false),
+            ..SoftwareConfig::default()
+        };
+        Arc::new(SoftwareUnit::with_config(tables.clone(), Echo, config))
+    });
+    let formats = [FormatId::AmdV1, FormatId::VtdSs];
+    let builder = TableBuilder::new(tables.clone(), DomainIds::new(16), formats);
+    let first = Iommu::with_builder(first, builder.clone());
+    let second = Iommu::with_builder(second, builder);
+
+    let space = Ioas::over(&first).unwrap();
+    space.attach(first.device(dev(1))).unwrap();
+    space.attach(second.device(dev(2))).unwrap();
+    let other = Ioas::over(&second).unwrap();
+    other.attach(second.device(dev(3))).unwrap();
+    let domain = |id, format| (DomainId(id), format);
+    assert_eq!(
+        numbers(&space),
+        [domain(1, FormatId::VtdSs), domain(2, FormatId::AmdV1)]
+    );
+    assert_eq!(numbers(&other), [domain(3, FormatId::AmdV1)]);
+    space
+        .map(AT, &frames(GIB), Span::new(0, MIB), Prot::RW)
+        .unwrap();
+    let units = [(&first, 1), (&second, 2), (&second, 3)];
+    let seen = units.map(|(iommu, n)| read(&mut iommu.unit().port(dev(n))));
+    assert_eq!(seen, [Some(GIB), Some(GIB), None]);
+}
