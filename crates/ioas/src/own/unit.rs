@@ -4,7 +4,8 @@ use alloc::sync::Arc;
 use core::fmt;
 
 use iommu::{DeviceId, Unit};
-use iopt::ErasableMemory;
+use iopt::format::ArmConfig;
+use iopt::{ErasableMemory, FormatId};
 
 use super::{DomainIds, TableBuilder};
 use crate::space::Ioas;
@@ -73,13 +74,22 @@ impl<U> fmt::Debug for Iommu<U> {
 
 impl<U: Unit + 'static> Iommu<U> {
     /// `unit`, with tables in `memory`, which the unit can read: in the first format that its
-    /// [capabilities](iommu::UnitCapabilities::formats) list, with domains numbered from 1 on.
+    /// [capabilities](iommu::UnitCapabilities::formats) list, of Arm's stage 1 the lower half, with domains numbered from
+    /// 1 on.
     ///
     /// Where the unit reads past the processor's caches ([`coherent_walks`](iommu::UnitCapabilities::coherent_walks) is
     /// false), `memory` writes stores back, as [`NonCoherent`](iopt::observe::NonCoherent) does.
     pub fn new<M: ErasableMemory + Clone>(unit: Arc<U>, memory: M) -> Self {
         let can = unit.capabilities();
-        let formats = can.formats.iter().flatten().map(|support| support.format);
+        let formats = can.formats.iter().flatten();
+        let formats = formats.map(|support| match support.format {
+            // Listed is the upper half where the unit walks both; an address space begins at 0.
+            FormatId::ArmStage1(arm) => FormatId::ArmStage1(ArmConfig {
+                upper: false,
+                ..arm
+            }),
+            format => format,
+        });
         let builder = TableBuilder::new(memory, DomainIds::new(can.domain_bits), formats);
         Self::with_builder(unit, builder)
     }

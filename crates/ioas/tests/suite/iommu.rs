@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ioas::{AttachError, DomainIds, Ioas, Iommu, Memory, Synthetic, TableBuilder};
 use iommu::{DomainId, Port, SoftwareConfig, SoftwareUnit, UnitCapabilities};
+use iopt::format::{ArmConfig, ArmGranule};
 use iopt::{FormatId, HeapTables, Prot};
 use runs::Span;
 
@@ -90,6 +91,26 @@ fn numbers_of_domains_end_with_the_units_bits_and_come_back() {
     spaces[1].detach(dev(2)).unwrap();
     spaces[1] = attach(4).unwrap();
     assert_eq!(numbers(&spaces[1]), [(DomainId(2), FormatId::AmdV1)]);
+}
+
+/// SMMUv3 lists the upper half of stage 1, which stands for the lower one too.
+#[test]
+fn an_address_space_over_arms_stage_1_begins_at_0() {
+    let arm = |upper| {
+        FormatId::ArmStage1(ArmConfig {
+            granule: ArmGranule::K4,
+            input_bits: 48,
+            upper,
+        })
+    };
+    let iommu = iommu(&tables(), can(arm(true), SMALL, false));
+    let space = Ioas::over(&iommu).unwrap();
+    space.attach(iommu.device(dev(1))).unwrap();
+    space
+        .map(AT, &frames(GIB), Span::new(0, MIB), Prot::RW)
+        .unwrap();
+    assert_eq!(numbers(&space), [(DomainId(1), arm(false))]);
+    assert_eq!(read(&mut iommu.unit().port(dev(1))), Some(GIB));
 }
 
 #[test]
