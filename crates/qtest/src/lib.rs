@@ -7,7 +7,7 @@
 //! * [`Error`]: what can go wrong, by name;
 //! * [`pci`]: configuration space, enumeration, base addresses;
 //! * [`edu`]: QEMU's device for lessons, whose DMA engine is programmed by registers;
-//! * [`nvme`]: the admin queue of an NVMe controller, which finds its work in memory;
+//! * [`nvme`]: an NVMe controller, which finds its work in memory: who it is, blocks read and written;
 //!
 //! # The clock
 //!

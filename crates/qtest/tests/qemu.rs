@@ -12,7 +12,7 @@ use std::{env, fs, io::ErrorKind, path::Path, process::Command, thread, time::Du
 use qtest::{
     Error, HALT, Irq, Machine,
     edu::{self, Edu},
-    nvme::{self, Nvme, Ring, Status},
+    nvme::{self, Data, Nvme, Ring, Status},
     pci::{self, Address, BarKind, Config, Window},
 };
 use tempfile::TempDir;
@@ -382,7 +382,11 @@ fn an_nvme_controller_finds_its_commands_in_memory() {
     const NVME: Address = Address::new(0, 7, 0);
     let directory = TempDir::new().unwrap();
     let mut qemu = q35(directory.path());
-    qemu.args(["-device", "nvme,addr=7,serial=a-serial-number"]);
+    let disk = directory.path().join("disk");
+    std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    let drive = format!("if=none,id=disk,format=raw,file={}", disk.display());
+    qemu.args(["-drive", &drive]);
+    qemu.args(["-device", "nvme,addr=7,serial=a-serial-number,drive=disk"]);
     let Some(machine) = start(qemu) else { return };
     let config = Config::q35(&machine, ECAM).unwrap();
     let found = config.functions(0).unwrap();
@@ -405,6 +409,39 @@ fn an_nvme_controller_finds_its_commands_in_memory() {
         machine.read(data + 4, &mut serial).unwrap();
         assert_eq!(&serial, b"a-serial-number     ", "command {nth}");
     }
+    // Blocks: in one page, in two, and by a list of addresses; the first page is not a whole one.
+    let bytes_of = |pages: u64| pages * nvme::PAGE_BYTES - 512;
+    let data = |pages| Data {
+        device: 0x40_0000 + 512,
+        bytes: bytes_of(pages),
+        list: ring(0x60_0000),
+    };
+    let none = nvme.read(0, data(1));
+    assert!(matches!(none, Err(nvme::Error::NoQueues)));
+    let created = nvme.create_queues(ring(0x61_0000), ring(0x62_0000));
+    assert_eq!(created.unwrap(), Status::SUCCESS);
+    for pages in [1, 2, 3, 9] {
+        let bytes: Vec<u8> = (0..bytes_of(pages))
+            .map(|nth| (nth * pages / 7) as u8)
+            .collect();
+        machine.write(data(pages).device, &bytes).unwrap();
+        assert_eq!(nvme.write(3 * pages, data(pages)).unwrap(), Status::SUCCESS);
+        machine
+            .memset(data(pages).device, data(pages).bytes, 0xee)
+            .unwrap();
+        assert_eq!(nvme.read(3 * pages, data(pages)).unwrap(), Status::SUCCESS);
+        let mut found = vec![0; bytes.len()];
+        machine.read(data(pages).device, &mut found).unwrap();
+        assert!(found == bytes, "{pages} pages");
+    }
+    for bytes in [0, 100, bytes_of(nvme::MOST_PAGES) + 512] {
+        let refused = nvme.read(0, Data { bytes, ..data(1) });
+        let right = matches!(refused, Err(nvme::Error::Data { .. }));
+        assert!(right, "{bytes}: {refused:?}");
+    }
+    let whole = (1 << 20) / nvme::BLOCK_BYTES;
+    assert_ne!(nvme.read(whole, data(1)).unwrap(), Status::SUCCESS);
+    nvme.stop().unwrap();
     // A ring where no memory is.
     let nowhere = Ring {
         address: 0x10_0000,
