@@ -24,6 +24,101 @@ pub type SpinLock = spin::Mutex<()>;
 ///
 /// Offsets are multiples of the width, and partly come from the unit's own registers: one that lies
 /// outside reads as all ones, and a write to it does nothing.
+///
+/// # Registers at an address
+///
+/// Volatile accesses, as a kernel has them. Plain memory stands for a unit below, an SMMU of version 2 (IHI 0062, issue
+/// B) with the three words that its driver probes: it stores what is written and is never busy.
+///
+/// ```
+/// use core::ptr::NonNull;
+/// use core::sync::atomic::{AtomicU32, Ordering, fence};
+///
+/// use iommu::{Registers, Smmu, SpinLock, Unit, smmu};
+///
+/// struct Mmio {
+///     base: NonNull<u8>,
+///     bytes: usize,
+/// }
+///
+/// // SAFETY: registers may be reached from any processor; each access is one.
+/// unsafe impl Send for Mmio {}
+/// // SAFETY: as above.
+/// unsafe impl Sync for Mmio {}
+///
+/// impl Mmio {
+///     /// # Safety
+///     ///
+///     /// `bytes` bytes from `base` on, a multiple of 8, are the unit's registers, mapped as device memory as
+///     /// long as this lives, and no other driver drives the unit.
+///     unsafe fn new(base: NonNull<u8>, bytes: usize) -> Self {
+///         Self { base, bytes }
+///     }
+///
+///     /// The register of 32 or 64 bits at an offset, which may come from the unit: not one beyond the last.
+///     fn at<T>(&self, offset: usize) -> Option<NonNull<T>> {
+///         let inside = offset % size_of::<T>() == 0 && offset < self.bytes;
+///         // SAFETY: `offset` is a multiple of `T`'s size below `bytes`, so all of `T` lies in the mapping.
+///         inside.then(|| unsafe { self.base.add(offset) }.cast())
+///     }
+///
+///     fn read<T>(&self, offset: usize) -> Option<T> {
+///         // SAFETY: a register, as `new` was promised, and aligned.
+///         let value = self.at(offset).map(|at| unsafe { at.read_volatile() });
+///         // What is read from memory now is as new as this. On Arm: `dsb ld`.
+///         fence(Ordering::SeqCst);
+///         value
+///     }
+///
+///     fn write<T>(&self, offset: usize, value: T) {
+///         // What was stored to memory comes before. On Arm: `dsb st`.
+///         fence(Ordering::SeqCst);
+///         if let Some(at) = self.at(offset) {
+///             // SAFETY: a register, as `new` was promised, and aligned.
+///             unsafe { at.write_volatile(value) }
+///         }
+///     }
+/// }
+///
+/// impl Registers for Mmio {
+///     type Lock = SpinLock;
+///
+///     fn read32(&self, offset: usize) -> u32 {
+///         self.read(offset).unwrap_or(u32::MAX)
+///     }
+///     fn write32(&self, offset: usize, value: u32) {
+///         self.write(offset, value);
+///     }
+///     fn read64(&self, offset: usize) -> u64 {
+///         self.read(offset).unwrap_or(u64::MAX)
+///     }
+///     fn write64(&self, offset: usize, value: u64) {
+///         self.write(offset, value);
+///     }
+///     /// A kernel looks at its clock here, and gives up after a second.
+///     fn wait(&self, round: u32) -> bool {
+///         core::hint::spin_loop();
+///         round < 1_000_000
+///     }
+/// }
+///
+/// // IDR0 to IDR2 (section 10.6.1): both stages, coherent walks, 16 streams with ids of 15 bits; 16 pages of 4 KiB with
+/// // global registers and as many with 4 context banks; 48 bits of addresses, tables of 4 KiB.
+/// let idrs = [7 << 28 | 1 << 27 | 1 << 14 | 15 << 9 | 16, 3 << 28 | 4, 1 << 12 | 5 << 8 | 5 << 4 | 5];
+/// let block: Vec<AtomicU32> = (0..32 * 1024).map(|_| AtomicU32::new(0)).collect();
+/// for (place, idr) in block[8..].iter().zip(idrs) {
+///     place.store(idr, Ordering::Relaxed);
+/// }
+/// // SAFETY: so many bytes, which outlive the driver, may be written by any thread, and only this driver does.
+/// let registers = unsafe { Mmio::new(NonNull::from(&*block).cast(), size_of_val(&*block)) };
+/// let unit = Smmu::new(registers, smmu::Config::default())?;
+/// assert_eq!((unit.capabilities().input_bits, unit.capabilities().output_bits), (48, 48));
+/// unit.enable()?;
+/// // CR0.CLIENTPD is clear: streams are translated.
+/// assert_eq!(unit.registers().read32(0) & 1, 0);
+/// unit.tear_down()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub trait Registers {
     /// What keeps two threads out of the unit's structures and queues: [`SpinLock`] where no interrupt handler
     /// maps or unmaps, and in a kernel where one does, a lock that disables interrupts. It is held while a
