@@ -3,11 +3,13 @@
 //!
 //! What such a system has, and here comes from this file:
 //!
-//! * memory that the unit sees too: [`Machine::stretch`]. A kernel has its direct map of all memory, and a
-//!   page allocator from which it takes a stretch;
-//! * the unit's registers: [`Machine::registers`]. A kernel maps them uncached, and has volatile accesses:
-//!   the example `smmu` shows these;
-//! * a device that does DMA: QEMU's `edu`, which copies between memory and a buffer of its own.
+//! * memory that the unit sees too: [`Machine::table_memory`]. A kernel has its direct map of all memory, and a page
+//!   allocator from which it takes a stretch;
+//! * page frames for buffers: [`Machine::frames`]. A kernel's allocator says where they are;
+//! * the unit's registers: [`Machine::registers`]. A kernel maps them uncached, and has volatile accesses: see
+//!   [`iommu::Registers`];
+//! * a device that does DMA: QEMU's NVMe controller with a disk of 1 MiB, by [`qtest::nvme`]. A kernel has its own
+//!   driver.
 //!
 //! The machine has 128 MiB, which are shared with this process. Of them 32 MiB are for tables and structures.
 
@@ -18,7 +20,7 @@ use std::{
     fs,
     os::fd::AsRawFd as _,
     process::{self, Command},
-    sync::atomic::AtomicU64,
+    sync::{Arc, atomic::AtomicU64},
     thread,
     time::Duration,
 };
@@ -27,11 +29,12 @@ use std::{
 #[path = "machine/in_process.rs"]
 pub mod in_process;
 
-use dmaspace::{Backing, Mapping};
+use dmaspace::{Backing, Mapping, Pa, Span};
 use iommu::DeviceId;
+use iommu::iopt::{Arena, AtomicMeta};
 use qtest::{
     HALT,
-    edu::Edu,
+    nvme::{self, Nvme, Ring},
     pci::{Address, Config, Window},
 };
 use tempfile::NamedTempFile;
@@ -42,8 +45,11 @@ const MIB: u64 = 1 << 20;
 const STRETCH: u64 = 64 * MIB;
 const STRETCH_BYTES: u64 = 32 * MIB;
 
-/// The device: `edu` at 00:05.0.
+/// The device: an NVMe controller at 00:05.0.
 pub const DEVICE: DeviceId = DeviceId::pci(0, 5, 0);
+
+/// Memory for page tables, and for the unit's structures and queues.
+pub type TableMemory = Arc<Arena<(&'static [AtomicU64], &'static [AtomicMeta])>>;
 
 /// A kind of machine.
 #[derive(Clone, Copy, Debug)]
@@ -100,20 +106,33 @@ pub const RISCV: Board = Board {
 /// A machine after reset. Its device may do DMA.
 #[derive(Debug)]
 pub struct Machine {
-    qtest: qtest::Machine,
+    qtest: Arc<qtest::Machine>,
     board: Board,
-    memory: Mapping,
+    memory: &'static Mapping,
     window: Window,
-    edu: u64,
+    controller: u64,
+    _disk: NamedTempFile,
 }
 
 impl Machine {
-    /// Starts one, with more options for QEMU: the unit, which comes before the device.
-    pub fn start(board: Board, unit: &[&str]) -> Result<Self, Box<dyn Error>> {
+    /// Starts one with a unit by QEMU's option `-device`: the first of these that this QEMU has, or the board's own where
+    /// there is none.
+    pub fn start(board: Board, units: &[&str]) -> Result<Self, Box<dyn Error>> {
+        let Some((first, others)) = units.split_first() else {
+            return Self::start_with(board, &[]);
+        };
+        let started = Self::start_with(board, &["-device", first]);
+        match others {
+            [] => started,
+            _ => started.or_else(|_| Self::start(board, others)),
+        }
+    }
+
+    /// The same with options for the unit, which comes before the device.
+    fn start_with(board: Board, unit: &[&str]) -> Result<Self, Box<dyn Error>> {
         let mut qemu = Command::new(board.program);
         qemu.args(["-nodefaults", "-no-user-config"]);
         qemu.args(board.arguments);
-        // The clock goes from deadline to deadline: a transfer of `edu` does not take 100 ms.
         qemu.args([
             "-accel",
             "tcg",
@@ -122,7 +141,8 @@ impl Machine {
             "-m",
             "128M",
         ]);
-        let memory = Mapping::new(Backing::Memfd, 128 * MIB, None)?;
+        // There until the end of the program, as a machine's memory is.
+        let memory: &Mapping = Box::leak(Box::new(Mapping::new(Backing::Memfd, 128 * MIB, None)?));
         let file = memory.fd().ok_or("memory without a file")?.as_raw_fd();
         let (process, bytes) = (process::id(), memory.len());
         let path = format!("/proc/{process}/fd/{file}");
@@ -137,86 +157,103 @@ impl Machine {
         fs::write(firmware.path(), code)?;
         qemu.arg("-bios").arg(firmware.path());
         qemu.args(unit);
-        qemu.args(["-device", "edu,addr=5,dma_mask=0xffffffffffffffff"]);
-        let qtest = qtest::Machine::start(qemu)?;
+        let disk = NamedTempFile::new()?;
+        disk.as_file().set_len(MIB)?;
+        let drive = format!("if=none,id=disk,format=raw,file={}", disk.path().display());
+        qemu.args(["-drive", &drive]);
+        qemu.args(["-device", "nvme,addr=5,serial=dmaspace,drive=disk"]);
+        let qtest = Arc::new(qtest::Machine::start(qemu)?);
         let mut machine = Self {
             qtest,
             board,
             memory,
             window: Window::new(board.window, 256 * MIB),
-            edu: 0,
+            controller: 0,
+            _disk: disk,
         };
         if board.program == PC.program {
             Config::q35(&machine.qtest, board.ecam)?;
         }
-        machine.edu = machine.place(Address::new(0, 5, 0))?;
+        machine.controller = machine.place(Address::new(0, 5, 0))?;
         Ok(machine)
     }
 
-    /// PCI's configuration space.
-    pub const fn pci(&self) -> Config<'_> {
-        Config::ecam(&self.qtest, self.board.ecam)
+    /// Gives addresses to the registers of the first PCI function of this class, lets it do DMA, and says where they are.
+    pub fn find(&mut self, class: u32) -> Result<u64, Box<dyn Error>> {
+        let functions = Config::ecam(&self.qtest, self.board.ecam).functions(0)?;
+        let found = functions.iter().find(|function| function.class == class);
+        self.place(found.ok_or("no such PCI function")?.address)
     }
 
-    /// Gives addresses to a PCI function's registers, lets it do DMA, and says where the first ones are.
-    pub fn place(&mut self, function: Address) -> Result<u64, Box<dyn Error>> {
+    fn place(&mut self, function: Address) -> Result<u64, Box<dyn Error>> {
         let config = Config::ecam(&self.qtest, self.board.ecam);
         let bars = config.assign(function, &mut self.window)?;
         config.enable(function)?;
         Ok(bars.first().ok_or("no registers")?.address)
     }
 
-    /// A stretch of physical memory that is unused: all zero, a power of two in size, and at a multiple of
-    /// that.
-    pub fn stretch(&self) -> &[AtomicU64] {
+    /// Memory that the unit sees, for its structures and for page tables: an unused stretch of physical memory, all zero,
+    /// a power of two in size and at a multiple of that. Something is noted beside each page; allocation and addresses
+    /// are arithmetic.
+    pub fn table_memory(&self) -> Result<TableMemory, Box<dyn Error>> {
         let first = (STRETCH / 8) as usize;
         let last = first + (STRETCH_BYTES / 8) as usize;
-        self.memory.cells().get(first..last).unwrap_or_default()
+        let stretch = self.memory.cells().get(first..last).unwrap_or_default();
+        let notes: Vec<_> = (0..stretch.len() / 512)
+            .map(|_| AtomicMeta::new())
+            .collect();
+        let memory = Arena::new((stretch, &*notes.leak()), self.board.ram + STRETCH)?;
+        Ok(Arc::new(memory))
     }
 
-    /// The stretch's physical address.
-    pub const fn stretch_at(&self) -> u64 {
-        self.board.ram + STRETCH
+    /// So many page frames, `at` bytes from the beginning of memory on.
+    pub const fn frames(&self, at: u64, pages: u64) -> Span<Pa> {
+        Span::new(self.board.ram + at, pages * 4096)
     }
 
     /// Registers from a physical address on.
-    pub const fn registers(&self, base: u64) -> Registers<'_> {
-        let machine = &self.qtest;
+    pub fn registers(&self, base: u64) -> Registers {
+        let machine = Arc::clone(&self.qtest);
         Registers { machine, base }
     }
 
-    /// Writes to physical memory, `at` bytes from its beginning on. The physical address.
-    pub fn store(&self, at: u64, bytes: &[u8]) -> Result<u64, qtest::Error> {
-        let address = self.board.ram + at;
-        self.qtest.write(address, bytes)?;
-        Ok(address)
+    /// Writes to physical memory, run after run.
+    pub fn store(&self, runs: &[Span<Pa>], bytes: &[u8]) -> Result<(), qtest::Error> {
+        let mut rest = bytes;
+        for run in runs {
+            let (part, behind) = rest.split_at(rest.len().min(run.len as usize));
+            self.qtest.write(run.start, part)?;
+            rest = behind;
+        }
+        Ok(())
     }
 
-    /// What is there, as text.
-    pub fn load(&self, address: u64, len: usize) -> Result<String, qtest::Error> {
-        let mut bytes = vec![0; len];
-        self.qtest.read(address, &mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    /// All bytes that are there, run after run.
+    pub fn load(&self, runs: &[Span<Pa>]) -> Result<Vec<u8>, qtest::Error> {
+        let mut bytes = Vec::new();
+        for run in runs {
+            let start = bytes.len();
+            bytes.resize(start + run.len as usize, 0);
+            self.qtest.read(run.start, &mut bytes[start..])?;
+        }
+        Ok(bytes)
     }
 
-    /// Has the device read `len` bytes and write them somewhere else; these are addresses as it sees them.
-    /// It does not learn of a fault.
-    pub fn copy(&self, from: u64, to: u64, len: u64) -> Result<(), qtest::edu::Error> {
-        let edu = Edu::new(&self.qtest, self.edu)?;
-        edu.read(from, 0, len)?;
-        edu.write(to, 0, len)
+    /// The controller, enabled with these rings.
+    pub fn nvme(&self, submission: Ring, completion: Ring) -> Result<Nvme<'_>, nvme::Error> {
+        Nvme::new(&self.qtest, self.controller, submission, completion)
     }
 }
 
 /// Registers of a machine that is worked from outside. A command and its answer are in order with every
 /// store of this process, so there are no barriers here.
-#[derive(Clone, Copy, Debug)]
-pub struct Registers<'a> {
-    machine: &'a qtest::Machine,
+#[derive(Clone, Debug)]
+pub struct Registers {
+    machine: Arc<qtest::Machine>,
     base: u64,
 }
 
-impl iommu::Registers for Registers<'_> {
+impl iommu::Registers for Registers {
     type Lock = iommu::SpinLock;
 
     // A bus without an answer reads as all ones.

@@ -1,5 +1,5 @@
-//! The examples: a program for each user, and for each IOMMU one that drives it, on an emulated machine where
-//! there is one. They check what they show, so that they cannot rot.
+//! The examples: a program for each user, and one that drives each emulated IOMMU. They check what they show, so that
+//! they cannot rot.
 
 use anyhow::{Context as _, ensure};
 
@@ -11,14 +11,26 @@ use crate::{
 /// The examples' crate.
 const PACKAGE: &str = "dmaspace-examples";
 
+/// The example that drives an IOMMU, and its units.
+const UNIT: &str = "unit";
+const UNITS: [&str; 5] = ["vtd", "vtd-scalable", "amd-vi", "smmuv3", "riscv"];
+
 /// Runs each one, from its beginning to its end.
 pub(crate) fn run(repository: &Repository) -> anyhow::Result<()> {
     let names = names(repository)?;
     ensure!(!names.is_empty(), "{PACKAGE} has no examples");
     let programs = Programs::build(repository)?;
     let path = programs.path_of_qemu(repository)?;
-    for name in names {
-        cargo::run(programs.example(&name, repository).env("PATH", &path))?;
+    ensure!(names.iter().any(|name| name == UNIT), "no example {UNIT}");
+    for name in &names {
+        let units = match &**name {
+            UNIT => UNITS.map(|unit| vec!["--unit", unit]).to_vec(),
+            _ => vec![Vec::new()],
+        };
+        for unit in units {
+            let mut example = programs.example(name, repository);
+            cargo::run(example.args(unit).env("PATH", &path))?;
+        }
     }
     Ok(())
 }
