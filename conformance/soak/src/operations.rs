@@ -1,17 +1,16 @@
-//! The operations: which there are, how often each comes, and with what. What they do to the model, the world knows.
+//! The operations, by the generator that all rigs share, and which errors of each may come. What they do to the model, the world knows.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use ioas::{AttachError, Flushing, MapError, Placement, UnmapError};
-use iommu::NodeId;
-use iopt::Prot;
-use runs::{GuestAddr, Iova, Span};
+use runs::{GuestAddr, Iova, Offset, Span};
+use shadow::{Generator, Layout, Map, Operation};
 use virtio_balloon::KeepReason;
 
 use crate::mutator::{Mutator, everywhere};
-use crate::scenario::{Fault, INTACT, PAGE, World, sentence};
-use crate::{DEVICES, GUEST, IOVA, MEMORIES, MEMORY, PAGES};
+use crate::scenario::{Fault, INTACT, World, sentence};
+use crate::{DEVICES, GUEST, MEMORIES, MEMORY};
 
 /// What may wait for a lazy flush.
 const LAZY: Flushing = Flushing::Lazy {
@@ -27,8 +26,14 @@ fn now() -> Duration {
     BEGIN.get_or_init(Instant::now).elapsed()
 }
 
-/// An operation, and how often it comes.
-type Operation<'a> = (u64, fn(&mut Mutator<'a>));
+/// Parts of a memory, as the guest has them.
+fn of_guest(memory: usize, parts: Vec<Span<Offset>>) -> Vec<Span<GuestAddr>> {
+    let base = memory as u64 * GUEST;
+    let parts = parts.into_iter();
+    parts
+        .map(|part| Span::new(base + part.start, part.len))
+        .collect()
+}
 
 /// What is said of an operation: done, or why not and whether that was to be expected.
 pub(crate) type Said = Result<(), (String, bool)>;
@@ -38,36 +43,56 @@ fn said<T, E: std::error::Error>(result: Result<T, E>) -> Said {
     result.map(drop).map_err(|cause| (sentence(&cause), false))
 }
 
-impl<'a> Mutator<'a> {
-    const OPERATIONS: [Operation<'a>; 16] = [
-        (30, Self::map),
-        (10, Self::unmap),
-        (12, Self::unmap_cutting),
-        (7, Self::take_out),
-        (7, Self::put_back),
-        (8, Self::inflate),
-        (8, Self::deflate),
-        (6, Self::attach),
-        (3, Self::detach),
-        (2, Self::track),
-        (5, Self::harvest),
-        (1, Self::untrack),
-        (2, Self::flushing),
-        (3, Self::flush),
-        (3, Self::poll),
-        (2, Self::place),
-    ];
-
+impl Mutator<'_> {
     /// Makes one operation.
     pub(crate) fn step(&mut self) {
-        let all: u64 = Self::OPERATIONS.iter().map(|(weight, _)| weight).sum();
-        let mut nth = self.random.u64(..all);
-        for (weight, operation) in Self::OPERATIONS {
-            if nth < weight {
-                return operation(self);
-            }
-            nth -= weight;
+        let region = self.region();
+        let world = self.world;
+        let layout = Layout {
+            iova: everywhere(),
+            memories: MEMORIES,
+            memory: MEMORY,
+            devices: DEVICES,
+        };
+        let next = Generator {
+            space: &world.space,
+            layout,
+            random: self.random,
         }
+        .next(region);
+        match next {
+            None => {}
+            Some(Operation::Map(map)) => self.map(&map),
+            Some(Operation::Unmap(range)) => self.unmap(range),
+            Some(Operation::UnmapCutting(range)) => self.unmap_cutting(range),
+            Some(Operation::TakeOut(range)) => self.take_out(range),
+            Some(Operation::PutBack(range)) => self.put_back(range),
+            Some(Operation::Release(memory, parts)) => self.inflate(&of_guest(memory, parts)),
+            Some(Operation::Restore(memory, parts)) => self.deflate(&of_guest(memory, parts)),
+            Some(Operation::Attach(number)) => {
+                if let Some(number) = self.mine(number) {
+                    self.attach(number);
+                }
+            }
+            Some(Operation::Detach(number)) => {
+                if let Some(number) = self.mine(number) {
+                    self.detach(number);
+                }
+            }
+            Some(Operation::Track(leaf)) => self.track(leaf),
+            Some(Operation::Untrack) => self.untrack(),
+            Some(Operation::Harvest(range)) => self.harvest(range),
+            Some(Operation::SetLazy(lazy)) => self.flushing(lazy),
+            Some(Operation::Flush) => self.flush(),
+            Some(Operation::Poll) => self.poll(),
+            Some(Operation::Place(placement)) => self.place(placement),
+        }
+    }
+
+    /// The device of this mutator that comes for `number`, if it has any.
+    fn mine(&self, number: usize) -> Option<usize> {
+        let mine = (self.number..DEVICES as usize).step_by(self.of);
+        mine.clone().nth(number % mine.len().max(1))
     }
 
     /// Perhaps something is to fail in what comes next.
@@ -78,29 +103,6 @@ impl<'a> Mutator<'a> {
         }
     }
 
-    /// Some area that begins in `region`, if there is one that `suits`.
-    pub(crate) fn some_area(
-        &mut self,
-        region: Span<Iova>,
-        suits: impl Fn(&ioas::Area) -> bool,
-    ) -> Option<Span<Iova>> {
-        let ranges = self.world.space.areas().into_iter().filter(suits);
-        let ranges = ranges.map(|area| area.range());
-        let ranges = ranges.filter(|range| region.contains(range.start));
-        let ranges: Vec<Span<Iova>> = ranges.collect();
-        let nth = self.random.u64(..ranges.len().max(1) as u64);
-        ranges.get(nth as usize).copied()
-    }
-
-    /// Some part of `range`, in whole pages.
-    pub(crate) fn some_part<A>(&mut self, range: Span<A>) -> Span<A> {
-        let all = range.len / PAGE;
-        let first = self.random.u64(..all);
-        let most = (all - first).min(1 << self.random.u64(..10));
-        let count = 1 + self.random.u64(..most);
-        Span::new(range.start + first * PAGE, count * PAGE)
-    }
-
     /// Whether areas begin and end where `range` does, still.
     fn is_whole(&self, range: Span<Iova>) -> bool {
         let at = |at| self.world.space.area_at(at).map(|area| area.range());
@@ -108,30 +110,13 @@ impl<'a> Mutator<'a> {
             && at(range.last()).is_some_and(|area| area.last() == range.last())
     }
 
-    fn map(&mut self) {
-        let region = self.region();
-        let which = self.random.u64(..MEMORIES) as usize;
-        let large = 512;
-        let (unit, most) = match self.random.u64(..8) {
-            0 => (large, 4),
-            1..=3 => (1, 600),
-            _ => (1, 20),
-        };
-        let all = MEMORY / PAGE;
-        let room = region.len / PAGE / unit;
-        let count = unit * (1 + self.random.u64(..most)).min(room);
-        let first = self.random.u64(..(all - count) / unit + 1) * unit;
-        let mut at = (region.start - IOVA) / PAGE;
-        at += self.random.u64(..region.len / PAGE - count + 1);
-        // Half of them so that large leaves are possible.
-        let suitable = at / large * large + first % large;
-        if self.random.u64(..2) == 0 && suitable + count <= PAGES {
-            at = suitable;
-        }
-        let write = self.random.u64(..4) > 0;
-        let prot = if write { Prot::RW } else { Prot::READ };
-        let range = Span::new(IOVA + at * PAGE, count * PAGE);
-        let part = Span::new(first * PAGE, range.len);
+    fn map(&mut self, map: &Map) {
+        let Map {
+            range,
+            memory: which,
+            part,
+            prot,
+        } = *map;
         let before = self.world.before(range);
         let free = self.world.is_free(range);
         self.arm();
@@ -147,22 +132,7 @@ impl<'a> Mutator<'a> {
         self.note("map", &what, said);
     }
 
-    fn unmap(&mut self) {
-        let region = self.region();
-        let Some(mut range) = self.some_area(region, |_| true) else {
-            return;
-        };
-        // With a hole in it perhaps.
-        if let Some(other) = self.some_area(region, |_| true)
-            && self.random.u64(..4) == 0
-        {
-            let last = range.last().max(other.last());
-            range.start = range.start.min(other.start);
-            range.len = last - range.start + 1;
-        }
-        if range.len > 1024 * PAGE && self.random.u64(..4) > 0 {
-            return;
-        }
+    fn unmap(&mut self, range: Span<Iova>) {
         let before = self.world.before(range);
         if !self.is_whole(range) {
             return;
@@ -176,13 +146,7 @@ impl<'a> Mutator<'a> {
         self.note("unmap", &range.to_string(), said);
     }
 
-    fn unmap_cutting(&mut self) {
-        let region = self.region();
-        let whole = match self.random.u64(..3) {
-            0 => None,
-            _ => self.some_area(region, |_| true),
-        };
-        let range = self.some_part(whole.unwrap_or(region));
+    fn unmap_cutting(&mut self, range: Span<Iova>) {
         self.arm();
         let result = self
             .world
@@ -190,19 +154,11 @@ impl<'a> Mutator<'a> {
         self.note("unmap cutting", &range.to_string(), said(result));
     }
 
-    fn take_out(&mut self) {
-        let region = self.region();
-        let Some(area) = self.some_area(region, |area| !area.is_out()) else {
-            return;
-        };
-        let range = self.some_part(area);
+    fn take_out(&mut self, range: Span<Iova>) {
         let before = self.world.before(range);
-        if self
-            .world
-            .space
-            .area_at(area.start)
-            .is_none_or(|now| now.range() != area)
-        {
+        // Another thread may have cut the area meanwhile.
+        let area = self.world.space.area_at(range.start);
+        if area.is_none_or(|area| !area.range().covers(&range)) {
             return;
         }
         self.arm();
@@ -213,11 +169,7 @@ impl<'a> Mutator<'a> {
         self.note("take out", &range.to_string(), said);
     }
 
-    fn put_back(&mut self) {
-        let region = self.region();
-        let Some(range) = self.some_area(region, ioas::Area::is_out) else {
-            return;
-        };
+    fn put_back(&mut self, range: Span<Iova>) {
         let before = self.world.before(range);
         if !self.is_whole(range) {
             return;
@@ -234,17 +186,7 @@ impl<'a> Mutator<'a> {
         self.note("put back", &range.to_string(), said);
     }
 
-    /// Some device of this mutator, if there is one.
-    fn some_device(&mut self) -> Option<usize> {
-        let mine = (self.number..DEVICES as usize).step_by(self.of);
-        let nth = self.random.u64(..mine.len().max(1) as u64);
-        mine.clone().nth(nth as usize)
-    }
-
-    fn attach(&mut self) {
-        let Some(number) = self.some_device() else {
-            return;
-        };
+    fn attach(&mut self, number: usize) {
         let was = self.world.is_attached(number);
         self.arm();
         let attach = |world: &World| world.attach(number);
@@ -261,43 +203,17 @@ impl<'a> Mutator<'a> {
         self.note("attach", &format!("device {number}"), said);
     }
 
-    fn detach(&mut self) {
-        if let Some(number) = self.some_device() {
-            self.detach_one(number);
-        }
-    }
-
-    fn detach_one(&self, number: usize) {
+    fn detach(&self, number: usize) {
         if self.world.is_attached(number) {
             let result = self.world.detach(number);
             self.note("detach", &format!("device {number}"), said(result));
         }
     }
 
-    /// Runs of the guest's memory, as a balloon tells them: they ascend and do not touch.
-    fn some_runs(&mut self) -> Vec<Span<GuestAddr>> {
-        let number = self.random.u64(..MEMORIES);
-        let whole = Span::new(number * GUEST, MEMORY);
-        let mut runs: Vec<Span<GuestAddr>> = (0..1 + self.random.u64(..4))
-            .map(|_| self.some_part(whole))
-            .collect();
-        runs.sort_by_key(|run| run.start);
-        let mut behind = None;
-        runs.retain(|run| {
-            let apart = behind.is_none_or(|behind| run.start > behind);
-            if apart {
-                behind = Some(run.start + run.len);
-            }
-            apart
-        });
-        runs
-    }
-
     /// A balloon takes memory: devices release it, then it is discarded.
-    fn inflate(&mut self) {
-        let runs = self.some_runs();
+    fn inflate(&mut self, runs: &[Span<GuestAddr>]) {
         self.arm();
-        let (kept, alone) = self.world.release(&runs);
+        let (kept, alone) = self.world.release(runs);
         // Some of it was unmapped meanwhile, or another thread has flushed it and is about to unpin it. What stays
         // pinned for longer a look finds.
         let expected = kept.iter().all(|(_, why)| match why {
@@ -305,15 +221,14 @@ impl<'a> Mutator<'a> {
             KeepReason::PinnedElsewhere => self.of > 1,
             _ => false,
         });
-        self.moved("inflate", &runs, kept.first(), expected);
+        self.moved("inflate", runs, kept.first(), expected);
     }
 
     /// The balloon gives memory back. That may find the limit reached, when no device was there to keep the charge.
-    fn deflate(&mut self) {
-        let runs = self.some_runs();
+    fn deflate(&mut self, runs: &[Span<GuestAddr>]) {
         self.arm();
-        let failed = self.world.restore(&runs);
-        self.moved("deflate", &runs, failed.first(), false);
+        let failed = self.world.restore(runs);
+        self.moved("deflate", runs, failed.first(), false);
     }
 
     fn moved(
@@ -330,11 +245,10 @@ impl<'a> Mutator<'a> {
         self.note(name, &format!("{runs:?}"), said);
     }
 
-    fn track(&mut self) {
+    fn track(&mut self, leaf: Option<u64>) {
         if self.world.tracks() {
             return;
         }
-        let leaf = (self.random.u64(..4) > 0).then_some(PAGE);
         self.arm();
         let result = self.world.track(leaf);
         self.note("track", &format!("{leaf:?}"), said(result));
@@ -348,14 +262,10 @@ impl<'a> Mutator<'a> {
         }
     }
 
-    fn harvest(&mut self) {
+    fn harvest(&mut self, range: Span<Iova>) {
         if !self.world.tracks() {
             return;
         }
-        let region = self.region();
-        let mask = !(64 * PAGE - 1);
-        let (start, end) = (region.start & mask, (region.last() | !mask) + 1);
-        let range = Span::new(start, end - start);
         self.arm();
         let (found, failed) = match self.world.harvest(range) {
             Ok(found) => found,
@@ -374,8 +284,7 @@ impl<'a> Mutator<'a> {
         }
     }
 
-    fn flushing(&mut self) {
-        let lazy = self.random.u64(..2) == 0;
+    fn flushing(&self, lazy: bool) {
         let flushing = if lazy { LAZY } else { Flushing::Strict };
         self.world.space.set_flushing(flushing);
         self.note("flushing", if lazy { "lazy" } else { "strict" }, Ok(()));
@@ -393,20 +302,14 @@ impl<'a> Mutator<'a> {
         self.note("poll", "", said(result));
     }
 
-    fn place(&mut self) {
-        let all = [
-            Placement::Shared,
-            Placement::PerNode,
-            Placement::Near(NodeId(1)),
-        ];
-        let placement = all[self.random.u64(..3) as usize];
+    fn place(&self, placement: Placement) {
         let placed = self.world.space.set_placement(placement);
         self.note("place", &format!("{placement:?}"), said(placed));
     }
 
     /// All goes: devices, then areas.
     pub(crate) fn clear(&mut self) {
-        (0..DEVICES as usize).for_each(|number| self.detach_one(number));
+        (0..DEVICES as usize).for_each(|number| self.detach(number));
         let window = everywhere();
         let result = self.world.unmap(window, |space| space.unmap_all());
         self.note("unmap all", &window.to_string(), said(result));

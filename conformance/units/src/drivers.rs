@@ -1,6 +1,5 @@
 //! The drivers of the units.
 
-use ioas::HostTables;
 use iommu::{
     AmdVi, Driver, Frozen, Registers, RiscvIommu, SmmuV3, UnitError, UnitMemory, Vtd, amdvi, riscv,
     smmuv3,
@@ -65,7 +64,7 @@ impl Rig {
     pub(crate) fn driver<'r>(
         &self,
         registers: impl Registers + Send + Sync + 'r,
-        memory: &'r HostTables,
+        memory: impl TableMemory + Send + Sync + 'r,
         frozen: Option<&Frozen>,
     ) -> anyhow::Result<Box<dyn Live + 'r>> {
         let vtd = |mode| vtd::Config {

@@ -198,5 +198,6 @@ fn one(
         copies: rig.copies(),
         leaves: rig.leaves(),
         costs: rig.costs(),
+        life: rig.life(),
     })
 }

@@ -256,6 +256,11 @@ impl Unit {
         }
     }
 
+    /// True when it stops at a command that it does not know. AMD's logs an event and goes on.
+    pub(crate) const fn stops(self) -> bool {
+        !matches!(self, Self::AmdVi)
+    }
+
     /// What QEMU lets be seen of it.
     pub const fn tells(self) -> Tells {
         let all = Tells {

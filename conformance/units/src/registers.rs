@@ -25,15 +25,19 @@ const ROUNDS: u32 = 1000;
 ///
 /// A command to QEMU and its answer pass through the kernel, so what this process stored before it is
 /// seen by the unit, and what the unit stored is seen here afterwards.
-pub struct Registers<'a> {
-    machine: &'a Machine,
+pub struct Registers {
+    machine: Arc<Machine>,
     base: u64,
     failed: Arc<OnceLock<Error>>,
 }
 
-impl<'a> Registers<'a> {
+impl Registers {
     /// The registers from `base` on.
-    pub(crate) const fn new(machine: &'a Machine, base: u64, failed: Arc<OnceLock<Error>>) -> Self {
+    pub(crate) const fn new(
+        machine: Arc<Machine>,
+        base: u64,
+        failed: Arc<OnceLock<Error>>,
+    ) -> Self {
         Self {
             machine,
             base,
@@ -57,7 +61,7 @@ impl<'a> Registers<'a> {
     }
 }
 
-impl iommu::Registers for Registers<'_> {
+impl iommu::Registers for Registers {
     type Lock = iommu::SpinLock;
 
     fn read32(&self, offset: usize) -> u32 {
@@ -86,7 +90,7 @@ impl iommu::Registers for Registers<'_> {
 
 /// Registers behind which devices do not rest: after each access one copies, if that is wanted.
 pub(crate) struct Busy<'a> {
-    registers: Registers<'a>,
+    registers: Registers,
     machine: &'a Machine,
     edu: u64,
     from: At,
@@ -98,7 +102,7 @@ pub(crate) struct Busy<'a> {
 
 impl<'a> Busy<'a> {
     pub(crate) const fn new(
-        registers: Registers<'a>,
+        registers: Registers,
         machine: &'a Machine,
         edu: u64,
         from: At,

@@ -10,7 +10,7 @@ use std::{
 
 use runs::PageSizes;
 
-use crate::{Board, Unit, checks::CHECKS, qemu::Kind};
+use crate::{Board, Unit, checks::CHECKS, lives::Counts, qemu::Kind};
 
 /// What one check found.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub struct Done {
     pub leaves: BTreeMap<u64, u64>,
     /// What flushes took: which, commands, waits.
     pub costs: Vec<(&'static str, u64, u64)>,
+    /// What a life had, if it was one.
+    pub life: Option<Counts>,
 }
 
 /// What was run.
@@ -61,6 +63,13 @@ impl Report {
             if !copies.is_empty() {
                 let (tables, copies) = (copies.len(), copies.iter().sum::<u64>());
                 let _ = writeln!(text, "| {} | {tables} | {copies} |", check.name);
+            }
+        }
+        text.push_str(LIVES);
+        for done in &self.done {
+            if let Some(life) = done.life {
+                let unit = done.unit.name();
+                let _ = writeln!(text, "| {unit} | {life} |");
             }
         }
         text.push_str(COSTS);
@@ -150,6 +159,16 @@ const EACH: &str = "
 
 | check | tables | copies |
 |---|---|---|
+";
+
+const LIVES: &str = "
+## Lives of address spaces
+
+Two address spaces over one driver, three devices that move between them, two nodes' memory. A step is a random operation; some meet
+a command queue that is deaf or stops, and fail.
+
+| unit | steps | failed | drivers | bytes by DMA | faults |
+|---|---|---|---|---|---|
 ";
 
 const COSTS: &str = "

@@ -41,6 +41,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::{
+    lives::Counts,
     qemu::{Board, Kind, Qemu, Unit},
     registers::{Busy, Registers},
 };
@@ -92,7 +93,7 @@ impl Place {
         Span::new(self.base() + SHARED, SHARED)
     }
 
-    const fn large_tables(self) -> Span<Pa> {
+    pub(crate) const fn large_tables(self) -> Span<Pa> {
         Span::new(self.base() + 2 * SHARED, SHARED)
     }
 
@@ -102,9 +103,10 @@ impl Place {
     }
 }
 
-/// Larger tables than those of 4 KiB.
+/// Larger tables than those of 4 KiB, or other use of their memory.
 pub(crate) enum LargeTables {
-    None,
+    /// What devices reach is in it.
+    None(Arc<Mapping>),
     K16(Arc<Arena<MappedStorage, 14>>),
     K64(Arc<Arena<MappedStorage, 16>>),
 }
@@ -116,7 +118,7 @@ pub struct Rig {
     unit: Unit,
     kind: Kind,
     place: Place,
-    machine: Machine,
+    machine: Arc<Machine>,
     /// Files of the machine: its monitor's socket, dumps.
     files: TempDir,
     structures: Arc<HostTables>,
@@ -130,6 +132,7 @@ pub struct Rig {
     copies: Cell<u64>,
     leaves: RefCell<BTreeMap<u64, u64>>,
     costs: RefCell<Vec<(&'static str, u64, u64)>>,
+    life: Cell<Option<Counts>>,
     round: u64,
     dmaspace: PathBuf,
 }
@@ -225,7 +228,7 @@ impl Rig {
             };
             command.args(["-device", &device]);
         }
-        let machine = Machine::start(command)?;
+        let machine = Arc::new(Machine::start(command)?);
 
         let config = match board {
             Board::Q35 => Config::q35(&machine, board.ecam())?,
@@ -243,11 +246,11 @@ impl Rig {
         }
         let base = unit.registers(&config, &mut window)?;
         let at = place.large_tables().start;
-        let storage = MappedStorage::over(large);
+        let storage = MappedStorage::over;
         let large = match kind.table_log2() {
-            14 => LargeTables::K16(Arc::new(Arena::with_table_size(storage, at)?)),
-            16 => LargeTables::K64(Arc::new(Arena::with_table_size(storage, at)?)),
-            _ => LargeTables::None,
+            14 => LargeTables::K16(Arc::new(Arena::with_table_size(storage(large), at)?)),
+            16 => LargeTables::K64(Arc::new(Arena::with_table_size(storage(large), at)?)),
+            _ => LargeTables::None(Arc::new(large)),
         };
         let at = place.structures().start;
         let rig = Self {
@@ -265,6 +268,7 @@ impl Rig {
             copies: Cell::new(0),
             leaves: RefCell::default(),
             costs: RefCell::default(),
+            life: Cell::default(),
             round,
             dmaspace: dmaspace.to_owned(),
         };
@@ -293,8 +297,18 @@ impl Rig {
     }
 
     /// The machine.
-    pub const fn machine(&self) -> &Machine {
+    pub fn machine(&self) -> &Machine {
         &self.machine
+    }
+
+    /// The machine, for whoever outlives a look at the rig.
+    pub(crate) fn machine_shared(&self) -> Arc<Machine> {
+        Arc::clone(&self.machine)
+    }
+
+    /// Memory that is shared with this process beside that for structures: of larger tables, or else for data.
+    pub(crate) const fn shared_at(&self) -> Span<Pa> {
+        self.place.large_tables()
     }
 
     /// Memory for structures and tables of 4 KiB. All of it is zero at first.
@@ -323,7 +337,7 @@ impl Rig {
     /// first byte. The next one takes its place.
     pub fn dump(&self) -> anyhow::Result<(PathBuf, u64)> {
         let memory = match self.large {
-            LargeTables::None => self.place.structures(),
+            LargeTables::None(_) => self.place.structures(),
             LargeTables::K16(_) | LargeTables::K64(_) => self.place.large_tables(),
         };
         let file = self.files.path().join("memory.bin");
@@ -333,8 +347,8 @@ impl Rig {
     }
 
     /// The unit's registers.
-    pub fn registers(&self) -> Registers<'_> {
-        Registers::new(&self.machine, self.base, self.failed.clone())
+    pub fn registers(&self) -> Registers {
+        Registers::new(Arc::clone(&self.machine), self.base, self.failed.clone())
     }
 
     /// The unit's registers, with a copy by DMA after each access to them, once that is wanted.
@@ -375,6 +389,16 @@ impl Rig {
         self.costs.borrow().clone()
     }
 
+    /// Notes what a life had.
+    pub(crate) fn live(&self, counts: Counts) {
+        self.life.set(Some(counts));
+    }
+
+    /// What was noted.
+    pub const fn life(&self) -> Option<Counts> {
+        self.life.get()
+    }
+
     /// Which of many runs this is, from 0 on: checks with random choices make others in each.
     pub const fn round(&self) -> u64 {
         self.round
@@ -397,15 +421,18 @@ impl Rig {
 
     /// Has one of the `edu` read `len` bytes at one place and write them to the other.
     pub fn dma(&self, device: usize, from: u64, to: u64, len: u64) -> anyhow::Result<()> {
-        let edu = self
-            .devices
-            .get(device)
-            .context("there is no such device")?;
-        let edu = Edu::new(&self.machine, *edu)?;
+        let edu = self.edu(device)?;
         edu.read(from, 0, len)?;
         edu.write(to, 0, len)?;
         self.copies.set(self.copies.get() + 1);
         Ok(())
+    }
+
+    /// One of the `edu`.
+    pub(crate) fn edu(&self, device: usize) -> anyhow::Result<Edu<'_>> {
+        let base = self.devices.get(device);
+        let base = base.context("there is no such device")?;
+        Ok(Edu::new(&self.machine, *base)?)
     }
 
     /// The NVMe controller, set up with these rings.

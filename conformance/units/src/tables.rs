@@ -37,7 +37,7 @@ impl Tables {
     pub(crate) fn new(rig: &Rig, sizes: PageSizes) -> Result<Self, BuildError> {
         let Kind { format, levels } = rig.kind();
         let table = match rig.large_tables() {
-            LargeTables::None => {
+            LargeTables::None(_) => {
                 let memory = Arc::clone(rig.structures());
                 return AnyTable::new(format, levels, sizes, memory).map(Self::in_structures);
             }

@@ -7,9 +7,9 @@ use iommu::DomainId;
 use iopt::walk::{Access, Walker};
 use iopt::{Prot, Root};
 use runs::Span;
+use shadow::Page;
 
 use super::PAGE;
-use super::model::Page;
 use super::world::World;
 
 /// What the kernel counts for this process, as `/proc/self/status` has it.
@@ -159,7 +159,7 @@ impl World {
                 let expected = expected.filter(Page::is_there);
                 let expected = expected.map(|page| {
                     let at = address.get(page.memory as usize);
-                    (at.copied().unwrap_or(u64::MAX), rights(page))
+                    (at.copied().unwrap_or(u64::MAX), page.prot())
                 });
                 if found != expected {
                     wrong.push(format!(
@@ -244,8 +244,4 @@ impl World {
         }
         bytes(&pinned)
     }
-}
-
-fn rights(page: Page) -> Prot {
-    if page.write { Prot::RW } else { Prot::READ }
 }

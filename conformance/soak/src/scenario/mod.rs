@@ -50,7 +50,7 @@ pub(crate) use world::{Setup, Source, World};
 use ioas::Cause;
 
 /// Bytes of an access, and of a page.
-pub(crate) const PAGE: u64 = 4096;
+pub(crate) use shadow::PAGE;
 
 /// Why a world did not come to be, or an operation to its end.
 #[derive(Debug, thiserror::Error)]

@@ -7,34 +7,19 @@
 
 use std::ops::Range;
 
+use shadow::{Page, Shadow};
+
 use super::dirty::Touched;
 use super::scene::Expect;
 
-/// A page in an area.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Page {
-    /// The page of memory, counted through all memories.
-    pub(crate) memory: u32,
-    pub(crate) write: bool,
-    pub(crate) out: bool,
-    pub(crate) released: bool,
-}
-
-impl Page {
-    /// Devices reach it.
-    pub(crate) const fn is_there(&self) -> bool {
-        !self.out && !self.released
-    }
-
-    fn expect(self) -> Expect {
-        let Self { memory, write, .. } = self;
-        match self.is_there() {
-            true => Expect::Mapped {
-                page: memory,
-                write,
-            },
-            false => Expect::Hole,
-        }
+/// What devices may expect at a page.
+pub(crate) fn expect(page: Option<Page>) -> Expect {
+    match page.filter(Page::is_there) {
+        Some(Page { memory, write, .. }) => Expect::Mapped {
+            page: memory,
+            write,
+        },
+        None => Expect::Hole,
     }
 }
 
@@ -54,35 +39,32 @@ pub(crate) struct Work {
 
 /// All pages of device addresses, and which devices are attached.
 pub(crate) struct Model {
-    pub(crate) pages: Vec<Option<Page>>,
+    pub(crate) pages: Shadow,
     pub(crate) work: Vec<Work>,
     /// Pages that were unmapped, or are otherwise unflushed.
     pub(crate) stale: Vec<usize>,
     pub(crate) touched: Touched,
     pub(crate) attached: Vec<bool>,
-    /// Pages of all memories.
-    memory: usize,
 }
 
 impl Model {
     pub(crate) fn new(pages: usize, memory: usize, devices: usize) -> Self {
         Self {
-            pages: vec![None; pages],
+            pages: Shadow::new(pages, memory),
             work: vec![Work::default(); pages],
             stale: Vec::new(),
             touched: Touched::new(pages),
             attached: vec![false; devices],
-            memory,
         }
     }
 
     /// What devices may expect at `page`.
     pub(crate) fn expect(&self, page: usize) -> Expect {
-        self.pages[page].map_or(Expect::Hole, Page::expect)
+        expect(self.pages[page])
     }
 
     pub(crate) fn is_free(&self, range: Range<usize>) -> bool {
-        self.pages[range].iter().all(Option::is_none)
+        self.pages.is_free(range)
     }
 
     /// An operation begins at `page`.
@@ -113,15 +95,8 @@ impl Model {
 
     /// The pages that lead to one of `memory`, and those of which that is not known yet.
     pub(crate) fn over(&self, memory: &[Range<usize>]) -> Vec<usize> {
-        let hit = |page: &Option<Page>| {
-            page.is_some_and(|page| {
-                memory
-                    .iter()
-                    .any(|run| run.contains(&(page.memory as usize)))
-            })
-        };
         (0..self.pages.len())
-            .filter(|n| hit(&self.pages[*n]) || self.work[*n].several)
+            .filter(|n| self.pages.leads_to(*n, memory) || self.work[*n].several)
             .collect()
     }
 
@@ -130,20 +105,8 @@ impl Model {
         self.attached.contains(&true)
     }
 
-    /// By page of memory: whether it is pinned, and whether it is charged, at least and at most.
-    ///
-    /// What is released keeps its charge for its return. What is taken out besides keeps it or not: that
-    /// depends on which came first, and nobody is promised it.
+    /// See [`Shadow::held`].
     pub(crate) fn held(&self) -> [Vec<bool>; 3] {
-        let mut held = [(); 3].map(|()| vec![false; self.memory]);
-        if self.is_live() {
-            for page in self.pages.iter().flatten() {
-                let here = [page.is_there(), !page.out, !page.out || page.released];
-                for (held, here) in held.iter_mut().zip(here) {
-                    held[page.memory as usize] |= here;
-                }
-            }
-        }
-        held
+        self.pages.held(self.is_live())
     }
 }

@@ -13,10 +13,11 @@ use ioas::{
 use iommu::Unit;
 use iopt::{DirtyError, Interruption, Pending, Prot};
 use runs::{GuestAddr, Iova, Offset, Span};
+use shadow::{Change, Page};
 use virtio_balloon::{KeepReason, MemoryMap, Refusals, Region, Releaser as _};
 
 use super::dirty::{Period, add};
-use super::model::{Model, Page};
+use super::model::Model;
 use super::ram::without;
 use super::scene::{Attached, Expect, locked};
 use super::world::{Part, World, dma};
@@ -44,13 +45,9 @@ pub(crate) struct Alone {
     after: Option<u64>,
 }
 
-/// What an operation does to a page, by its number.
-type Change<'a> = &'a dyn Fn(usize, &mut Option<Page>);
-
-/// A change of pages that are in an area.
-pub(crate) fn each(change: impl Fn(&mut Page)) -> impl Fn(usize, &mut Option<Page>) {
-    move |_, page| page.iter_mut().for_each(&change)
-}
+/// An operation that was done in part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InPart;
 
 fn unmapped<T>(result: &Result<T, UnmapError>) -> bool {
     result.as_ref().map_or_else(
@@ -82,19 +79,25 @@ impl World {
     }
 
     /// An operation has ended on `pages`: devices are to find there what the model says. What is unmapped but not
-    /// flushed waits. The operation has done to a page what `change` says, if it was alone there; without `change` it was
-    /// done in part. Returns whether it was alone at all of them.
+    /// flushed waits. The operation has made its `change` of a page, if it was alone there; with an error it was
+    /// done in part, and without a change not at all. Returns whether it was alone at all of them.
     pub(crate) fn end(
         &self,
         pages: impl IntoIterator<Item = usize>,
-        change: Option<Change<'_>>,
+        change: Result<Option<Change>, InPart>,
     ) -> bool {
         let model = &mut *self.model();
         let (mut all, mut ended, mut area) = (true, Vec::new(), None);
         for page in pages {
             let (alone, last) = model.end(page);
             match change {
-                Some(change) if alone => change(page, &mut model.pages[page]),
+                Ok(change) if alone => {
+                    let fits = change.is_none_or(|it| it.apply(page, &mut model.pages[page]));
+                    if !fits {
+                        let text = format!("page {page}: a map over an area");
+                        self.scene.complain(text);
+                    }
+                }
                 _ if last => {
                     model.pages[page] = self.page_of_area(page, &mut area);
                     model.work[page].unflushed = true;
@@ -211,22 +214,12 @@ impl World {
         self.begin_at(&mut self.model(), pages.clone(), Option::is_none);
         let memory = &part_of.memory;
         let done = self.space.map(iova, memory, part, prot);
-        let mapped = |page: usize, there: &mut Option<Page>| {
-            if done.is_err() {
-                return;
-            }
-            if there.is_some() {
-                let text = format!("a map at {iova:#x}: over an area");
-                self.scene.complain(text);
-            }
-            *there = Some(Page {
-                memory: (first + (page - pages.start)) as u32,
-                write: prot.contains(Prot::WRITE),
-                out: false,
-                released: false,
-            });
+        let mapped = Change::Map {
+            first: pages.start,
+            memory: first,
+            write: prot.contains(Prot::WRITE),
         };
-        self.end(pages.clone(), Some(&mapped));
+        self.end(pages, Ok(done.is_ok().then_some(mapped)));
         drop(kept);
         done
     }
@@ -245,8 +238,7 @@ impl World {
         self.begin(pages.clone());
         let done = how(&self.space);
         let gone = unmapped(&done);
-        let kept = |_, page: &mut Option<Page>| *page = page.filter(|_| !gone);
-        self.end(pages, Some(&kept));
+        self.end(pages, Ok(gone.then_some(Change::Unmap)));
         done
     }
 
@@ -260,7 +252,7 @@ impl World {
         self.begin(pages.clone());
         let done = self.space.take_out(range, INTACT);
         let out = unmapped(&done);
-        self.end(pages, Some(&each(|page| page.out |= out)));
+        self.end(pages, Ok(out.then_some(Change::TakeOut)));
         done
     }
 
@@ -273,8 +265,8 @@ impl World {
         let pages = self.scene.pages_of(range);
         self.begin(pages.clone());
         let done = self.space.put_back(range, INTACT);
-        let back = each(|page| page.out = false);
-        self.end(pages, done.is_ok().then_some(&back));
+        let back = done.as_ref().map(|()| Some(Change::PutBack));
+        self.end(pages, back.map_err(|_| InPart));
         done
     }
 
@@ -442,8 +434,11 @@ impl World {
             let memory = self.of_guest(run);
             memory.flatten().for_each(|page| self.scene.zeroed(page));
         }
-        let change = each(|page| page.released = released);
-        let alone = self.end(pages, whole.then_some(&change));
+        let change = match released {
+            true => Change::Release,
+            false => Change::Restore,
+        };
+        let alone = self.end(pages, whole.then_some(Some(change)).ok_or(InPart));
         (done, alone)
     }
 

@@ -1,6 +1,7 @@
 //! A live unit changes hands, with a device at work all the time.
 
 use anyhow::{Context as _, ensure};
+use ioas::HostTables;
 use iommu::{Frozen, UnitMemory};
 use std::sync::Arc;
 
@@ -63,7 +64,7 @@ pub(super) fn handover(rig: &Rig) -> anyhow::Result<()> {
     let of_4k = table.is_of_4k();
     let adopted = of_4k.then(|| AnyTable::adopt(&mut takeover, roots[0], sizes));
     let adopted = adopted.transpose()?;
-    let memory = Arc::new(takeover.finish());
+    let memory: Arc<HostTables> = Arc::new(takeover.finish());
     // It may do with all other pages what it likes.
     let mut others = Chain::empty();
     while let Ok(page) = memory.allocate(4096) {

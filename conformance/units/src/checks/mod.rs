@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use iopt::FormatId;
 
-use crate::{Board, Kind, Place, Rig, Seen, Unit};
+use crate::{Board, Kind, Place, Rig, Seen, Unit, lives};
 
 mod changes;
 mod dump;
@@ -101,6 +101,10 @@ pub const CHECKS: &[Check] = &[
     Check {
         place: Place::High,
         ..random("memory from 8 TiB on", changes::mixture)
+    },
+    Check {
+        random: true,
+        ..check("lives of address spaces", is_usual, lives::life)
     },
     every("NVMe", nvme::nvme),
     every("handover of the live unit", handover::handover),

@@ -23,7 +23,7 @@ const FLAG: u64 = 1;
 /// 4 KiB will do.
 const PAGES: PageSizes = PageSizes::from_bits(1 << 12);
 
-type Driver<'r> = RiscvIommu<crate::Registers<'r>, &'r ioas::HostTables>;
+type Driver<'r> = RiscvIommu<crate::Registers, &'r ioas::HostTables>;
 
 fn driver(rig: &Rig, config: Config) -> Result<Driver<'_>, ProbeError> {
     RiscvIommu::new(rig.registers(), rig.structures(), config)

@@ -51,7 +51,7 @@ const GIB: u64 = 1 << 30;
 /// A unit with an empty root table.
 struct Vtd<'a> {
     rig: &'a Rig,
-    registers: Registers<'a>,
+    registers: Registers,
     root: u64,
     /// The context table of bus 0.
     contexts: u64,

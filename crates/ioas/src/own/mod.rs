@@ -44,7 +44,7 @@ use core::fmt;
 use core::iter;
 use core::slice;
 
-use iommu::{DeviceId, DomainId};
+use iommu::{DeviceId, DomainId, Unit};
 use iopt::AnyTable;
 use runs::{Iova, Pa, Span};
 
@@ -171,6 +171,12 @@ impl Own {
                 Err(cause @ iommu::UnitAttachError::AlreadyAttached { .. }) => {
                     return Err(AttachError::Unit(cause));
                 }
+                Err(cause) if is_endless(&cause) => {
+                    if detach(&**unit, device).is_err() {
+                        domain.devices.0.push(member);
+                    }
+                    return Err(AttachError::Unit(cause));
+                }
                 Err(cause) => refused = refused.or(Some(cause)),
             }
         }
@@ -194,16 +200,20 @@ impl Own {
         let charged = charged.map_err(|(area, cause)| AttachError::Replay { area, cause });
         let attached = charged.and_then(|charged| {
             replay(&mut domain, &self.batches, areas)?;
-            let root = domain.table.root();
-            unit.attach(device, id, root).map_err(AttachError::Unit)?;
-            Ok(charged)
+            match unit.attach(device, id, domain.table.root()) {
+                Ok(()) => Ok((charged, Ok(()))),
+                Err(cause) if is_endless(&cause) && detach(&**unit, device).is_err() => {
+                    Ok((charged, Err(AttachError::Unit(cause))))
+                }
+                Err(cause) => Err(AttachError::Unit(cause)),
+            }
         });
         match attached {
-            Ok(charged) => {
+            Ok((charged, result)) => {
                 areas.keep(charged);
                 domain.devices.0.push(member);
                 self.domains.push(domain);
-                Ok(())
+                result
             }
             Err(cause) => {
                 domain.end();
@@ -285,6 +295,13 @@ impl Own {
         }
         result
     }
+}
+
+/// True when the unit has not come to the end of an attach: it counts the device as a member of the domain until a
+/// detach succeeds, and may use the domain's number and table.
+const fn is_endless(cause: &iommu::UnitAttachError) -> bool {
+    use iommu::UnitAttachError::{TimedOut, Unit};
+    matches!(cause, TimedOut { .. } | Unit { .. })
 }
 
 /// Fills the tables of `domains` with an area that is held. Also says how many bytes of it are in them,

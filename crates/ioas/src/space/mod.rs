@@ -184,7 +184,9 @@ impl Ioas {
     ///
     /// # Errors
     ///
-    /// See [`AttachError`]. Nothing has changed then.
+    /// See [`AttachError`]. Nothing has changed then, unless a unit comes neither to the end of the attach nor to
+    /// that of taking it back: the device translates nothing, and is [attached](Self::endpoints) until
+    /// [`detach`](Self::detach) succeeds.
     pub fn attach(&self, endpoint: impl Into<Endpoint>) -> Result<(), AttachError> {
         let core = &mut *self.gate.write();
         let dirty = core.tracking.is_some();

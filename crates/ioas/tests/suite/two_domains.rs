@@ -2,7 +2,7 @@
 
 use crate::common::machines::*;
 use crate::common::*;
-use ioas::{MapError, UnmapError};
+use ioas::{AttachError, EndpointId, MapError, UnmapError};
 use iopt::{Cell, FormatId, TableMemory};
 use runs::{Offset, Span};
 
@@ -151,5 +151,37 @@ fn a_device_that_its_unit_does_not_let_go_keeps_domain_and_memory() {
         sees(machine, true);
     }
     assert!(bench.space.detach(dev(7)).is_err());
+    bench.end();
+}
+
+/// An attach to which the unit does not come to the end is taken back; where that does not end either, the unit counts
+/// the device as attached, and so does the address space, which keeps the domain's number and table for it.
+#[test]
+fn a_device_whose_attach_does_not_end_is_gone_or_attached_until_it_is_detached() {
+    let mut bench = Bench::new();
+    bench.areas();
+    let tables = bench.tables.clone();
+    let mut one = Machine::new(&tables, 0, can(FormatId::VtdSs, ALL, true));
+    let mut two = Machine::new(&tables, 1, can(FormatId::VtdSs, ALL, true));
+    // A domain of its own, then one that is there.
+    for machine in [&mut one, &mut two] {
+        let before = bench.state();
+        let id = EndpointId::Device(machine.device);
+        machine.unit.endless.set([0]);
+        let failed = machine.attach(&mut bench.space);
+        assert!(matches!(failed, Err(AttachError::Unit(_))), "{failed:?}");
+        assert!(!bench.space.endpoints().contains(&id));
+        assert_eq!(bench.state(), before);
+
+        machine.unit.endless.set([0]);
+        machine.unit.detaches.set([0]);
+        let failed = machine.attach(&mut bench.space);
+        assert!(matches!(failed, Err(AttachError::Unit(_))), "{failed:?}");
+        assert!(bench.space.endpoints().contains(&id));
+        bench.space.detach(machine.device).unwrap();
+        assert_eq!(bench.state(), before);
+        machine.attach(&mut bench.space).unwrap();
+        sees(machine, true);
+    }
     bench.end();
 }

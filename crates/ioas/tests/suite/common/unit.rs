@@ -17,6 +17,8 @@ pub(crate) struct FrailUnit {
     pub(crate) caches_not_present: bool,
     pub(crate) reserved: Vec<Span<Iova>>,
     pub(crate) attaches: Faults,
+    /// Attaches that the unit makes, and does not come to the end of.
+    pub(crate) endless: Faults,
     pub(crate) invalidates: Faults,
     pub(crate) detaches: Faults,
     /// Every attach that was not refused.
@@ -37,6 +39,7 @@ impl FrailUnit {
             caches_not_present: false,
             reserved: Vec::new(),
             attaches: Faults::default(),
+            endless: Faults::default(),
             invalidates: Faults::default(),
             detaches: Faults::default(),
             attached: Mutex::default(),
@@ -94,6 +97,13 @@ impl Unit for FrailUnit {
             });
         }
         self.inner.attach(device, domain, root)?;
+        if self.endless.hit() {
+            return Err(UnitAttachError::TimedOut {
+                device,
+                busy: 1,
+                waited: Duration::from_millis(3),
+            });
+        }
         self.attached.lock().unwrap().push((device, domain));
         Ok(())
     }

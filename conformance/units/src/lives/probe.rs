@@ -1,0 +1,262 @@
+//! Devices at and around all edges, in both directions, and the faults of their unit.
+
+use anyhow::{Context as _, ensure};
+use iommu::{Fault, Unit as _};
+use iopt::walk::Access;
+use qtest::{
+    edu::Edu,
+    nvme::{Ring, Status},
+};
+use runs::{Iova, Span};
+use shadow::{PAGE, Page};
+
+use super::world::{HOME, World, home_at, iova_of, pages, pages_of};
+use crate::{DEVICES, NVME, SERIAL, id, qemu::Denied};
+
+/// Bytes of an access.
+const BYTES: u64 = 64;
+/// Pages that are looked at after a step, beside its edges: any.
+const ANYWHERE: usize = 2;
+/// Edges that are looked at after a step.
+const EDGES: usize = 8;
+
+/// One command of so many is made where nothing is mapped.
+const FLOODS: u64 = 8;
+
+/// Faults of which some may be lost.
+const FLOOD: u64 = 64;
+
+/// What a device is to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Find {
+    /// The device is in no address space.
+    Nothing,
+    /// Nothing is mapped; where the page has led before.
+    Hole(Option<u64>),
+    /// Memory at this address, for writing or for reading only.
+    There(u64, bool),
+}
+
+impl World<'_> {
+    /// Devices of an address space look at both sides of all edges of `changed`, and elsewhere.
+    pub(super) fn probe(&mut self, number: usize, changed: &[Span<Iova>]) -> anyhow::Result<()> {
+        let mut looked = Vec::new();
+        for range in changed {
+            let inside = pages_of(*range);
+            for edge in [inside.start, inside.end] {
+                looked.extend([edge.checked_sub(1), Some(edge)].into_iter().flatten());
+            }
+        }
+        self.random.shuffle(&mut looked);
+        looked.truncate(EDGES);
+        let any = (0..ANYWHERE).map(|_| self.random.usize(..pages()));
+        looked.extend(any.collect::<Vec<_>>());
+        looked.retain(|page| *page < pages());
+        for page in looked {
+            // A device that is attached elsewhere finds the other address space there.
+            let device = self.random.usize(..DEVICES.len());
+            let number = self.places[device].unwrap_or(number);
+            if self.spaces[number].stale[page] {
+                continue;
+            }
+            let find = self.find(device, number, page);
+            let what = || format!("device {device} at page {page} of space {number}: {find:x?}");
+            if device == NVME {
+                self.command(number, page, find).with_context(what)?;
+                continue;
+            }
+            let offset = if self.random.bool() { 0 } else { PAGE - BYTES };
+            self.read(device, page, offset, find).with_context(what)?;
+            self.write(device, number, page, offset, find)
+                .with_context(what)?;
+        }
+        Ok(())
+    }
+
+    fn find(&self, device: usize, number: usize, page: usize) -> Find {
+        let space = &self.spaces[number];
+        match space.shadow[page].filter(Page::is_there) {
+            _ if self.places[device].is_none() => Find::Nothing,
+            Some(there) => Find::There(self.address(there.memory), there.write),
+            None => Find::Hole(space.led[page].map(|memory| self.address(memory))),
+        }
+    }
+
+    /// An `edu` reads, and shows what it has read where every device can write.
+    fn read(&mut self, device: usize, page: usize, offset: u64, find: Find) -> anyhow::Result<()> {
+        let machine = self.rig.machine();
+        let (wanted, before) = (self.rig.bytes(BYTES), self.rig.bytes(BYTES));
+        if let Find::There(address, _) = find {
+            machine.write(address + offset, &wanted)?;
+        }
+        let home = home_at(self.rig);
+        machine.write(home, &before)?;
+        let iova = iova_of(page) + offset;
+        self.edu(device)?.read(iova, 0, BYTES)?;
+        let access = match find {
+            Find::There(..) => None,
+            _ => Some(Access::Read),
+        };
+        self.faults(device, iova, access, find, false)?;
+        if find == Find::Nothing {
+            return Ok(());
+        }
+        self.edu(device)?.write(HOME, 0, BYTES)?;
+        self.faults(device, HOME, None, Find::There(home, true), false)?;
+        let mut found = vec![0; BYTES as usize];
+        machine.read(home, &mut found)?;
+        ensure!(found != before, "what was read has not arrived");
+        ensure!(
+            access.is_some() || found == wanted,
+            "{found:x?} was read, not {wanted:x?}"
+        );
+        self.counts.bytes += 2 * BYTES;
+        self.rig.add_copies(1);
+        Ok(())
+    }
+
+    /// An `edu` writes what it has read where every device can read.
+    fn write(
+        &mut self,
+        device: usize,
+        number: usize,
+        page: usize,
+        offset: u64,
+        find: Find,
+    ) -> anyhow::Result<()> {
+        let machine = self.rig.machine();
+        let (wanted, before) = (self.rig.bytes(BYTES), self.rig.bytes(BYTES));
+        let home = home_at(self.rig);
+        machine.write(home, &wanted)?;
+        if find != Find::Nothing {
+            self.edu(device)?.read(HOME, 0, BYTES)?;
+            self.faults(device, HOME, None, Find::There(home, true), false)?;
+        }
+        let there = match find {
+            Find::Nothing => None,
+            Find::Hole(led) => led,
+            Find::There(address, _) => Some(address),
+        };
+        if let Some(address) = there {
+            machine.write(address + offset, &before)?;
+        }
+        let iova = iova_of(page) + offset;
+        self.edu(device)?.write(iova, 0, BYTES)?;
+        let may = matches!(find, Find::There(_, true));
+        // The read before has put the leaf into the unit's cache.
+        let access = (!may).then_some(Access::Write);
+        self.faults(device, iova, access, find, true)?;
+        if let Some(address) = there {
+            let mut found = vec![0; BYTES as usize];
+            machine.read(address + offset, &mut found)?;
+            let expected = if may { &wanted } else { &before };
+            ensure!(
+                found == *expected,
+                "{found:x?} is there after a write, not {expected:x?}"
+            );
+        }
+        self.spaces[number].written[page] |= may;
+        self.counts.bytes += 2 * BYTES;
+        self.rig.add_copies(1);
+        Ok(())
+    }
+
+    /// The NVMe controller writes who it is: a command from one ring, an answer to the other, and a page of data.
+    fn command(&mut self, number: usize, page: usize, find: Find) -> anyhow::Result<()> {
+        let machine = self.rig.machine();
+        let home = home_at(self.rig);
+        // It writes in words, each of which faults where nothing is mapped.
+        let floods = matches!(find, Find::Hole(_)) && self.random.u64(..FLOODS) > 0;
+        if find == Find::Nothing || floods {
+            return Ok(());
+        }
+        if self.nvme.is_none() {
+            let ring = |nth: u64| Ring {
+                address: home + nth * PAGE,
+                device: HOME + nth * PAGE,
+            };
+            for nth in [1, 2] {
+                machine.memset(ring(nth).address, PAGE, 0)?;
+            }
+            self.nvme = Some(self.rig.nvme(ring(1), ring(2))?);
+        }
+        let there = match find {
+            Find::Nothing => None,
+            Find::Hole(led) => led,
+            Find::There(address, _) => Some(address),
+        };
+        if let Some(address) = there {
+            machine.memset(address, PAGE, 0xee)?;
+        }
+        let iova = iova_of(page);
+        let nvme = self.nvme.as_mut().context("no controller")?;
+        let status = nvme.identify(iova)?;
+        ensure!(status == Status::SUCCESS, "{status:?}");
+        let may = matches!(find, Find::There(_, true));
+        self.faults(NVME, iova, (!may).then_some(Access::Write), find, true)?;
+        if let Some(address) = there {
+            let mut found = [0; SERIAL.len()];
+            machine.read(address + 4, &mut found)?;
+            ensure!(
+                (found == *SERIAL) == may,
+                "{found:x?} is there after a command"
+            );
+        }
+        self.spaces[number].written[page] |= may;
+        self.counts.bytes += PAGE;
+        self.rig.add_copies(1);
+        Ok(())
+    }
+
+    fn edu(&self, device: usize) -> anyhow::Result<Edu<'_>> {
+        Ok(self.rig.edu(device)?)
+    }
+
+    /// The unit has recorded that it has blocked `access`, as far as QEMU tells it, and nothing else.
+    fn faults(
+        &mut self,
+        device: usize,
+        iova: u64,
+        access: Option<Access>,
+        find: Find,
+        cached: bool,
+    ) -> anyhow::Result<()> {
+        let mut faults: Vec<Fault> = Vec::new();
+        let lost = self.unit.drain_faults(&mut |fault| faults.push(fault));
+        // A controller that writes a page in words has a fault for each, until the log is full.
+        ensure!(
+            lost == 0 || device == NVME && faults.len() as u64 >= FLOOD,
+            "{lost} faults were lost beside {}",
+            faults.len()
+        );
+        let tells = self.rig.unit().tells();
+        let told = match find {
+            Find::Nothing => tells.strangers,
+            Find::Hole(_) => true,
+            Find::There(..) => match tells.denied {
+                Denied::Recorded => true,
+                Denied::RecordedUncached => !cached,
+            },
+        };
+        let Some(access) = access else {
+            ensure!(faults.is_empty(), "{faults:x?}");
+            return Ok(());
+        };
+        ensure!(
+            !told || !faults.is_empty(),
+            "no fault for {access} of {iova:#x}"
+        );
+        for fault in &faults {
+            ensure!(
+                fault.device == id(device)
+                    && (!tells.address
+                        || find == Find::Nothing
+                        || fault.iova & !0xfff == iova & !0xfff)
+                    && (!tells.access || find == Find::Nothing || fault.access == access),
+                "{access} of {iova:#x}: {fault}"
+            );
+        }
+        self.counts.faults += faults.len() as u64;
+        Ok(())
+    }
+}
