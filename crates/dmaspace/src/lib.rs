@@ -56,6 +56,7 @@
 //!
 //! * [`Unit`]: the seam to a unit, which knows devices by [`DeviceId`], domains by [`DomainId`], its node by [`NodeId`];
 //! * [`Iommu`]: a unit with memory for its page tables, over which address spaces are opened;
+//! * [`SpaceFault`]: a fault of such a unit, with the areas at its address ([`FaultPlace`]);
 //! * [`SoftwareIommu`]: an IOMMU in software over memory of this process; [`SoftwareUnit`] is its unit, over any memory, as a
 //!   [`RunMap`];
 //! * [`Fault`]: a blocked access; [`FlushError`]: a flush that did not end.
@@ -117,10 +118,10 @@ pub use runs::{GuestAddr, Iova, Offset, Pa, PageSizes, Run, Span};
 
 #[doc(inline)]
 pub use ioas::{
-    Area, AttachError, Capabilities, CloseError, DetachError, Endpoint, ExternalPin, HarvestError,
-    Harvested, HostMemory, Ioas, IoasOptions, Iommu, Ledger, Listener, MapError, Memory, Observer,
-    OpenError, OpenSpace, ReleaseError, SoftwareIommu, Tracking, TrackingError, UnmapError,
-    Unsupported, WhenUnmapped,
+    Area, AttachError, Capabilities, CloseError, DetachError, Endpoint, ExternalPin, FaultPlace,
+    HarvestError, Harvested, HostMemory, Ioas, IoasOptions, Iommu, Ledger, Listener, MapError,
+    Memory, Observer, OpenError, OpenSpace, ReleaseError, SoftwareIommu, SpaceFault, Tracking,
+    TrackingError, UnmapError, Unsupported, WhenUnmapped,
 };
 #[cfg(feature = "vm-memory")]
 #[doc(inline)]

@@ -67,8 +67,9 @@ pub use memory::{Hold, Memory};
 #[cfg(feature = "linux")]
 pub use own::software::{PinnedMemory, SoftwareIommu, SoftwareIommuUnit, SoftwarePort};
 pub use own::{
-    BuildDomain, DecodeError, DomainIds, HandOverError, HandedArea, HandedDomain, Handover, Iommu,
-    Leaving, TableBuilder, TableBuilderError, TakeOverError, TakenDomain,
+    BuildDomain, DecodeError, DomainIds, FaultPlace, HandOverError, HandedArea, HandedDomain,
+    Handover, Iommu, Leaving, SpaceFault, TableBuilder, TableBuilderError, TakeOverError,
+    TakenDomain,
 };
 pub use space::backend::{Capabilities, Capability, Unsupported};
 pub use space::dirty::{HarvestError, Harvested, Tracking, TrackingError};

@@ -1,6 +1,7 @@
 //! Devices at and around all edges, in both directions, and the faults of their unit.
 
 use anyhow::{Context as _, ensure};
+use ioas::FaultPlace;
 use iommu::{Fault, Unit as _};
 use iopt::walk::Access;
 use qtest::{
@@ -222,7 +223,10 @@ impl World<'_> {
         cached: bool,
     ) -> anyhow::Result<()> {
         let mut faults: Vec<Fault> = Vec::new();
-        let lost = self.unit.drain_faults(&mut |fault| faults.push(fault));
+        let lost = self
+            .iommu
+            .unit()
+            .drain_faults(&mut |fault| faults.push(fault));
         // A controller that writes a page in words has a fault for each, until the log is full.
         ensure!(
             lost == 0 || device == NVME && faults.len() as u64 >= FLOOD,
@@ -256,7 +260,30 @@ impl World<'_> {
                 "{access} of {iova:#x}: {fault}"
             );
         }
+        for fault in &faults {
+            self.locate(device, fault, find)?;
+        }
         self.counts.faults += faults.len() as u64;
+        Ok(())
+    }
+
+    /// The address space of the device, and no other, knows the fault and the areas at it.
+    fn locate(&self, device: usize, fault: &Fault, find: Find) -> anyhow::Result<()> {
+        for (number, space) in self.spaces.iter().enumerate() {
+            let located = space.ioas.locate(*fault);
+            let here = self.places[device] == Some(number);
+            ensure!(located.is_some() == here, "space {number} has {located:?}");
+            let Some(located) = located.filter(|_| self.rig.unit().tells().address) else {
+                continue;
+            };
+            let right = match (&located.place, find) {
+                (FaultPlace::Area(area), Find::There(..)) => area.range().contains(fault.iova),
+                // Taken out or released.
+                (FaultPlace::Area(area), _) => area.is_out() || area.is_released(),
+                (FaultPlace::Hole { .. }, find) => !matches!(find, Find::There(..)),
+            };
+            ensure!(right, "{located}");
+        }
         Ok(())
     }
 }

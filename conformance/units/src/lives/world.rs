@@ -6,7 +6,8 @@ use anyhow::{Context as _, bail, ensure};
 use fastrand::Rng;
 use hostmem::Pinner;
 use ioas::{
-    DomainIds, FixedRuns, Flushing, HarvestError, Ioas, Ledger, Memory, TableBuilder, Tracking,
+    DomainIds, FixedRuns, Flushing, HarvestError, Ioas, Iommu, Ledger, Memory, TableBuilder,
+    Tracking,
 };
 use iommu::{FlushError, Unit as _, UnitError};
 use iopt::{DirtyError, Interruption, Pending, Prot};
@@ -76,7 +77,7 @@ pub(super) struct Space {
 /// See the module.
 pub(super) struct World<'r> {
     pub(super) rig: &'r Rig,
-    pub(super) unit: Arc<Handed>,
+    pub(super) iommu: Iommu<Handed>,
     gate: Arc<Gate>,
     pub(super) spaces: Vec<Space>,
     /// In which address space a device is.
@@ -153,12 +154,12 @@ impl<'r> World<'r> {
         let home = Span::<Pa>::new(home_at(rig), HOME_PAGES * PAGE);
         let home = Memory::new(Arc::new(FixedRuns::new([home], PAGE)?), &ledger);
         let ids = DomainIds::new(unit.capabilities().domain_bits);
+        let formats = [rig.kind().format];
+        let builder = TableBuilder::new(Arc::clone(rig.structures()), ids, formats);
+        let iommu = Iommu::with_builder(Arc::clone(&unit), builder);
         let mut spaces = Vec::new();
         for _ in 0..2 {
-            let formats = [rig.kind().format];
-            let builder =
-                TableBuilder::new(Arc::clone(rig.structures()), Arc::clone(&ids), formats);
-            let ioas = Ioas::over_tables(builder);
+            let ioas = Ioas::over(&iommu)?;
             ioas.map(HOME, &home, Span::new(0, HOME_PAGES * PAGE), Prot::RW)?;
             let pages = PAGES as usize;
             spaces.push(Space {
@@ -176,7 +177,7 @@ impl<'r> World<'r> {
         };
         Ok(Self {
             rig,
-            unit,
+            iommu,
             gate,
             interruption,
             spaces,
@@ -395,13 +396,13 @@ impl<'r> World<'r> {
         if self.places[device] == Some(number) {
             let again = self.spaces[number]
                 .ioas
-                .attach((Arc::clone(&self.unit), id(device)));
+                .attach(self.iommu.device(id(device)));
             ensure!(again.is_err(), "attached twice");
             return Ok(None);
         }
         self.detach(device)?;
-        let unit = Arc::clone(&self.unit);
-        self.spaces[number].ioas.attach((unit, id(device)))?;
+        let endpoint = self.iommu.device(id(device));
+        self.spaces[number].ioas.attach(endpoint)?;
         self.places[device] = Some(number);
         Ok(None)
     }
@@ -442,7 +443,7 @@ impl<'r> World<'r> {
         number: usize,
         range: Span<Iova>,
     ) -> anyhow::Result<anyhow::Result<Option<Change>>> {
-        let knows = self.unit.capabilities().dirty_tracking;
+        let knows = self.iommu.unit().capabilities().dirty_tracking;
         let space = &mut self.spaces[number];
         if !space.tracked {
             return Ok(Ok(None));
@@ -481,15 +482,13 @@ impl<'r> World<'r> {
     fn change_driver(&mut self) -> anyhow::Result<Vec<Span<Iova>>> {
         self.last = "another driver".to_owned();
         let (rig, gate) = (self.rig, &self.gate);
-        self.unit.change(|frozen| {
+        self.iommu.unit().change(|frozen| {
             rig.driver(gated(rig, gate), Arc::clone(rig.structures()), Some(frozen))
         })?;
         self.counts.drivers += 1;
         for (device, place) in self.places.iter().enumerate() {
             if place.is_some() {
-                let again = self.spaces[0]
-                    .ioas
-                    .attach((Arc::clone(&self.unit), id(device)));
+                let again = self.spaces[0].ioas.attach(self.iommu.device(id(device)));
                 ensure!(again.is_err(), "device {device} is attached twice");
             }
         }
@@ -509,7 +508,7 @@ impl<'r> World<'r> {
         self.gate.stop(Queue::Deaf);
         let mut full = None;
         for _ in 0..4096 {
-            match self.unit.invalidate_domain(domain) {
+            match self.iommu.unit().invalidate_domain(domain) {
                 Err(FlushError::Unit {
                     cause: UnitError::TimedOut { .. },
                     ..
@@ -531,7 +530,7 @@ impl<'r> World<'r> {
             ),
             "a deaf queue ends with {full:?}"
         );
-        self.unit.invalidate_domain(domain)?;
+        self.iommu.unit().invalidate_domain(domain)?;
         Ok(Vec::new())
     }
 
@@ -702,9 +701,9 @@ impl<'r> World<'r> {
             self.ledger.in_use()
         );
         let mut faults = 0;
-        self.unit.drain_faults(&mut |_| faults += 1);
+        self.iommu.unit().drain_faults(&mut |_| faults += 1);
         ensure!(faults == 0, "{faults} faults are left");
-        self.unit.disable()?;
+        self.iommu.unit().disable()?;
         self.rig.live(self.counts);
         self.rig.finish()
     }

@@ -27,6 +27,7 @@ mod build;
 mod dirty_log;
 mod domain;
 mod encoding;
+mod fault;
 mod fill;
 mod handover;
 #[cfg(feature = "linux")]
@@ -44,12 +45,13 @@ use core::fmt;
 use core::iter;
 use core::slice;
 
-use iommu::{DeviceId, DomainId, Unit};
+use iommu::{DeviceId, DomainId};
 use iopt::AnyTable;
 use runs::{Iova, Pa, Span};
 
 pub use build::{BuildDomain, DomainIds, TableBuilder, TableBuilderError};
 pub use encoding::DecodeError;
+pub use fault::{FaultPlace, SpaceFault};
 pub use handover::{HandOverError, HandedArea, HandedDomain, Handover, Leaving};
 pub use take_over::{TakeOverError, TakenDomain};
 pub use unit::Iommu;

@@ -50,7 +50,7 @@ impl Core {
         self.backend.as_any_mut().downcast_mut()
     }
 
-    fn own_ref(&self) -> Option<&Own> {
+    pub(super) fn own_ref(&self) -> Option<&Own> {
         self.backend.as_any().downcast_ref()
     }
 }

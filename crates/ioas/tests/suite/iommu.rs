@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ioas::{AttachError, DomainIds, Ioas, Iommu, Memory, Synthetic, TableBuilder};
-use iommu::{DomainId, Port, SoftwareConfig, SoftwareUnit, UnitCapabilities};
+use iommu::{DomainId, Port, SoftwareConfig, SoftwareUnit, Unit as _, UnitCapabilities};
 use iopt::format::{ArmConfig, ArmGranule};
 use iopt::{FormatId, HeapTables, Prot};
 use runs::Span;
@@ -145,4 +145,61 @@ fn two_units_that_share_numbers_share_address_spaces() {
     let units = [(&first, 1), (&second, 2), (&second, 3)];
     let seen = units.map(|(iommu, n)| read(&mut iommu.unit().port(dev(n))));
     assert_eq!(seen, [Some(GIB), Some(GIB), None]);
+}
+
+/// The address space of the device names the areas at a fault, and no other does; a flood is as long as the log.
+#[test]
+fn a_fault_is_located_in_the_address_space_of_its_device() {
+    let iommu = iommu(&tables(), can(FormatId::VtdSs, SMALL, false));
+    let [space, other] = [(); 2].map(|()| Ioas::over(&iommu).unwrap());
+    space.attach(iommu.device(dev(1))).unwrap();
+    other.attach(iommu.device(dev(2))).unwrap();
+    let mut port = iommu.unit().port(dev(1));
+    let mut fault = |iova: u64, write: bool| {
+        let done = match write {
+            true => port.write(iova, &[0]),
+            false => port.read(iova, &mut [0]),
+        };
+        assert!(done.is_err());
+        let mut located = Vec::new();
+        iommu.unit().drain_faults(&mut |fault| {
+            assert!(other.locate(fault).is_none());
+            located.push(space.locate(fault).unwrap());
+        });
+        assert_eq!(located.len(), 1);
+        let text = located[0].to_string();
+        text.split_once("; ").unwrap().1.to_owned()
+    };
+    assert_eq!(fault(AT, false), "nothing is mapped");
+    let memory = frames(GIB);
+    let part = Span::new(0, MIB);
+    space.map(AT, &memory, part, Prot::READ).unwrap();
+    space.map(AT + 3 * MIB, &memory, part, Prot::READ).unwrap();
+    let area = Span::<runs::Iova>::new(AT, MIB);
+    let next = Span::<runs::Iova>::new(AT + 3 * MIB, MIB);
+    assert_eq!(fault(AT + 8, true), format!("in the area {area}, r--"));
+    let below = format!("1 MiB before the area {area}");
+    assert_eq!(fault(AT - MIB, false), below);
+    let between = format!("right behind the area {area}, 2 MiB before the area {next}");
+    assert_eq!(fault(AT + MIB, false), between);
+    let above = format!("4 KiB behind the area {next}");
+    assert_eq!(fault(AT + 4 * MIB + 4096, false), above);
+    let released = Span::new(AT, 4096);
+    space.release(
+        &[released],
+        iopt::Interruption::Refused,
+        &mut |range, why| panic!("{range} is kept: {why}"),
+    );
+    let text = format!("in the area {released}, r--, released");
+    assert_eq!(fault(AT, false), text);
+
+    for _ in 0..100_000 {
+        assert!(port.read(0, &mut [0]).is_err());
+    }
+    let mut count = 0;
+    let lost = iommu
+        .unit()
+        .drain_faults(&mut |fault| count += u64::from(space.locate(fault).is_some()));
+    assert_eq!(count + lost, 100_000);
+    assert!(count < 10_000, "{count} faults are kept");
 }
