@@ -17,7 +17,7 @@ use shadow::{Change, Generator, Layout, Operation, PAGE, Page, Shadow};
 
 use super::node::Node;
 use crate::{
-    Board, DEVICES, Rig,
+    DEVICES, Rig,
     gate::{Gate, Gated, Queue},
     handed::Handed,
     id,
@@ -44,6 +44,9 @@ const STOPPED: u64 = 6;
 const RARE: u64 = 25;
 /// One of so many looks at all pages.
 const LOOK: u64 = 10;
+
+/// Cuts leave the rest in place.
+const INTACT: Interruption = Interruption::Refused;
 
 thread_local! {
     /// The clock of lazy flushing, which goes on by a step.
@@ -84,8 +87,6 @@ pub(super) struct World<'r> {
     pub(super) places: [Option<usize>; DEVICES.len()],
     memories: [Arc<Memory>; MEMORIES as usize],
     ledger: Arc<Ledger>,
-    /// Cuts leave the rest in place; not in Arm's tables, which are built for units that forbid it (`IDR3.BBML` = 0).
-    interruption: Interruption,
     pub(super) random: Rng,
     pub(super) nvme: Option<Nvme<'r>>,
     /// The operation under way, in words.
@@ -171,15 +172,10 @@ impl<'r> World<'r> {
                 tracked: false,
             });
         }
-        let interruption = match rig.unit().board() {
-            Board::ArmVirt => Interruption::Allowed,
-            Board::Q35 | Board::RiscvVirt => Interruption::Refused,
-        };
         Ok(Self {
             rig,
             iommu,
             gate,
-            interruption,
             spaces,
             places: [None; DEVICES.len()],
             memories,
@@ -296,21 +292,21 @@ impl<'r> World<'r> {
                 (result.map_err(Into::into), one(range))
             }
             Operation::UnmapCutting(range) => {
-                let result = ioas.unmap_cutting(*range, self.interruption);
+                let result = ioas.unmap_cutting(*range, INTACT);
                 (
                     result.map(|_| Some(Change::Unmap)).map_err(Into::into),
                     one(range),
                 )
             }
             Operation::TakeOut(range) => {
-                let result = ioas.take_out(*range, self.interruption);
+                let result = ioas.take_out(*range, INTACT);
                 (
                     result.map(|_| Some(Change::TakeOut)).map_err(Into::into),
                     one(range),
                 )
             }
             Operation::PutBack(range) => {
-                let result = ioas.put_back(*range, self.interruption);
+                let result = ioas.put_back(*range, INTACT);
                 (
                     result.map(|()| Some(Change::PutBack)).map_err(Into::into),
                     one(range),
@@ -319,7 +315,7 @@ impl<'r> World<'r> {
             Operation::Release(memory, parts) => {
                 let ranges = self.ranges_over(number, *memory, parts);
                 let mut kept = None;
-                ioas.release(&ranges, self.interruption, &mut |range, cause| {
+                ioas.release(&ranges, INTACT, &mut |range, cause| {
                     kept.get_or_insert((range, cause));
                 });
                 let result = match kept {
@@ -331,7 +327,7 @@ impl<'r> World<'r> {
             Operation::Restore(memory, parts) => {
                 let ranges = self.ranges_over(number, *memory, parts);
                 let mut failed = None;
-                ioas.restore(&ranges, self.interruption, &mut |range, cause| {
+                ioas.restore(&ranges, INTACT, &mut |range, cause| {
                     failed.get_or_insert((range, cause));
                 });
                 let result = match failed {
@@ -345,7 +341,7 @@ impl<'r> World<'r> {
             Operation::Track(leaf) => {
                 let tracking = Tracking {
                     leaf: *leaf,
-                    interruption: self.interruption,
+                    interruption: INTACT,
                 };
                 let result = ioas.track_dirty(tracking);
                 let space = &mut self.spaces[number];

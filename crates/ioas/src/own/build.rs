@@ -5,9 +5,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use iommu::{DomainId, NodeId, Unit, UnitCapabilities};
+use iommu::{DomainId, FormatSupport, NodeId, Unit, UnitCapabilities};
+use iopt::format::BreakBeforeMake;
 use iopt::{AnyTable, ErasableMemory, FormatId};
-use runs::PageSizes;
 
 use crate::lock::Mutex;
 use crate::memory::object::Cause;
@@ -108,9 +108,10 @@ pub struct TableBuilder {
     formats: Arc<[FormatId]>,
 }
 
-/// Builds a table of this format, levels and leaves in the memory of a node.
-type Memories =
-    dyn Fn(Option<NodeId>, FormatId, u8, PageSizes) -> Result<AnyTable, Cause> + Send + Sync;
+/// Builds a table in the memory of a node, of a format and levels, for a unit.
+type Memories = dyn Fn(Option<NodeId>, &FormatSupport, u8, BreakBeforeMake) -> Result<AnyTable, Cause>
+    + Send
+    + Sync;
 
 impl fmt::Debug for TableBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -166,8 +167,10 @@ impl TableBuilder {
         formats: impl IntoIterator<Item = FormatId>,
     ) -> Self {
         Self {
-            memories: Arc::new(move |node, format, levels, sizes| {
-                Ok(AnyTable::new(format, levels, sizes, memories(node)?)?)
+            memories: Arc::new(move |node, support, levels, demand| {
+                let (format, sizes) = (support.format, support.page_sizes);
+                let memory = memories(node)?;
+                Ok(AnyTable::demanding(format, levels, sizes, demand, memory)?)
             }),
             ids,
             formats: formats.into_iter().collect(),
@@ -190,7 +193,7 @@ impl BuildDomain for TableBuilder {
         };
         let levels = levels(&can, support.levels);
         let id = self.ids.take().ok_or(TableBuilderError::NoDomainId)?;
-        let table = (self.memories)(node, support.format, levels, support.page_sizes);
+        let table = (self.memories)(node, &support, levels, can.break_before_make);
         let table = table.inspect_err(|_| self.ids.give_back(id))?;
         Ok((id, table))
     }

@@ -90,7 +90,8 @@ impl Domain {
         }
     }
 
-    /// Whether `unit` can walk the table, and translates through it as the others do.
+    /// Whether `unit` can walk the table, demands no more of its changes than it keeps, and translates through it
+    /// as the others do.
     pub(crate) fn suits(&self, unit: &dyn Unit, dirty: bool) -> bool {
         let can = unit.capabilities();
         let (root, own) = {
@@ -99,6 +100,7 @@ impl Domain {
         };
         let sizes = |offered: PageSizes| own & offered.bits() == own;
         can.check(&root).is_ok()
+            && can.break_before_make >= self.table.break_before_make()
             && can
                 .format(root.format)
                 .is_some_and(|support| sizes(support.page_sizes))

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ioas::{AttachError, DomainIds, Ioas, Iommu, Memory, Synthetic, TableBuilder};
 use iommu::{DomainId, Port, SoftwareConfig, SoftwareUnit, Unit as _, UnitCapabilities};
-use iopt::format::{ArmConfig, ArmGranule};
-use iopt::{FormatId, HeapTables, Prot};
+use iopt::format::{ArmConfig, ArmGranule, BreakBeforeMake};
+use iopt::{FormatId, HeapTables, Interruption, Prot};
 use runs::Span;
 
 use super::common::machines::{SMALL, Tables, can, dev};
@@ -185,11 +185,9 @@ fn a_fault_is_located_in_the_address_space_of_its_device() {
     let above = format!("4 KiB behind the area {next}");
     assert_eq!(fault(AT + 4 * MIB + 4096, false), above);
     let released = Span::new(AT, 4096);
-    space.release(
-        &[released],
-        iopt::Interruption::Refused,
-        &mut |range, why| panic!("{range} is kept: {why}"),
-    );
+    space.release(&[released], Interruption::Refused, &mut |range, why| {
+        panic!("{range} is kept: {why}")
+    });
     let text = format!("in the area {released}, r--, released");
     assert_eq!(fault(AT, false), text);
 
@@ -202,4 +200,39 @@ fn a_fault_is_located_in_the_address_space_of_its_device() {
         .drain_faults(&mut |fault| count += u64::from(space.locate(fault).is_some()));
     assert_eq!(count + lost, 100_000);
     assert!(count < 10_000, "{count} faults are kept");
+}
+
+/// Arm's tables are built for what the unit demands when a leaf changes its size (`IDR3.BBML`), and a unit that demands
+/// more has tables of its own.
+#[test]
+fn a_table_is_built_for_its_units_demands() {
+    let arm = FormatId::ArmStage1(ArmConfig {
+        granule: ArmGranule::K4,
+        input_bits: 48,
+        upper: true,
+    });
+    let tables = tables();
+    let demanding = |demand| {
+        let mut can = can(arm, SMALL, false);
+        can.break_before_make = demand;
+        iommu(&tables, can)
+    };
+    let lenient = demanding(BreakBeforeMake::NotNeeded);
+    let strict = demanding(BreakBeforeMake::Always);
+    let memory = unlimited(Arc::new(Synthetic::new([Span::new(GIB, 2 * MIB)])));
+    let cut = Span::new(AT + MIB, MIB);
+    for (iommu, other, cuts, places) in
+        [(&lenient, &strict, true, 2), (&strict, &lenient, false, 1)]
+    {
+        let space = Ioas::over(iommu).unwrap();
+        space.attach(iommu.device(dev(1))).unwrap();
+        space
+            .map(AT, &memory, Span::new(0, 2 * MIB), Prot::RW)
+            .unwrap();
+        let done = space.unmap_cutting(cut, Interruption::Refused);
+        assert_eq!(done.is_ok(), cuts, "{done:?}");
+        space.attach(other.device(dev(2))).unwrap();
+        assert_eq!(space.places().len(), places);
+        space.close().unwrap();
+    }
 }

@@ -12,8 +12,9 @@ use crate::cell::Cell;
 use crate::engine::Table;
 use crate::error::BuildError;
 use crate::format::{
-    AmdV1, ArmGranule, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart1Page4K, Dart2, DartVersion,
-    Format, FormatId, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV, RiscVG, Root, VtdSs, X86_64,
+    AmdV1, ArmGranule, ArmStage1, ArmStage2, ArmV7s, BreakBeforeMake, Dart1, Dart1Page4K, Dart2,
+    DartVersion, Format, FormatId, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV, RiscVG, Root,
+    VtdSs, X86_64,
 };
 use crate::memory::TableMemory;
 use crate::takeover::{AdoptError, Adopted, Takeover};
@@ -82,11 +83,12 @@ pub trait ByWidth: Cell + Send + Sync + fmt::Debug + Sized + 'static {
         )
     }
 
-    /// [`AnyTable::new`], without a parameter: so it is compiled here.
+    /// [`AnyTable::demanding`], without a parameter: so it is compiled here.
     fn build(
         format: FormatId,
         levels: u8,
         sizes: PageSizes,
+        demand: BreakBeforeMake,
         memory: Erased<Self>,
     ) -> Result<AnyTable, BuildError>;
 
@@ -136,10 +138,16 @@ macro_rules! any_cell {
                 format: FormatId,
                 levels: u8,
                 sizes: PageSizes,
+                demand: BreakBeforeMake,
                 memory: Erased<Self>,
             ) -> Result<AnyTable, BuildError> {
                 let table_bytes = memory.table_bytes();
-                Self::with_fitting(format, levels, table_bytes, Build { sizes, memory })?
+                let build = Build {
+                    sizes,
+                    demand,
+                    memory,
+                };
+                Self::with_fitting(format, levels, table_bytes, build)?
             }
 
             fn open(
@@ -223,6 +231,7 @@ impl Visitor for Geometry {
 
 struct Build<C> {
     sizes: PageSizes,
+    demand: BreakBeforeMake,
     memory: Erased<C>,
 }
 
@@ -230,6 +239,7 @@ impl<C: ByWidth> Visitor for Build<C> {
     type Result = Result<AnyTable, BuildError>;
 
     fn visit<F: Format>(self, format: F) -> Self::Result {
+        let format = format.demanding(self.demand);
         Table::in_memory(format, self.memory, self.sizes).map(AnyTable::over)
     }
 }

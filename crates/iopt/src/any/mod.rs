@@ -21,7 +21,7 @@ use crate::engine::{
     Amount, Bound, Interruption, Leaf, NoRuns, Owned, Plan, Progress, RunSink, SharedTable, Table,
 };
 use crate::error::{BuildError, DirtyError, NoTables, ResizeError, TableMapError, TableUnmapError};
-use crate::format::{Format, FormatId, Root};
+use crate::format::{BreakBeforeMake, Format, FormatId, Root};
 use crate::gather::{Gather, Invalidation};
 use crate::memory::{Chain, TableMemory};
 use crate::pending::Pending;
@@ -98,7 +98,24 @@ impl AnyTable {
         sizes: PageSizes,
         memory: M,
     ) -> Result<Self, BuildError> {
-        ByWidth::build(format, levels, sizes, Erased::new(memory))
+        Self::demanding(format, levels, sizes, BreakBeforeMake::Always, memory)
+    }
+
+    /// The same for a unit that demands `demand` of changes of a leaf's size, as
+    /// `UnitCapabilities::break_before_make` of `iommu` says. It matters for Arm's formats (IHI 0070, 3.21.1),
+    /// where [`new`](Self::new) expects the strictest.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn demanding<M: ErasableMemory>(
+        format: FormatId,
+        levels: u8,
+        sizes: PageSizes,
+        demand: BreakBeforeMake,
+        memory: M,
+    ) -> Result<Self, BuildError> {
+        ByWidth::build(format, levels, sizes, demand, Erased::new(memory))
     }
 
     /// Takes the table that another process has told a unit as `root`, whose leaves are to be of the

@@ -15,7 +15,7 @@ use crate::error::{
     BrokenMemory, BuildError, DirtyError, ProtectError, RangeError, ResizeError, TableMapError,
     TableUnmapError,
 };
-use crate::format::{Aperture, Format, Root};
+use crate::format::{Aperture, BreakBeforeMake, Format, Root};
 use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::Chain;
 use crate::pending::Pending;
@@ -37,6 +37,8 @@ pub trait AnyOps: fmt::Debug + Send + Sync {
     fn page_sizes(&self) -> PageSizes;
     /// True when entries can say this: see [`Format::leaf_bits`].
     fn expresses(&self, prot: Prot) -> bool;
+    /// The demands of a unit that the table keeps: see [`Format::break_before_make`].
+    fn break_before_make(&self) -> BreakBeforeMake;
     /// See [`Table::tables`](crate::Table::tables).
     fn tables(&self) -> u64;
     /// See [`Table::leaf_sizes`](crate::Table::leaf_sizes).
@@ -157,6 +159,9 @@ impl<F: Format, C: ByWidth> AnyOps for SharedTable<F, Erased<C>> {
     }
     fn expresses(&self, prot: Prot) -> bool {
         self.table().format().leaf_bits(prot).is_some()
+    }
+    fn break_before_make(&self) -> BreakBeforeMake {
+        self.table().format().break_before_make()
     }
     fn tables(&self) -> u64 {
         self.table().tables()

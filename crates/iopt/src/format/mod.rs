@@ -332,6 +332,13 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         BreakBeforeMake::NotNeeded
     }
 
+    /// The same format for a unit that demands `demand`, where that is an option of the format.
+    #[must_use]
+    fn demanding(self, demand: BreakBeforeMake) -> Self {
+        let _ = demand;
+        self
+    }
+
     /// The addresses that this table translates.
     fn aperture(&self) -> Aperture;
 

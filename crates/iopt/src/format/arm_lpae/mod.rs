@@ -251,6 +251,11 @@ impl<G: Granule, S: Stage> Format for ArmTables<G, S> {
         self.options.break_before_make
     }
 
+    fn demanding(mut self, demand: BreakBeforeMake) -> Self {
+        self.options.break_before_make = demand;
+        self
+    }
+
     /// TTBR0 and stage 2: the bottom; TTBR1: the top (D8.2.4).
     #[inline(always)]
     fn aperture(&self) -> Aperture {
