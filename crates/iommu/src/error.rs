@@ -6,28 +6,7 @@ use core::time::Duration;
 use iopt::{FormatId, NoTables, Root};
 use runs::{Iova, Span};
 
-use crate::handover::UnitAdoptError;
 use crate::unit::{DeviceId, DomainId, Pasid};
-
-/// Why there is no driver for a unit that could be driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UnitSetupError {
-    /// There is no memory for what the driver and the unit share: tables of devices and queues. A table
-    /// of devices of one level is one piece.
-    #[error("{0}")]
-    Memory(#[from] NoTables),
-    /// The memory lies beyond the addresses that the unit has, or that its structures hold.
-    #[error("memory up to {last:#x} for a unit with addresses of {bits} bits")]
-    Addresses {
-        /// The memory's last address.
-        last: u64,
-        /// Bits of an address.
-        bits: u32,
-    },
-    /// The unit is not the one that was frozen, or has stopped.
-    #[error("{0}")]
-    Adopt(#[from] UnitAdoptError),
-}
 
 /// Why a device was not attached or detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -155,10 +134,10 @@ pub enum UnitAttachError {
     },
     /// There is no memory for the structures in which the unit looks the device up.
     #[error("{device}: {cause}")]
-    Memory {
+    NoTables {
         /// The device.
         device: DeviceId,
-        /// Why not.
+        /// Bytes that it takes, and that there are.
         cause: NoTables,
     },
     /// The unit has not done what it was commanded.

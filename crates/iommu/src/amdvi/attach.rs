@@ -56,7 +56,7 @@ impl<R: Registers, M: TableMemory> Attachments for AmdVi<R, M> {
         }
         notes
             .set_tlb(memory, source, tlb)
-            .map_err(|cause| UnitAttachError::Memory { device, cause })
+            .map_err(|cause| UnitAttachError::NoTables { device, cause })
     }
 
     fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
@@ -90,7 +90,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         let tag = self.check(device, domain, &root)?;
         let Inner { table, ring, notes } = &mut *self.inner.lock();
         let memory = &self.memory;
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::NoTables { device, cause };
         let Some(entry) = table.entry(memory, device) else {
             // The memory gives fewer cells than the table has.
             let (needed, available) = (TABLE_BYTES, 0);

@@ -180,7 +180,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         }
         let other = self.other_guest_root((table, notes), domain, root);
         same_root(other, domain, root)?;
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::NoTables { device, cause };
         // The memory gives fewer cells than the tables have.
         let (needed, available) = (TABLE_BYTES, 0);
         let none = no_memory(NoTables { needed, available });

@@ -8,25 +8,24 @@ use super::faults::Log;
 use super::queue::{self, Queue};
 use super::table::DeviceTable;
 use super::unit::{Hardware, Inner};
-use super::{Config, Mode, ProbeError, guest};
+use super::{Config, Mode, guest};
 use crate::capabilities::UnitCapabilities;
 use crate::driver::{InMemory, pages};
-use crate::error::UnitSetupError;
 use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::notes::Notes;
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
+use crate::setup::UnitProbeError;
 use crate::unit::DomainId;
 
 impl InMemory for Hardware {
     const KIND: UnitKind = UnitKind::AmdVi;
     type Queue = Queue;
-    type Error = ProbeError;
 
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Config,
-    ) -> Result<(Features, UnitCapabilities), ProbeError> {
+    ) -> Result<(Features, UnitCapabilities), UnitProbeError> {
         let features = Features::read(registers)?;
         Ok((features, features.capabilities(config)?))
     }
@@ -110,7 +109,7 @@ impl InMemory for Hardware {
         config: &Config,
         _features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, UnitSetupError> {
+    ) -> Result<Inner, UnitAdoptError> {
         let [used, base, entries, status, events, ticket] = words;
         let (mode, bits) = (config.describe() >> 40 & 0xff, config.pasid_bits.into());
         UnitAdoptError::compare("the mode", mode, used >> 40, 0xff)?;

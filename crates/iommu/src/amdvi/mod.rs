@@ -71,7 +71,7 @@ mod table;
 mod tests;
 mod unit;
 
-pub use config::{Config, Mode, ProbeError};
+pub use config::{Config, Mode};
 pub(crate) use faults::{EVENT_CODES, event};
 
 /// One AMD-Vi unit, over its registers `R` and memory `M` for device table, command buffer and event

@@ -73,7 +73,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
         let tag = self.check(device, domain, &root)?;
         let memory = &self.memory;
         let inner = &mut *self.inner.lock();
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::NoTables { device, cause };
         let context = inner.devices.make(memory, device.0).map_err(no_memory)?;
         let process = place.number();
         let second = root.format == FormatId::RiscVG;
@@ -211,7 +211,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
             return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         drop(members);
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::NoTables { device, cause };
         if let Some(DeviceTlb { queue_depth }) = tlb {
             // 0 is 32.
             let most = usize::from(queue_depth.wrapping_sub(1) & 31) + 1;

@@ -35,7 +35,7 @@ impl<R: Registers, M: TableMemory> Attachments for SmmuV3<R, M> {
         streams.check(device)?;
         streams.is_free(memory, place, shape.second_stage)?;
         same_root(streams.other_root(memory, domain, root), domain, root)?;
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::NoTables { device, cause };
         domains.set(memory, tag, shape).map_err(no_memory)?;
         let (stream, context) = streams
             .make(memory, place, shape.second_stage, features)

@@ -251,7 +251,7 @@ impl Streams {
     ) -> Result<(), UnitAttachError> {
         let entry = if on {
             let made = self.table.make(memory, device.0);
-            made.map_err(|cause| UnitAttachError::Memory { device, cause })?
+            made.map_err(|cause| UnitAttachError::NoTables { device, cause })?
         } else {
             self.table.find(memory, device.0)
         };

@@ -45,7 +45,7 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
             return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         same_root(structures.other_root(memory, domain, root), domain, root)?;
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
+        let no_memory = |cause| UnitAttachError::NoTables { device, cause };
         let source = device.0 as u16;
         let tlb = notes.tlb(memory, source);
         let entry = structures
@@ -130,7 +130,7 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
             return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         // Noted for as long as the device can have translations.
-        let noted = |cause| UnitAttachError::Memory { device, cause };
+        let noted = |cause| UnitAttachError::NoTables { device, cause };
         if tlb.is_some() {
             notes.set_tlb(memory, source, tlb).map_err(noted)?;
         }

@@ -3,9 +3,9 @@
 use iopt::TableMemory;
 
 use super::*;
-use crate::error::UnitSetupError;
 use crate::fault::FaultReason;
 use crate::lines::past_caches;
+use crate::setup::UnitSetupError;
 
 // CR0.
 const ON: u32 = 1 << 3 | 1 << 4;
@@ -268,7 +268,7 @@ fn without_memory_nothing_is_attached_and_nothing_is_lost() {
     let driver = SmmuV3::new(model, few.clone(), CONFIG).unwrap();
     assert!(matches!(
         driver.attach(DEVICE, DOMAIN, root(0x1000)),
-        Err(UnitAttachError::Memory { .. })
+        Err(UnitAttachError::NoTables { .. })
     ));
     assert!(matches!(
         driver.detach(DEVICE),
@@ -280,10 +280,7 @@ fn without_memory_nothing_is_attached_and_nothing_is_lost() {
     let model = Model::new(few.clone(), IDS);
     let _more = few.allocate(4096);
     let refused = SmmuV3::new(model, few.clone(), CONFIG).err().unwrap();
-    assert!(matches!(
-        refused,
-        ProbeError::Setup(UnitSetupError::Memory(_))
-    ));
+    assert!(matches!(refused, UnitSetupError::NoTables(_)));
     assert_eq!(few.in_use(), taken.len() as u64 + 1);
 }
 
