@@ -26,6 +26,8 @@
 #![cfg_attr(not(feature = "std"), no_std)]
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod absent;
 pub mod amdvi;
 mod arm;
 mod capabilities;
