@@ -43,7 +43,26 @@ pub enum FaultReason {
     },
     /// A unit of hardware says why; `iova` is as exact as its record, which may have no more than the page.
     Reported {
-        /// The unit's code.
+        /// The unit's code, as its table in [`codes`](crate::codes) has it, but for AMD's:
+        ///
+        /// * VT-d: the fault reason (Fault Recording Register, FR; 7.1.3), 8 bits;
+        /// * AMD: bits 63:48 of the event log's entry (48882, section 2.5): the event's code in bits 15:12, its flags below,
+        ///   which [`amdvi_event`](crate::codes::amdvi_event) takes one by one;
+        /// * SMMUv3: the number of the event (IHI 0070, section 7.3), 8 bits;
+        /// * SMMUv1 and v2: the lower 16 bits of the FSR of a context bank, or of GFSR where `domain` is `None`: one bit for
+        ///   each cause;
+        /// * RISC-V: CAUSE (section "Fault/Event-Queue (FQ)"), 12 bits.
+        ///
+        /// ```
+        /// use iommu::codes::{self, Class};
+        ///
+        /// // IO_PAGE_FAULT with the flags PR, RW and PE.
+        /// let code: u16 = 0x2070;
+        /// let event = codes::amdvi_event(u32::from(code >> 12), u32::from(code & 0xfff));
+        /// assert_eq!(event.map(|event| event.class), Some(Class::Permission));
+        /// // RISC-V: a write that the tables do not allow.
+        /// assert_eq!(codes::RISCV.get(15).map(|cause| cause.class), Some(Class::NoAccess));
+        /// ```
         code: u16,
         /// What its specification says about it.
         meaning: &'static str,
