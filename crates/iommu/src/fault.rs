@@ -18,8 +18,8 @@ pub struct Fault {
     pub domain: Option<DomainId>,
     /// The first address that could not be reached.
     pub iova: u64,
-    /// What was asked for.
-    pub access: Access,
+    /// What was asked for; `None` where the unit's record does not say. An atomic operation is a write.
+    pub access: Option<Access>,
     /// Why it was blocked.
     pub reason: FaultReason,
 }
@@ -134,12 +134,13 @@ impl fmt::Display for Fault {
             Some(domain) => write!(f, " (domain {domain}): ")?,
             None => write!(f, ": ")?,
         }
+        let access = Asked(*access);
         match reason {
             FaultReason::Walk(fault) => fault.fmt(f),
-            FaultReason::NotAttached => write!(f, "{access} of {iova:#x}: not attached"),
-            FaultReason::Target(bad) => write!(f, "{access} of {iova:#x}: {bad}"),
+            FaultReason::NotAttached => write!(f, "{access} {iova:#x}: not attached"),
+            FaultReason::Target(bad) => write!(f, "{access} {iova:#x}: {bad}"),
             FaultReason::Misaligned => {
-                write!(f, "{access} of {iova:#x}: not a multiple of 8 bytes")
+                write!(f, "{access} {iova:#x}: not a multiple of 8 bytes")
             }
             FaultReason::Reported {
                 code,
@@ -151,10 +152,10 @@ impl fmt::Display for Fault {
                     Some(RequestKind::Message) => write!(f, "message {iova:#x}")?,
                     Some(RequestKind::Translation) => write!(f, "translation of {iova:#x}")?,
                     Some(RequestKind::Translated { .. }) => {
-                        write!(f, "translated {access} of {iova:#x}")?
+                        write!(f, "translated {access} {iova:#x}")?
                     }
                     Some(RequestKind::Untranslated { .. }) | None => {
-                        write!(f, "{access} of {iova:#x}")?
+                        write!(f, "{access} {iova:#x}")?
                     }
                 }
                 if let Some(
@@ -179,9 +180,21 @@ impl fmt::Display for Fault {
             FaultReason::WrapsAround { len } => {
                 write!(
                     f,
-                    "{access} of {iova:#x}: {len:#x} bytes go beyond the last address"
+                    "{access} {iova:#x}: {len:#x} bytes go beyond the last address"
                 )
             }
+        }
+    }
+}
+
+/// `read of`, and `access to` where it is not known which.
+struct Asked(Option<Access>);
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(access) => write!(f, "{access} of"),
+            None => f.write_str("access to"),
         }
     }
 }

@@ -176,18 +176,24 @@ fn decode(first: u64, address: u64, segment: u16) -> LogEntry {
         pasid: (code == 2 && guest).then_some(pasid),
         domain: (code == 2 && !guest).then_some(DomainId(number)),
         iova: address & !0xfff,
-        // RW.
-        access: if flag(53) {
-            Access::Write
-        } else {
-            Access::Read
-        },
+        access: access(code, (first >> 48) as u32),
         reason: FaultReason::Reported {
             code: (first >> 48) as u16,
             meaning: event(code as u32, (first >> 48) as u32 & 0xfff)
                 .map_or("an event without a name here", |event| event.text),
             details: Details::default(),
         },
+    })
+}
+
+/// What was asked for: RW of IO_PAGE_FAULT and RMP_PAGE_FAULT, which means something with PR = 1, I = 0 and TR = 0 only (of an
+/// access that met an entry; not of an interrupt, nor of a translation request).
+fn access(code: u64, flags: u32) -> Option<Access> {
+    let flag = |bit: u32| flags >> bit & 1 == 1;
+    let meant = matches!(code, 0x2 | 0xd) && flag(4) && !flag(3) && !flag(8);
+    meant.then(|| match flag(5) {
+        true => Access::Write,
+        false => Access::Read,
     })
 }
 

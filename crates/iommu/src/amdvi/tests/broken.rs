@@ -85,7 +85,7 @@ fn faults_come_oldest_first_by_name() {
             pasid: None,
             domain: Some(DOMAIN),
             iova: 0x7000,
-            access: Access::Write,
+            access: Some(Access::Write),
             reason: FaultReason::Reported {
                 code: 0x2070,
                 meaning: "IO_PAGE_FAULT: not allowed",
@@ -96,11 +96,11 @@ fn faults_come_oldest_first_by_name() {
     let said: Vec<_> = faults.iter().map(ToString::to_string).collect();
     assert_eq!(
         said[1],
-        "03:05.1 (domain 7): read of 0x8000: IO_PAGE_FAULT: not present (reason 0x2000)"
+        "03:05.1 (domain 7): access to 0x8000: IO_PAGE_FAULT: not present (reason 0x2000)"
     );
     for (said, name) in said[2..].iter().zip([
         "IO_PAGE_FAULT: reserved",
-        "01:00.0: read of 0x1000: ILLEGAL_DEV_TABLE_ENTRY",
+        "01:00.0: access to 0x1000: ILLEGAL_DEV_TABLE_ENTRY",
         "DEV_TAB_HARDWARE_ERROR",
         "PAGE_TAB_HARDWARE_ERROR",
         "IOTLB_INV_TIMEOUT",
@@ -111,6 +111,32 @@ fn faults_come_oldest_first_by_name() {
         assert!(said.contains(name), "{said}");
     }
     assert_eq!(drain(&driver), (Vec::new(), 0));
+}
+
+/// RW means something of an access that met an entry.
+#[test]
+fn an_event_says_what_was_asked_for_where_it_knows() {
+    let (driver, model) = enabled(CONFIG);
+    let (present, interrupt, request) = (1 << 52, 1 << 51, 1 << 56);
+    let (read, write) = (Some(Access::Read), Some(Access::Write));
+    for (code, flags, access) in [
+        (0x2, present, read),
+        (0x2, present | WRITE, write),
+        (0xd, present | WRITE, write),
+        (0x2, WRITE, None),
+        (0x2, present | interrupt | WRITE, None),
+        (0x2, present | request | WRITE, None),
+        (0x1, WRITE, None),
+        (0x7, present | WRITE, None),
+    ] {
+        model.event(code << 60 | flags | u64::from(SOURCE), 0x7000);
+        let (faults, _) = drain(&driver);
+        assert_eq!(faults[0].access, access, "{code:#x} {flags:#x}");
+        let FaultReason::Reported { code: said, .. } = faults[0].reason else {
+            panic!("{}", faults[0]);
+        };
+        assert_eq!(u64::from(said), code << 12 | flags >> 48);
+    }
 }
 
 #[test]
