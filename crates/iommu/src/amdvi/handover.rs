@@ -3,7 +3,7 @@
 use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};
 
-use super::capabilities::{CONTROL, DEVICE_TABLE, EVENTS, Features, RING_LENGTH, TRANSLATE};
+use super::capabilities::{CONTROL, DEVICE_TABLE, EVENTS, Features, RING, RING_LENGTH, TRANSLATE};
 use super::faults::Log;
 use super::queue::{self, Queue};
 use super::table::DeviceTable;
@@ -40,6 +40,7 @@ impl InMemory for Hardware {
         let log = Log {
             entries: log,
             segment: config.segment,
+            head: 0,
         };
         Ok(Inner {
             table,
@@ -100,7 +101,8 @@ impl InMemory for Hardware {
         } = ring.layout;
         // Bit 63: the unit is in use. From bit 40 on the mode, from 48 on the bits of a PASID.
         let used = table.describe() | u64::from(ring.open) << 63 | config.describe();
-        let log = ring.queue.log.entries;
+        // A page, and where it is to be read on.
+        let log = ring.queue.log.entries | ring.queue.log.head as u64;
         [used, table.base, entries, status, log, ring.ticket]
     }
 
@@ -110,7 +112,8 @@ impl InMemory for Hardware {
         _features: Features,
         words: [u64; WORDS],
     ) -> Result<Inner, UnitAdoptError> {
-        let [used, base, entries, status, events, ticket] = words;
+        let [used, base, entries, status, log, ticket] = words;
+        let events = log & !(TABLE_BYTES - 1);
         let (mode, bits) = (config.describe() >> 40 & 0xff, config.pasid_bits.into());
         UnitAdoptError::compare("the mode", mode, used >> 40, 0xff)?;
         UnitAdoptError::compare("bits of a PASID", bits, used >> 48, 0xff)?;
@@ -118,6 +121,7 @@ impl InMemory for Hardware {
         let log = Log {
             entries: events,
             segment: config.segment,
+            head: log as usize % RING,
         };
         let mut ring = queue::new([entries, status], log, ticket);
         if used >> 63 == 1 {

@@ -179,6 +179,56 @@ fn a_full_log_says_so_and_goes_on() {
     }
 }
 
+/// A unit that takes the head over while the log is off alone: it has room for 255 events between restarts.
+#[test]
+fn a_full_log_goes_on_where_the_unit_ignores_the_head_while_it_logs() {
+    let (driver, model) = enabled(CONFIG);
+    model.state().broken.keeps_head = true;
+    for latency in [0, 3] {
+        model.state().latency = latency;
+        for _ in 0..3 {
+            // Read one by one: nothing comes twice.
+            for n in 0..255 {
+                model.event(page_fault(READ), n << 12);
+                let (faults, lost) = drain(&driver);
+                assert_eq!((faults.len(), lost), (1, 0));
+                assert_eq!(faults[0].iova, n << 12);
+            }
+            model.event(page_fault(READ), 0);
+            assert_eq!(drain(&driver), (Vec::new(), 1));
+            // Latency ends with a wait, as that of a flush.
+            driver.invalidate_domain(DOMAIN).unwrap();
+            assert_eq!(model.read64(0x2010), 0);
+            // And all at once.
+            for n in 0..300 {
+                model.event(page_fault(READ), n << 12);
+            }
+            let (faults, lost) = drain(&driver);
+            assert_eq!((faults.len(), lost), (255, 1));
+            driver.invalidate_domain(DOMAIN).unwrap();
+        }
+    }
+}
+
+/// A successor reads on where its predecessor has stopped, whatever the register says.
+#[test]
+fn what_was_read_before_a_handover_is_not_read_again() {
+    for keeps_head in [false, true] {
+        let (driver, model) = enabled(CONFIG);
+        model.state().broken.keeps_head = keeps_head;
+        model.event(page_fault(READ), 0x1000);
+        assert_eq!(drain(&driver).0.len(), 1);
+        model.event(page_fault(READ), 0x2000);
+        let frozen = driver.freeze(&mut |_| ());
+        let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
+        model.event(page_fault(READ), 0x3000);
+        let heir = AmdVi::adopt(model.clone(), memory, CONFIG, &frozen).unwrap();
+        let (faults, lost) = drain(&heir);
+        let addresses: Vec<_> = faults.iter().map(|fault| fault.iova).collect();
+        assert_eq!((addresses.as_slice(), lost), (&[0x2000, 0x3000][..], 0));
+    }
+}
+
 #[test]
 fn an_event_that_does_not_arrive_is_counted_as_lost() {
     let (driver, model) = enabled(CONFIG);
