@@ -341,7 +341,7 @@ pub trait InMemory: Kind {
         memory: &M,
         config: &Self::Config,
         features: Self::Features,
-    ) -> Result<Self::Inner, NoTables>;
+    ) -> Result<Self::Inner, UnitSetupError>;
 
     /// The command queue.
     fn ring(inner: &mut Self::Inner) -> &mut Ring<Self::Queue>;
@@ -439,7 +439,7 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
             );
         }
         Self::over(registers, memory, config, |_, memory, config, features| {
-            Ok(K::build(memory, config, features)?)
+            K::build(memory, config, features)
         })
     }
 

@@ -140,6 +140,17 @@ pub enum UnitAttachError {
         /// Bytes that it takes, and that there are.
         cause: NoTables,
     },
+    /// The table memory broke its contract: it did not give all cells of a structure in which the unit looks the device
+    /// up ([`TableMemory::entries`](iopt::TableMemory::entries)).
+    #[error(
+        "{device}: the table memory broke its contract: it did not give all cells of the structure at {address:#x}"
+    )]
+    Cells {
+        /// The device.
+        device: DeviceId,
+        /// Where the structure lies.
+        address: u64,
+    },
     /// The unit has not done what it was commanded.
     ///
     /// The device has no translation, but counts as attached until a `detach` succeeds.
@@ -150,6 +161,29 @@ pub enum UnitAttachError {
         /// What went wrong.
         cause: UnitError,
     },
+}
+
+/// Why there is no place for an entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NoPlace {
+    NoTables(NoTables),
+    /// The memory gives fewer cells than the structure at this address has.
+    Cells(u64),
+}
+
+impl From<NoTables> for NoPlace {
+    fn from(cause: NoTables) -> Self {
+        Self::NoTables(cause)
+    }
+}
+
+impl NoPlace {
+    pub(crate) const fn of(self, device: DeviceId) -> UnitAttachError {
+        match self {
+            Self::NoTables(cause) => UnitAttachError::NoTables { device, cause },
+            Self::Cells(address) => UnitAttachError::Cells { device, address },
+        }
+    }
 }
 
 /// Numbers of levels, from a bit for each.

@@ -48,6 +48,8 @@ pub mod riscv;
 #[cfg(feature = "std")]
 mod run_map;
 mod setup;
+#[cfg(test)]
+mod short;
 pub mod smmu;
 pub mod smmuv3;
 #[cfg(feature = "std")]

@@ -4,6 +4,7 @@ use core::fmt;
 
 use iopt::NoTables;
 
+use crate::error::NoPlace;
 use crate::handover::UnitKind;
 
 /// Why a unit is not driven: its driver's `new`.
@@ -17,6 +18,15 @@ pub enum UnitSetupError {
     /// of devices of one level is one piece.
     #[error(transparent)]
     NoTables(#[from] NoTables),
+    /// The table memory broke its contract: it did not give all cells of a structure
+    /// ([`TableMemory::entries`](iopt::TableMemory::entries)). Nothing is taken.
+    #[error(
+        "the table memory broke its contract: it did not give all cells of the structure at {address:#x}"
+    )]
+    Cells {
+        /// Where the structure lies.
+        address: u64,
+    },
     /// The memory lies beyond the addresses that the unit has, or that its structures hold.
     #[error("memory up to {last:#x} for a unit with addresses of {bits} bits")]
     Addresses {
@@ -25,6 +35,15 @@ pub enum UnitSetupError {
         /// Bits of an address.
         bits: u32,
     },
+}
+
+impl From<NoPlace> for UnitSetupError {
+    fn from(cause: NoPlace) -> Self {
+        match cause {
+            NoPlace::NoTables(cause) => Self::NoTables(cause),
+            NoPlace::Cells(address) => Self::Cells { address },
+        }
+    }
 }
 
 /// Why the registers of a unit say that it cannot be driven. Nothing was changed.

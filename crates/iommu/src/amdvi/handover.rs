@@ -1,6 +1,6 @@
 //! What the unit lies in, and handing it over. The head of the driver says what is in the description.
 
-use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{Root, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};
 
 use super::capabilities::{CONTROL, DEVICE_TABLE, EVENTS, Features, RING, RING_LENGTH, TRANSLATE};
@@ -15,7 +15,7 @@ use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::notes::Notes;
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
-use crate::setup::UnitProbeError;
+use crate::setup::{UnitProbeError, UnitSetupError};
 use crate::unit::DomainId;
 
 impl InMemory for Hardware {
@@ -34,7 +34,7 @@ impl InMemory for Hardware {
         memory: &M,
         config: &Config,
         _features: Features,
-    ) -> Result<Inner, NoTables> {
+    ) -> Result<Inner, UnitSetupError> {
         let table = DeviceTable::new(memory, config.last_device)?;
         let [entries, status, log] = pages(memory, |back| back("device table", table.span()))?;
         let log = Log {

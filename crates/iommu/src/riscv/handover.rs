@@ -5,7 +5,7 @@
 //! ticket is where the unit has stored it. The successor compares what `capabilities` says of the formats,
 //! `fctl`, `ddtp`, and of both queues base, state and, for commands, head and tail with it.
 
-use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{Root, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};
 
 use super::Config;
@@ -21,7 +21,7 @@ use crate::driver::{InMemory, pages};
 use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
-use crate::setup::UnitProbeError;
+use crate::setup::{UnitProbeError, UnitSetupError};
 use crate::unit::DomainId;
 
 const fn last_process(config: &Config) -> u32 {
@@ -48,7 +48,7 @@ impl InMemory for Hardware {
         memory: &M,
         config: &Config,
         features: Features,
-    ) -> Result<Inner, NoTables> {
+    ) -> Result<Inner, UnitSetupError> {
         let devices = Devices::new(memory, features, last_process(config))?;
         let [entries, status, faults] = pages(memory, |back| {
             devices.for_each_page(memory, &mut |name, page| {

@@ -3,7 +3,7 @@
 //! What is noted of domains is the driver's own, and follows from what is attached: it goes with the
 //! predecessor, and the successor makes its own.
 
-use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{Root, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};
 
 use super::Config;
@@ -49,7 +49,7 @@ impl InMemory for Hardware {
         memory: &M,
         config: &Config,
         features: Features,
-    ) -> Result<Inner, NoTables> {
+    ) -> Result<Inner, UnitSetupError> {
         let streams = Streams::new(memory, last_device(config, features), features)?;
         let [commands, status, events] =
             pages(memory, |mut back| streams.spans(memory, &mut back))?;

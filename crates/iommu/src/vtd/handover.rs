@@ -1,6 +1,6 @@
 //! What the unit lies in, and handing it over. The head of the driver says what is in the description.
 
-use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{Root, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};
 
 use super::capabilities::{Features, GSTS, IQA, IQH, IQT, QUEUE, RTADDR, SCALABLE, TRANSLATION};
@@ -14,7 +14,7 @@ use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::notes::Notes;
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
-use crate::setup::UnitProbeError;
+use crate::setup::{UnitProbeError, UnitSetupError};
 use crate::unit::DomainId;
 
 impl InMemory for Hardware {
@@ -33,7 +33,7 @@ impl InMemory for Hardware {
         memory: &M,
         config: &Config,
         features: Features,
-    ) -> Result<Inner, NoTables> {
+    ) -> Result<Inner, UnitSetupError> {
         let structures = Structures::new(memory, config)?;
         let queue = match features.queue() {
             true => pages(memory, |back| {
