@@ -68,7 +68,7 @@ pub(crate) fn a_map_is_seen_once_its_range_is_invalidated<F: Format>(
         (5 << 30, 0x40_0000),
     ] {
         let range = Span::new(iova, len);
-        let pages = [iova, iova + len / 2 & !0xfff, range.last() & !0xfff];
+        let pages = [iova, (iova + len / 2) & !0xfff, range.last() & !0xfff];
         let mut arrive = |iova| absent.access(&memory, root, iova);
         assert_eq!(pages.map(&mut arrive), [None; 3]);
         let run = Span::new(1 << 40 | iova, len);

@@ -102,7 +102,7 @@ fn decode([first, second, address]: [u64; 3]) -> Fault {
         domain: None,
         iova: if addressed { address & !0xfff } else { 0 },
         // RnW.
-        access: directed.then(|| match second >> 35 & 1 {
+        access: directed.then_some(match second >> 35 & 1 {
             0 => Access::Write,
             _ => Access::Read,
         }),

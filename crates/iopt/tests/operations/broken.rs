@@ -365,8 +365,8 @@ fn a_memory_that_breaks_its_contract_at_any_call_is_named_by_every_operation() {
 fn a_table_that_is_another_than_was_planned_with_is_named_without_a_cause() {
     let mut seen = 0;
     for n in 0.. {
-        let memory = Arc::new(Breaking::new());
-        let mut table = Table::new(VtdSs::new(4).unwrap(), Arc::clone(&memory)).unwrap();
+        let memory = Breaking::new();
+        let mut table = Table::new(VtdSs::new(4).unwrap(), &memory).unwrap();
         // The request needs the tables of both, and no new one.
         for iova in [4 * G1, 4 * G1 + M2 + 100 * PAGE] {
             table.map(iova, &[Span::new(G1, PAGE)], Prot::RW).unwrap();
