@@ -185,13 +185,13 @@ fn translate<U: Driver + 'static>(
     println!("{} commands so far, {} waits", done.commands, done.waits);
 
     // 7. The device tries all the same. Nothing arrives; the unit records why. A system drains the faults when the unit's
-    //    interrupt comes.
+    //    interrupt comes; the address space of the device adds the areas there.
     machine.store(&target, &[0xee; BYTES as usize])?;
     let status = nvme.read(0, data(TARGET))?;
     assert_eq!(machine.load(&target)?, [0xee; BYTES as usize]);
     let mut faults = 0;
     let lost = iommu.unit().drain_faults(&mut |fault| {
-        if faults == 0 {
+        if let Some(fault) = space.locate(fault).filter(|_| faults == 0) {
             println!("fault: {fault}");
         }
         faults += 1;

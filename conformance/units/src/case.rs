@@ -191,7 +191,7 @@ impl<'r> Case<'r> {
             ensure!(
                 fault.device == id(device)
                     && (!tells.address || fault.iova & !0xfff == page)
-                    && (!tells.access || fault.access == access),
+                    && (!tells.access || fault.access == Some(access)),
                 "device {device}, {access} of {iova:#x}: {fault}"
             );
         }

@@ -32,8 +32,14 @@ pub struct UnitCapabilities {
     pub dirty_tracking: bool,
     /// It can force accesses to be coherent ([`Prot::COHERENT`](iopt::Prot::COHERENT)).
     pub snoop_control: bool,
-    /// It remembers entries that were not present: mapping needs an invalidation too (VT-d's
-    /// caching mode).
+    /// The stores of a map are not enough: the unit remembers entries that were not present (VT-d: CAP.CM, section 6.1
+    /// "Caching Mode"; AMD 48882: Capability Offset 00h, Capability Header, NpCache), or buffers stores (VT-d: CAP.RWBF,
+    /// section 6.8 "Write Buffer Flushing").
+    ///
+    /// After a map, and before the device is told of the addresses, [`Unit::invalidate`](crate::Unit::invalidate) of
+    /// [`Invalidation::mapped`](iopt::Invalidation::mapped) has the unit see it: the drivers flush write buffers first, and
+    /// invalidate entries above the leaves too. [`invalidate_domain`](crate::Unit::invalidate_domain) does so as well, and
+    /// costs the domain all its cached translations. An attach does it for what is mapped before.
     pub caches_not_present: bool,
     /// What it demands when an entry's size changes while it is in use.
     pub break_before_make: BreakBeforeMake,

@@ -29,11 +29,12 @@ use runs::{Iova, Pa, Span};
 
 use crate::capabilities::{UnitCapabilities, reaches};
 use crate::commands::CommandCounters;
-use crate::error::{FlushError, UnitAttachError, UnitError, UnitSetupError};
+use crate::error::{FlushError, UnitAttachError, UnitError};
 use crate::fault::Fault;
-use crate::handover::{Frozen, UnitKind, UnitMemory, WORDS};
+use crate::handover::{Frozen, UnitAdoptError, UnitKind, UnitMemory, WORDS};
 use crate::registers::Registers;
 use crate::ring::{CommandQueue, Ring};
+use crate::setup::{UnitProbeError, UnitSetupError};
 use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 
 /// A unit of hardware.
@@ -328,21 +329,19 @@ pub trait InMemory: Kind {
     const KIND: UnitKind;
     /// Its command queue.
     type Queue: CommandQueue;
-    /// Why a unit cannot be driven.
-    type Error: core::error::Error + From<UnitSetupError>;
 
     /// What the unit can do. The configuration may ask for more than there can be, and is cut.
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Self::Config,
-    ) -> Result<(Self::Features, UnitCapabilities), Self::Error>;
+    ) -> Result<(Self::Features, UnitCapabilities), UnitProbeError>;
 
     /// Structures in which nothing is attached, and a queue. After an error nothing is taken.
     fn build<M: TableMemory>(
         memory: &M,
         config: &Self::Config,
         features: Self::Features,
-    ) -> Result<Self::Inner, NoTables>;
+    ) -> Result<Self::Inner, UnitSetupError>;
 
     /// The command queue.
     fn ring(inner: &mut Self::Inner) -> &mut Ring<Self::Queue>;
@@ -377,7 +376,7 @@ pub trait InMemory: Kind {
         config: &Self::Config,
         features: Self::Features,
         words: [u64; WORDS],
-    ) -> Result<Self::Inner, UnitSetupError>;
+    ) -> Result<Self::Inner, UnitAdoptError>;
 }
 
 /// So many pages, or none; `taken` hands what was taken before to its argument, to go back with them.
@@ -432,7 +431,7 @@ impl<'m, M: TableMemory> Back<'m, M> {
 impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
     /// Reads what the unit can do, and takes memory for it. The unit is not changed yet; devices can
     /// be attached before it is [enabled](Self::enable).
-    pub fn new(registers: R, memory: M, config: K::Config) -> Result<Self, K::Error> {
+    pub fn new(registers: R, memory: M, config: K::Config) -> Result<Self, UnitSetupError> {
         const {
             assert!(
                 <M::Cell as iopt::Cell>::BYTES == 8,
@@ -440,7 +439,7 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
             );
         }
         Self::over(registers, memory, config, |_, memory, config, features| {
-            Ok(K::build(memory, config, features)?)
+            K::build(memory, config, features)
         })
     }
 
@@ -452,7 +451,7 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
         memory: M,
         config: K::Config,
         frozen: &Frozen,
-    ) -> Result<Self, K::Error> {
+    ) -> Result<Self, UnitAdoptError> {
         let resume = |registers: &R, memory: &M, config: &K::Config, features| {
             let words = frozen.words(K::KIND)?;
             K::resume((registers, memory), config, features, words)
@@ -460,13 +459,14 @@ impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
         Self::over(registers, memory, config, resume)
     }
 
-    fn over(
+    fn over<E: From<UnitSetupError>>(
         registers: R,
         memory: M,
         mut config: K::Config,
-        inner: impl FnOnce(&R, &M, &K::Config, K::Features) -> Result<K::Inner, UnitSetupError>,
-    ) -> Result<Self, K::Error> {
-        let (features, capabilities) = K::probe(&registers, &mut config)?;
+        inner: impl FnOnce(&R, &M, &K::Config, K::Features) -> Result<K::Inner, E>,
+    ) -> Result<Self, E> {
+        let probed = K::probe(&registers, &mut config);
+        let (features, capabilities) = probed.map_err(UnitSetupError::Probe)?;
         let bits = capabilities.output_bits;
         reaches(&memory, bits).map_err(|last| UnitSetupError::Addresses { last, bits })?;
         let inner = inner(&registers, &memory, &config, features)?;

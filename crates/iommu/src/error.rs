@@ -6,28 +6,7 @@ use core::time::Duration;
 use iopt::{FormatId, NoTables, Root};
 use runs::{Iova, Span};
 
-use crate::handover::UnitAdoptError;
 use crate::unit::{DeviceId, DomainId, Pasid};
-
-/// Why there is no driver for a unit that could be driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UnitSetupError {
-    /// There is no memory for what the driver and the unit share: tables of devices and queues. A table
-    /// of devices of one level is one piece.
-    #[error("{0}")]
-    Memory(#[from] NoTables),
-    /// The memory lies beyond the addresses that the unit has, or that its structures hold.
-    #[error("memory up to {last:#x} for a unit with addresses of {bits} bits")]
-    Addresses {
-        /// The memory's last address.
-        last: u64,
-        /// Bits of an address.
-        bits: u32,
-    },
-    /// The unit is not the one that was frozen, or has stopped.
-    #[error("{0}")]
-    Adopt(#[from] UnitAdoptError),
-}
 
 /// Why a device was not attached or detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -155,11 +134,22 @@ pub enum UnitAttachError {
     },
     /// There is no memory for the structures in which the unit looks the device up.
     #[error("{device}: {cause}")]
-    Memory {
+    NoTables {
         /// The device.
         device: DeviceId,
-        /// Why not.
+        /// Bytes that it takes, and that there are.
         cause: NoTables,
+    },
+    /// The table memory broke its contract: it did not give all cells of a structure in which the unit looks the device
+    /// up ([`TableMemory::entries`](iopt::TableMemory::entries)).
+    #[error(
+        "{device}: the table memory broke its contract: it did not give all cells of the structure at {address:#x}"
+    )]
+    Cells {
+        /// The device.
+        device: DeviceId,
+        /// Where the structure lies.
+        address: u64,
     },
     /// The unit has not done what it was commanded.
     ///
@@ -171,6 +161,29 @@ pub enum UnitAttachError {
         /// What went wrong.
         cause: UnitError,
     },
+}
+
+/// Why there is no place for an entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NoPlace {
+    NoTables(NoTables),
+    /// The memory gives fewer cells than the structure at this address has.
+    Cells(u64),
+}
+
+impl From<NoTables> for NoPlace {
+    fn from(cause: NoTables) -> Self {
+        Self::NoTables(cause)
+    }
+}
+
+impl NoPlace {
+    pub(crate) const fn of(self, device: DeviceId) -> UnitAttachError {
+        match self {
+            Self::NoTables(cause) => UnitAttachError::NoTables { device, cause },
+            Self::Cells(address) => UnitAttachError::Cells { device, address },
+        }
+    }
 }
 
 /// Numbers of levels, from a bit for each.

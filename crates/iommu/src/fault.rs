@@ -18,8 +18,8 @@ pub struct Fault {
     pub domain: Option<DomainId>,
     /// The first address that could not be reached.
     pub iova: u64,
-    /// What was asked for.
-    pub access: Access,
+    /// What was asked for; `None` where the unit's record does not say. An atomic operation is a write.
+    pub access: Option<Access>,
     /// Why it was blocked.
     pub reason: FaultReason,
 }
@@ -43,7 +43,26 @@ pub enum FaultReason {
     },
     /// A unit of hardware says why; `iova` is as exact as its record, which may have no more than the page.
     Reported {
-        /// The unit's code.
+        /// The unit's code, as its table in [`codes`](crate::codes) has it, but for AMD's:
+        ///
+        /// * VT-d: the fault reason (Fault Recording Register, FR; 7.1.3), 8 bits;
+        /// * AMD: bits 63:48 of the event log's entry (48882, section 2.5): the event's code in bits 15:12, its flags below,
+        ///   which [`amdvi_event`](crate::codes::amdvi_event) takes one by one;
+        /// * SMMUv3: the number of the event (IHI 0070, section 7.3), 8 bits;
+        /// * SMMUv1 and v2: the lower 16 bits of the FSR of a context bank, or of GFSR where `domain` is `None`: one bit for
+        ///   each cause;
+        /// * RISC-V: CAUSE (section "Fault/Event-Queue (FQ)"), 12 bits.
+        ///
+        /// ```
+        /// use iommu::codes::{self, Class};
+        ///
+        /// // IO_PAGE_FAULT with the flags PR, RW and PE.
+        /// let code: u16 = 0x2070;
+        /// let event = codes::amdvi_event(u32::from(code >> 12), u32::from(code & 0xfff));
+        /// assert_eq!(event.map(|event| event.class), Some(Class::Permission));
+        /// // RISC-V: a write that the tables do not allow.
+        /// assert_eq!(codes::RISCV.get(15).map(|cause| cause.class), Some(Class::NoAccess));
+        /// ```
         code: u16,
         /// What its specification says about it.
         meaning: &'static str,
@@ -115,12 +134,13 @@ impl fmt::Display for Fault {
             Some(domain) => write!(f, " (domain {domain}): ")?,
             None => write!(f, ": ")?,
         }
+        let access = Asked(*access);
         match reason {
             FaultReason::Walk(fault) => fault.fmt(f),
-            FaultReason::NotAttached => write!(f, "{access} of {iova:#x}: not attached"),
-            FaultReason::Target(bad) => write!(f, "{access} of {iova:#x}: {bad}"),
+            FaultReason::NotAttached => write!(f, "{access} {iova:#x}: not attached"),
+            FaultReason::Target(bad) => write!(f, "{access} {iova:#x}: {bad}"),
             FaultReason::Misaligned => {
-                write!(f, "{access} of {iova:#x}: not a multiple of 8 bytes")
+                write!(f, "{access} {iova:#x}: not a multiple of 8 bytes")
             }
             FaultReason::Reported {
                 code,
@@ -132,10 +152,10 @@ impl fmt::Display for Fault {
                     Some(RequestKind::Message) => write!(f, "message {iova:#x}")?,
                     Some(RequestKind::Translation) => write!(f, "translation of {iova:#x}")?,
                     Some(RequestKind::Translated { .. }) => {
-                        write!(f, "translated {access} of {iova:#x}")?
+                        write!(f, "translated {access} {iova:#x}")?
                     }
                     Some(RequestKind::Untranslated { .. }) | None => {
-                        write!(f, "{access} of {iova:#x}")?
+                        write!(f, "{access} {iova:#x}")?
                     }
                 }
                 if let Some(
@@ -160,9 +180,21 @@ impl fmt::Display for Fault {
             FaultReason::WrapsAround { len } => {
                 write!(
                     f,
-                    "{access} of {iova:#x}: {len:#x} bytes go beyond the last address"
+                    "{access} {iova:#x}: {len:#x} bytes go beyond the last address"
                 )
             }
+        }
+    }
+}
+
+/// `read of`, and `access to` where it is not known which.
+struct Asked(Option<Access>);
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(access) => write!(f, "{access} of"),
+            None => f.write_str("access to"),
         }
     }
 }

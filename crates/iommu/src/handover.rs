@@ -17,10 +17,12 @@
 //!
 //! The description says only what neither registers nor structures tell. Counters begin at 0 again.
 
+use core::fmt;
+
 use iopt::Root;
 use runs::{Pa, Span};
 
-use crate::error::UnitError;
+use crate::setup::UnitSetupError;
 use crate::unit::DomainId;
 
 /// What a unit goes on using while no driver has it.
@@ -58,6 +60,18 @@ pub enum UnitKind {
     Riscv = 4,
     /// Arm's SMMU, versions 1 and 2.
     Smmu = 5,
+}
+
+impl fmt::Display for UnitKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Vtd => "VT-d unit",
+            Self::AmdVi => "AMD-Vi unit",
+            Self::SmmuV3 => "SMMUv3",
+            Self::Riscv => "RISC-V IOMMU of version 1",
+            Self::Smmu => "SMMU",
+        })
+    }
 }
 
 /// Words that a driver may put into its description.
@@ -146,7 +160,7 @@ impl Frozen {
     }
 }
 
-/// Why a unit is not taken over. It goes on as it was.
+/// Why a unit is not taken over: its driver's `adopt`. It goes on as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitAdoptError {
@@ -168,7 +182,7 @@ pub enum UnitAdoptError {
         /// Which.
         found: u64,
     },
-    /// A register is not as the predecessor has left it.
+    /// A register is not as the predecessor has left it: it is another unit, or one that has stopped.
     #[error("{name} is {found:#x}, not {wanted:#x}: not the unit described")]
     Register {
         /// Its name.
@@ -178,9 +192,9 @@ pub enum UnitAdoptError {
         /// What it holds.
         found: u64,
     },
-    /// The unit has stopped at a command, or has not taken one.
-    #[error("{0}")]
-    Unit(UnitError),
+    /// The unit, or the successor's memory, is not one that a driver could be made for.
+    #[error(transparent)]
+    Setup(#[from] UnitSetupError),
 }
 
 impl UnitAdoptError {

@@ -26,6 +26,8 @@
 #![cfg_attr(not(feature = "std"), no_std)]
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod absent;
 pub mod amdvi;
 mod arm;
 mod capabilities;
@@ -45,6 +47,9 @@ mod ring;
 pub mod riscv;
 #[cfg(feature = "std")]
 mod run_map;
+mod setup;
+#[cfg(test)]
+mod short;
 pub mod smmu;
 pub mod smmuv3;
 #[cfg(feature = "std")]
@@ -61,13 +66,14 @@ pub use amdvi::AmdVi;
 pub use capabilities::{FormatSupport, UnitCapabilities};
 pub use commands::{CommandCounters, MOST_PAGE_COMMANDS};
 pub use driver::{Driver, HardwareUnit};
-pub use error::{FlushError, UnitAttachError, UnitError, UnitSetupError};
+pub use error::{FlushError, UnitAttachError, UnitError};
 pub use fault::{Details, Fault, FaultReason, RequestKind, SecondStage};
 pub use handover::{Frozen, UnitAdoptError, UnitKind, UnitMemory};
 pub use registers::{Registers, SpinLock};
 pub use riscv::RiscvIommu;
 #[cfg(feature = "std")]
 pub use run_map::{MemoryOverlap, RunMap};
+pub use setup::{IdRegisters, UnitProbeError, UnitSetupError};
 pub use smmu::Smmu;
 pub use smmuv3::SmmuV3;
 #[cfg(feature = "std")]

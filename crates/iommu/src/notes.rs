@@ -9,8 +9,9 @@
 //! A member is noted before its entry is present, and is removed when its entry is empty: every entry
 //! that the unit may use, or have cached, is noted.
 
-use iopt::{Cell, NoTables, TABLE_BYTES, TableMemory};
+use iopt::{Cell, TABLE_BYTES, TableMemory};
 
+use crate::error::NoPlace;
 use crate::unit::DeviceTlb;
 
 /// Words of a page; the last one is the link.
@@ -130,7 +131,7 @@ impl Notes {
         memory: &M,
         source: u16,
         tlb: Option<DeviceTlb>,
-    ) -> Result<(), NoTables> {
+    ) -> Result<(), NoPlace> {
         self.clear(memory, |word| word & KIND == TLB && word as u16 == source);
         match tlb {
             // 32 is 0.
@@ -147,7 +148,7 @@ impl Notes {
         &mut self,
         memory: &M,
         member: Member,
-    ) -> Result<(), NoTables> {
+    ) -> Result<(), NoPlace> {
         self.put(memory, member.word())
     }
 
@@ -193,7 +194,7 @@ impl Notes {
         member.map(|member| member.domain)
     }
 
-    fn put<M: TableMemory>(&mut self, memory: &M, word: u64) -> Result<(), NoTables> {
+    fn put<M: TableMemory>(&mut self, memory: &M, word: u64) -> Result<(), NoPlace> {
         let free = |notes: &Self| {
             let mut places = notes.places(memory).enumerate();
             places.find(|(_, cell)| cell.get() == 0)
@@ -207,8 +208,7 @@ impl Notes {
             found = free(self);
         }
         let Some((n, cell)) = found else {
-            let (needed, available) = (TABLE_BYTES, 0);
-            return Err(NoTables { needed, available });
+            return Err(NoPlace::Cells(self.pages(memory).last().unwrap_or(0)));
         };
         cell.set(word);
         self.len = self.len.max(n + 1);

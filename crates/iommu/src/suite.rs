@@ -15,6 +15,7 @@ use iopt::{Cell as _, HeapTables, TableMemory};
 use crate::driver::{HardwareUnit, InMemory, Kind, Operations};
 use crate::handover::{Frozen, WORDS};
 use crate::ring::CommandQueue;
+use crate::setup::UnitSetupError;
 use prelude::*;
 
 /// What a test names.
@@ -129,9 +130,6 @@ where
     }
 }
 
-/// Why a unit of a rig cannot be driven.
-type Error<G> = <<G as Rig>::Kind as InMemory>::Error;
-
 /// A change of a description, and which register is found to differ then.
 pub(crate) type Change = (fn(&mut [u64; WORDS]), &'static str);
 
@@ -183,7 +181,7 @@ where
     }
 
     /// A driver over memory of these addresses.
-    fn over(&self, memory: Arc<HeapTables>) -> Result<Driven<Self>, Error<Self>>;
+    fn over(&self, memory: Arc<HeapTables>) -> Result<Driven<Self>, UnitSetupError>;
 
     /// Changes that are found; and the register by which a unit is found that was disabled.
     fn other_words(&self) -> Vec<Change>;

@@ -22,8 +22,9 @@ use crate::fault::Fault;
 ///    over, not earlier;
 /// 4. **reuse**: only now memory is unpinned and table pages are used for something else.
 ///
-/// Giving something to a device needs only the stores, where the unit does not cache what is not
-/// present ([`UnitCapabilities::caches_not_present`]).
+/// Giving something to a device needs only the stores. Where the unit remembers what was not present, or buffers stores
+/// ([`UnitCapabilities::caches_not_present`]), [`invalidate`](Self::invalidate) of
+/// [`Invalidation::mapped`] for the mapped range follows them.
 ///
 /// An error from step 2 or 3 means that step 4 must not happen: the gather is kept and flushed
 /// again.

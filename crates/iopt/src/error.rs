@@ -1,7 +1,7 @@
 //! Why an operation was refused. Every error names the cause with its numbers.
 
-mod broken;
 mod dirty;
+mod plan;
 mod protect;
 
 use core::fmt;
@@ -11,8 +11,8 @@ use runs::{Iova, Pa, PageSizes, Run, Span};
 use crate::format::{Aperture, FormatId};
 use crate::prot::Prot;
 
-pub use broken::BrokenMemory;
 pub use dirty::DirtyError;
+pub use plan::BrokenPlan;
 pub use protect::ProtectError;
 
 /// Too little table memory.
@@ -82,9 +82,9 @@ pub enum BuildError {
     /// There is no memory for the root, or for the tables above it.
     #[error(transparent)]
     NoTables(#[from] NoTables),
-    /// The table memory broke its contract.
+    /// The operation does not find what it was planned with.
     #[error(transparent)]
-    Broken(#[from] BrokenMemory),
+    Broken(#[from] BrokenPlan),
 }
 
 /// What is wrong with a range, before any table is looked at.
@@ -128,8 +128,8 @@ fn outside(
     }
 }
 
-/// Why nothing was mapped. The table's bytes are what they were, unless the table memory is
-/// [broken](BrokenMemory).
+/// Why nothing was mapped. The table's bytes are what they were, unless the
+/// [plan did not hold](BrokenPlan).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableMapError {
     /// The range or a run is not well formed.
@@ -165,9 +165,9 @@ pub enum TableMapError {
     /// The tables for it cannot be had.
     #[error(transparent)]
     NoTables(#[from] NoTables),
-    /// The table memory broke its contract.
+    /// The operation does not find what it was planned with.
     #[error(transparent)]
-    Broken(#[from] BrokenMemory),
+    Broken(#[from] BrokenPlan),
 }
 
 /// A table has no leaves of the size that was asked for.
@@ -213,9 +213,9 @@ pub enum ResizeError<E> {
     /// The leaves at the ends were cut, but the range was not unmapped.
     #[error(transparent)]
     Unmap(TableUnmapError),
-    /// The table memory broke its contract.
+    /// The operation does not find what it was planned with.
     #[error(transparent)]
-    Broken(#[from] BrokenMemory),
+    Broken(#[from] BrokenPlan),
 }
 
 #[cfg(feature = "alloc")]
@@ -235,8 +235,8 @@ impl<E> ResizeError<E> {
     }
 }
 
-/// Why nothing was unmapped. The table's bytes are what they were, unless the table memory is
-/// [broken](BrokenMemory).
+/// Why nothing was unmapped. The table's bytes are what they were, unless the
+/// [plan did not hold](BrokenPlan).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableUnmapError {
     /// The range is not well formed.
@@ -278,7 +278,7 @@ pub enum TableUnmapError {
         /// The format.
         format: FormatId,
     },
-    /// The table memory broke its contract.
+    /// The operation does not find what it was planned with.
     #[error(transparent)]
-    Broken(#[from] BrokenMemory),
+    Broken(#[from] BrokenPlan),
 }

@@ -56,6 +56,15 @@ impl Invalidation {
         gather.invalidation
     }
 
+    /// What a unit that does not see the stores of a map by itself must invalidate after `range` was mapped: one that
+    /// remembers absent entries, or buffers stores.
+    ///
+    /// The range is enough, whatever the sizes of its leaves and however many tables were linked for it: absence that is
+    /// remembered for more than the range is true outside of it.
+    pub fn mapped(range: Span<Iova>) -> Self {
+        Self::of(range, 1, false)
+    }
+
     /// The ranges of device addresses, in the order in which they came; neighbours are merged.
     /// They cover everything that was removed, and possibly more.
     pub fn ranges(&self) -> &[Span<Iova>] {

@@ -79,7 +79,7 @@ pub use engine::{
     Progress, RunSink, SharedTable, Table, TableOps, Wants, WithDirty,
 };
 pub use error::{
-    BrokenMemory, BuildError, DirtyError, NoTables, PageSizeError, ProtectError, RangeError,
+    BrokenPlan, BuildError, DirtyError, NoTables, PageSizeError, ProtectError, RangeError,
     ResizeError, TableMapError, TableUnmapError,
 };
 pub use format::{Above, Aperture, Format, FormatId, Root};

@@ -56,7 +56,7 @@ impl FaultReport {
         Self {
             reason,
             endpoint,
-            access: Some(fault.access),
+            access: fault.access,
             address: Some(fault.iova),
         }
     }

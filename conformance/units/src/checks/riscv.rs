@@ -2,10 +2,7 @@
 //! for a translation (section "Translation-request"), also with a PASID, which `edu` does not use.
 
 use anyhow::{Context as _, ensure};
-use iommu::{
-    DeviceId, DomainId, Pasid, RiscvIommu, Unit as _,
-    riscv::{Config, ProbeError},
-};
+use iommu::{DeviceId, DomainId, Pasid, RiscvIommu, Unit as _, UnitSetupError, riscv::Config};
 use iopt::Prot;
 use runs::{PageSizes, Span};
 
@@ -25,7 +22,7 @@ const PAGES: PageSizes = PageSizes::from_bits(1 << 12);
 
 type Driver<'r> = RiscvIommu<crate::Registers, &'r ioas::HostTables>;
 
-fn driver(rig: &Rig, config: Config) -> Result<Driver<'_>, ProbeError> {
+fn driver(rig: &Rig, config: Config) -> Result<Driver<'_>, UnitSetupError> {
     RiscvIommu::new(rig.registers(), rig.structures(), config)
 }
 

@@ -321,7 +321,7 @@ impl Dma {
             match attached.told_of_maps {
                 true => attached
                     .devices
-                    .mapped(self.domain.id)
+                    .mapped(self.domain.id, Span::new(start, wanted))
                     .map_err(MapError::Flush),
                 false => Ok(()),
             }

@@ -132,7 +132,11 @@ impl Backend for Own {
         let hold = area.memory.hold(area.part(), observer)?;
         area.hold = Some(hold);
         let (filled, mapped) = fill(&self.domains, &self.batches, area, observer);
-        let told = || self.domains.iter().try_for_each(Domain::mapped);
+        let range = area.range;
+        let told = || {
+            let mut domains = self.domains.iter();
+            domains.try_for_each(|domain| domain.mapped(range))
+        };
         let result = filled.and_then(|()| told().map_err(MapError::Flush));
         if result.is_err() {
             self.undo(area, mapped, owned, retired);

@@ -135,8 +135,8 @@ impl Domain {
     }
 
     /// See [`Devices::mapped`].
-    pub(crate) fn mapped(&self) -> Result<(), FlushError> {
-        self.devices.mapped(self.id)
+    pub(crate) fn mapped(&self, range: Span<Iova>) -> Result<(), FlushError> {
+        self.devices.mapped(self.id, range)
     }
 
     /// Has every unit invalidate what was gathered until now, and waits for it. Tables are given back. After
@@ -482,11 +482,12 @@ impl Devices {
         })
     }
 
-    /// Has units that remember what was not present invalidate that, since something was mapped.
-    pub(crate) fn mapped(&self, id: DomainId) -> Result<(), FlushError> {
+    /// Has units that remember what was not present invalidate that, since `range` was mapped.
+    pub(crate) fn mapped(&self, id: DomainId, range: Span<Iova>) -> Result<(), FlushError> {
+        let what = Invalidation::mapped(range);
         self.units()
             .filter(|unit| unit.capabilities().caches_not_present)
-            .try_for_each(|unit| unit.invalidate_domain(id))
+            .try_for_each(|unit| unit.invalidate(id, &what))
     }
 
     /// Has every unit invalidate `what` of domain `id`, and waits for it.

@@ -14,7 +14,7 @@ use ioas::{
     Flushing, Ledger, MapError, Memory, Synthetic, UnmapError,
 };
 use iommu::{DeviceId, FaultReason, Port, SoftwareUnit};
-use iopt::{FormatId, HeapTables, Prot, TableMemory as _};
+use iopt::{FormatId, HeapTables, Invalidation, Prot, TableMemory as _};
 use proptest::prelude::*;
 use runs::{Iova, Offset, Span};
 
@@ -523,6 +523,9 @@ fn a_unit_that_remembers_holes_learns_of_each_buffer() {
     bench.unit.invalidates.set([1, 2]);
     let buffer = bench.map(0, 1).unwrap();
     assert_eq!(bench.unit.invalidates.calls(), 1);
+    let page = Span::new(buffer.range().start, PAGE);
+    let last = bench.unit.invalidated.lock().unwrap().take();
+    assert_eq!(last, Some(Invalidation::mapped(page)), "nothing else");
     // Neither the map nor taking it back is flushed.
     let failed = bench.map(PAGE, 1);
     assert!(matches!(failed, Err(DmaError::Map(MapError::Flush(_)))));

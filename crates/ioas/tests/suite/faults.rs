@@ -14,7 +14,7 @@ use crate::common::*;
 use ioas::{DmaPages, DriverMemory, DriverMemoryError, PageSource};
 use ioas::{Ledger, MapError, Memory, MemoryObject, Step, Synthetic, UnmapError};
 use iommu::{DeviceId, FlushError};
-use iopt::{FormatId, HeapTables, NoTables, Prot, TableMemory};
+use iopt::{FormatId, HeapTables, Invalidation, NoTables, Prot, TableMemory};
 use runs::{Pa, Span};
 
 /// Where the memory under test is mapped: across the end of a table of each level.
@@ -457,6 +457,9 @@ fn a_unit_that_caches_holes_is_flushed_after_a_map_or_the_map_is_undone() {
         bench.unit.invalidates.set([]);
         bench.map(&mut Watch::default()).unwrap();
         assert_eq!(bench.unit.invalidates.calls(), 1);
+        let last = bench.unit.invalidated.lock().unwrap().take();
+        let area = Span::new(AT, bench.whole.len());
+        assert_eq!(last, Some(Invalidation::mapped(area)), "nothing else");
         bench.end();
     }
 }

@@ -1,13 +1,13 @@
 //! Devices come and go, and roots change. The head of the driver says in which order.
 
-use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{Root, TableMemory};
 
 use super::command::Command;
 use super::table::Entry;
 use super::unit::Inner;
 use super::{AmdVi, Mode};
 use crate::driver::{Attachments, Place, same_root};
-use crate::error::{FlushError, UnitAttachError};
+use crate::error::{FlushError, NoPlace, UnitAttachError};
 use crate::notes::Member;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId};
@@ -56,7 +56,7 @@ impl<R: Registers, M: TableMemory> Attachments for AmdVi<R, M> {
         }
         notes
             .set_tlb(memory, source, tlb)
-            .map_err(|cause| UnitAttachError::Memory { device, cause })
+            .map_err(|cause| cause.of(device))
     }
 
     fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
@@ -90,11 +90,9 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         let tag = self.check(device, domain, &root)?;
         let Inner { table, ring, notes } = &mut *self.inner.lock();
         let memory = &self.memory;
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
+        let no_place = |cause: NoPlace| cause.of(device);
         let Some(entry) = table.entry(memory, device) else {
-            // The memory gives fewer cells than the table has.
-            let (needed, available) = (TABLE_BYTES, 0);
-            return Err(no_memory(NoTables { needed, available }));
+            return Err(no_place(NoPlace::Cells(table.base)));
         };
         if let Some(there) = entry.read() {
             let domain = DomainId(there.domain.into());
@@ -110,7 +108,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
                 domain: tag,
                 tlb,
             };
-            notes.add(memory, member).map_err(no_memory)?;
+            notes.add(memory, member).map_err(no_place)?;
         }
         table.note(device);
         entry.set(tag, &root, self.features, tlb.is_some());

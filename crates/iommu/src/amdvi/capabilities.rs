@@ -5,9 +5,11 @@
 use iopt::FormatId;
 use runs::PageSizes;
 
-use super::{Config, Mode, ProbeError};
+use super::{Config, Mode};
 use crate::capabilities::{FormatSupport, UnitCapabilities};
+use crate::handover::UnitKind;
 use crate::registers::Registers;
+use crate::setup::{IdRegisters, UnitProbeError};
 
 // Offsets. All registers have 64 bits.
 pub(super) const DEVICE_TABLE: usize = 0x00;
@@ -77,13 +79,18 @@ pub struct Features {
 }
 
 impl Features {
-    pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, ProbeError> {
+    pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, UnitProbeError> {
         let features = registers.read64(FEATURES);
         // Registers behind which no unit answers read as all ones.
         if features == u64::MAX {
-            return Err(ProbeError::NoUnit { features });
+            let (kind, read) = (UnitKind::AmdVi, Self { features }.read_out());
+            return Err(UnitProbeError::NoUnit { kind, read });
         }
         Ok(Self { features })
+    }
+
+    const fn read_out(self) -> IdRegisters {
+        IdRegisters::one("Extended Feature", self.features)
     }
 
     const fn bit(self, bit: u32) -> bool {
@@ -108,9 +115,11 @@ impl Features {
         }
     }
 
-    fn host(self) -> Result<FormatSupport, ProbeError> {
-        let features = self.features;
-        let most = self.most_levels().ok_or(ProbeError::Levels { features })?;
+    fn host(self) -> Result<FormatSupport, UnitProbeError> {
+        let (kind, read) = (UnitKind::AmdVi, self.read_out());
+        let most = self
+            .most_levels()
+            .ok_or(UnitProbeError::Tables { kind, read })?;
         Ok(FormatSupport {
             format: FormatId::AmdV1,
             levels: (1 << (most + 1)) - 2,
@@ -120,10 +129,10 @@ impl Features {
     }
 
     /// GTSup and GIoSup.
-    fn guest(self) -> Result<FormatSupport, ProbeError> {
+    fn guest(self) -> Result<FormatSupport, UnitProbeError> {
         if !(self.bit(4) && self.bit(48) && self.invalidates_all()) {
-            let features = self.features;
-            return Err(ProbeError::Guest { features });
+            let (mode, read) = ("guest tables for all requests", self.read_out());
+            return Err(UnitProbeError::Mode { mode, read });
         }
         Ok(FormatSupport {
             format: FormatId::X86_64,
@@ -139,14 +148,14 @@ impl Features {
         most.min(9 * levels.min(3)).min(20)
     }
 
-    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, ProbeError> {
+    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, UnitProbeError> {
         let (support, pasid_bits) = match config.mode {
             Mode::Host => (self.host()?, 0),
             Mode::Guest => (self.guest()?, self.pasid_bits()),
         };
         if config.pasid_bits > pasid_bits {
             let (asked, offered) = (config.pasid_bits, pasid_bits);
-            return Err(ProbeError::Pasids { asked, offered });
+            return Err(UnitProbeError::Pasids { asked, offered });
         }
         let host = config.mode == Mode::Host;
         let mut can = UnitCapabilities::new().with_format(support);

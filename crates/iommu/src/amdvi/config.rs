@@ -1,6 +1,5 @@
-//! The configuration of a unit, and why it may be refused.
+//! The configuration of a unit.
 
-use crate::error::UnitSetupError;
 use crate::unit::NodeId;
 
 /// Which tables a unit walks.
@@ -62,40 +61,4 @@ impl Config {
     pub(super) const fn describe(&self) -> u64 {
         (self.mode as u64) << 40 | (self.pasid_bits as u64 & 0xff) << 48
     }
-}
-
-/// Why a unit cannot be driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProbeError {
-    /// Nothing answers at these registers.
-    #[error("no AMD-Vi unit answers: features {features:#x}")]
-    NoUnit {
-        /// The Extended Feature Register.
-        features: u64,
-    },
-    /// The unit walks no table that is known (Extended Feature Register, HATS = 3).
-    #[error("the unit walks no known tables: features {features:#x}")]
-    Levels {
-        /// The Extended Feature Register.
-        features: u64,
-    },
-    /// The unit does not walk guest tables for requests without a PASID, or cannot invalidate all at once
-    /// (Extended Feature Register, GTSup, GIoSup, IASup).
-    #[error("the unit does not walk guest tables for all: features {features:#x}")]
-    Guest {
-        /// The Extended Feature Register.
-        features: u64,
-    },
-    /// The unit takes no PASIDs of so many bits in this mode (Extended Feature Register, PASmax and GLXSup).
-    #[error("PASIDs of {asked} bits, but the unit supports {offered}")]
-    Pasids {
-        /// The bits asked for.
-        asked: u32,
-        /// The most that there can be.
-        offered: u32,
-    },
-    /// The driver's own memory, or what it was to take over.
-    #[error(transparent)]
-    Setup(#[from] UnitSetupError),
 }

@@ -23,7 +23,7 @@
 //!
 //! No emulated unit walks guest tables: this is tested on the model alone.
 
-use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{Cell, FormatId, Root, TABLE_BYTES, TableMemory};
 
 use super::AmdVi;
 use super::command::Command;
@@ -31,7 +31,7 @@ use super::table::DeviceTable;
 use super::unit::Inner;
 use crate::commands::{Block, parts};
 use crate::driver::{Attachments, Place, same_root};
-use crate::error::{FlushError, UnitAttachError};
+use crate::error::{FlushError, NoPlace, UnitAttachError};
 use crate::notes::{Member, Notes};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DomainId};
@@ -73,12 +73,10 @@ fn make<M: TableMemory>(
     table: u64,
     levels: u32,
     pasid: u32,
-) -> Result<Option<&M::Cell>, NoTables> {
+) -> Result<&M::Cell, NoPlace> {
     let mut table = table;
     for level in (2..=levels).rev() {
-        let Some(cell) = cell(memory, table, pasid, level) else {
-            return Ok(None);
-        };
+        let cell = cell(memory, table, pasid, level).ok_or(NoPlace::Cells(table))?;
         let word = cell.get();
         table = match word & VALID {
             0 => {
@@ -89,7 +87,7 @@ fn make<M: TableMemory>(
             _ => word & ADDRESS,
         };
     }
-    Ok(cell(memory, table, pasid, 1))
+    cell(memory, table, pasid, 1).ok_or(NoPlace::Cells(table))
 }
 
 fn store<M: TableMemory>(memory: &M, cell: &M::Cell, word: u64) {
@@ -180,32 +178,29 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         }
         let other = self.other_guest_root((table, notes), domain, root);
         same_root(other, domain, root)?;
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
-        // The memory gives fewer cells than the tables have.
-        let (needed, available) = (TABLE_BYTES, 0);
-        let none = no_memory(NoTables { needed, available });
-        let entry = table.entry(memory, device).ok_or(none)?;
+        let no_place = |cause: NoPlace| cause.of(device);
+        let short = no_place(NoPlace::Cells(table.base));
+        let entry = table.entry(memory, device).ok_or(short)?;
         let levels = self.guest_levels();
         let first = match entry.guest() {
             Some(first) => first,
             None => {
-                let first = memory.allocate(TABLE_BYTES as usize).map_err(no_memory)?;
+                let first = memory.allocate(TABLE_BYTES as usize);
+                let first = first.map_err(NoPlace::NoTables).map_err(no_place)?;
                 memory.written(memory.entries(first, WORDS));
                 table.note(device);
                 entry.set_guest(source, first, levels);
                 first
             }
         };
-        let word = make(memory, first, levels, pasid)
-            .map_err(no_memory)?
-            .ok_or(none)?;
+        let word = make(memory, first, levels, pasid).map_err(no_place)?;
         let member = Member {
             source,
             pasid,
             domain: tag,
             tlb: None,
         };
-        notes.add(memory, member).map_err(no_memory)?;
+        notes.add(memory, member).map_err(no_place)?;
         store(memory, word, root.address | VALID);
         let absent = self.config.caches_not_present;
         let commands = [

@@ -1,32 +1,31 @@
 //! What the unit lies in, and handing it over. The head of the driver says what is in the description.
 
-use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{Root, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};
 
-use super::capabilities::{CONTROL, DEVICE_TABLE, EVENTS, Features, RING_LENGTH, TRANSLATE};
+use super::capabilities::{CONTROL, DEVICE_TABLE, EVENTS, Features, RING, RING_LENGTH, TRANSLATE};
 use super::faults::Log;
 use super::queue::{self, Queue};
 use super::table::DeviceTable;
 use super::unit::{Hardware, Inner};
-use super::{Config, Mode, ProbeError, guest};
+use super::{Config, Mode, guest};
 use crate::capabilities::UnitCapabilities;
 use crate::driver::{InMemory, pages};
-use crate::error::UnitSetupError;
 use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::notes::Notes;
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
+use crate::setup::{UnitProbeError, UnitSetupError};
 use crate::unit::DomainId;
 
 impl InMemory for Hardware {
     const KIND: UnitKind = UnitKind::AmdVi;
     type Queue = Queue;
-    type Error = ProbeError;
 
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Config,
-    ) -> Result<(Features, UnitCapabilities), ProbeError> {
+    ) -> Result<(Features, UnitCapabilities), UnitProbeError> {
         let features = Features::read(registers)?;
         Ok((features, features.capabilities(config)?))
     }
@@ -35,12 +34,13 @@ impl InMemory for Hardware {
         memory: &M,
         config: &Config,
         _features: Features,
-    ) -> Result<Inner, NoTables> {
+    ) -> Result<Inner, UnitSetupError> {
         let table = DeviceTable::new(memory, config.last_device)?;
         let [entries, status, log] = pages(memory, |back| back("device table", table.span()))?;
         let log = Log {
             entries: log,
             segment: config.segment,
+            head: 0,
         };
         Ok(Inner {
             table,
@@ -101,7 +101,8 @@ impl InMemory for Hardware {
         } = ring.layout;
         // Bit 63: the unit is in use. From bit 40 on the mode, from 48 on the bits of a PASID.
         let used = table.describe() | u64::from(ring.open) << 63 | config.describe();
-        let log = ring.queue.log.entries;
+        // A page, and where it is to be read on.
+        let log = ring.queue.log.entries | ring.queue.log.head as u64;
         [used, table.base, entries, status, log, ring.ticket]
     }
 
@@ -110,8 +111,9 @@ impl InMemory for Hardware {
         config: &Config,
         _features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, UnitSetupError> {
-        let [used, base, entries, status, events, ticket] = words;
+    ) -> Result<Inner, UnitAdoptError> {
+        let [used, base, entries, status, log, ticket] = words;
+        let events = log & !(TABLE_BYTES - 1);
         let (mode, bits) = (config.describe() >> 40 & 0xff, config.pasid_bits.into());
         UnitAdoptError::compare("the mode", mode, used >> 40, 0xff)?;
         UnitAdoptError::compare("bits of a PASID", bits, used >> 48, 0xff)?;
@@ -119,6 +121,7 @@ impl InMemory for Hardware {
         let log = Log {
             entries: events,
             segment: config.segment,
+            head: log as usize % RING,
         };
         let mut ring = queue::new([entries, status], log, ticket);
         if used >> 63 == 1 {

@@ -47,7 +47,7 @@
 //! **Faults**: `faults.rs`.
 //!
 //! **Handover**: the description says whether the unit translates, the mode, the bits of a PASID, where
-//! device table, command buffer and event log lie, the last ticket, and which devices were ever attached;
+//! device table, command buffer and event log lie, where the log is to be read on, the last ticket, and which devices were ever attached;
 //! members and TLBs are noted behind the ticket (`notes.rs`). The successor compares Control, Status, the
 //! three base address registers and the command buffer's pointers with it.
 //!
@@ -71,7 +71,7 @@ mod table;
 mod tests;
 mod unit;
 
-pub use config::{Config, Mode, ProbeError};
+pub use config::{Config, Mode};
 pub(crate) use faults::{EVENT_CODES, event};
 
 /// One AMD-Vi unit, over its registers `R` and memory `M` for device table, command buffer and event

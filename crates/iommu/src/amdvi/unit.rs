@@ -95,7 +95,7 @@ impl<R: Registers, M: TableMemory> Operations for AmdVi<R, M> {
     fn drain(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
         let (registers, memory) = (&self.registers, &self.memory);
         for _ in 0..RING {
-            let alone = self.inner.lock();
+            let mut alone = self.inner.lock();
             if !alone.ring.open {
                 // The log is not this driver's.
                 return 0;

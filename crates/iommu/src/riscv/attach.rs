@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use iopt::{Chain, FormatId, NoTables, Root, TableMemory};
+use iopt::{Chain, FormatId, Root, TableMemory};
 
 use super::RiscvIommu;
 use super::command::{Command, Tag};
@@ -11,7 +11,7 @@ use super::entry::{Context, Device, Holds, PROCESS_LEAF_BITS, Process};
 use super::flush::EVERYTHING;
 use super::unit::{Inner, ROOT_BYTES, Tlbs};
 use crate::driver::{Attachments, Place, same_root};
-use crate::error::UnitAttachError;
+use crate::error::{NoPlace, UnitAttachError};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId};
 
@@ -40,7 +40,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         process: u32,
         tag: u16,
         root: &Root,
-    ) -> Result<(), NoTables> {
+    ) -> Result<(), NoPlace> {
         let memory = &self.memory;
         let (directory, fresh) = match context.holds() {
             Holds::Processes(directory) => (directory, false),
@@ -73,8 +73,8 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
         let tag = self.check(device, domain, &root)?;
         let memory = &self.memory;
         let inner = &mut *self.inner.lock();
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
-        let context = inner.devices.make(memory, device.0).map_err(no_memory)?;
+        let no_place = |cause: NoPlace| cause.of(device);
+        let context = inner.devices.make(memory, device.0).map_err(no_place)?;
         let process = place.number();
         let second = root.format == FormatId::RiscVG;
         let two_stages = match context.holds() {
@@ -103,7 +103,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
             None => context.set_table(tag, &root, self.features),
             Some((levels, _)) => self
                 .add_process(&context, levels, process, tag, &root)
-                .map_err(no_memory)?,
+                .map_err(no_place)?,
         }
         // A device that is started now is started behind these stores.
         fence(Ordering::SeqCst);
@@ -211,7 +211,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
             return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         drop(members);
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
+        let no_place = |cause: NoPlace| cause.of(device);
         if let Some(DeviceTlb { queue_depth }) = tlb {
             // 0 is 32.
             let most = usize::from(queue_depth.wrapping_sub(1) & 31) + 1;
@@ -219,7 +219,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
                 Some(tlbs) => tlbs.depth = tlbs.depth.min(most),
                 None => {
                     let empty = self.memory.allocate(ROOT_BYTES as usize);
-                    let empty = empty.map_err(no_memory)?;
+                    let empty = empty.map_err(NoPlace::NoTables).map_err(no_place)?;
                     let cells = self.memory.entries(empty, ROOT_BYTES as usize / 8);
                     self.memory.written(cells);
                     *tlbs = Some(Tlbs { depth: most, empty });
@@ -228,7 +228,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
         }
         let context = match tlb {
             None => devices.find(&self.memory, device.0),
-            Some(_) => Some(devices.make(&self.memory, device.0).map_err(no_memory)?),
+            Some(_) => Some(devices.make(&self.memory, device.0).map_err(no_place)?),
         };
         if let Some(context) = context {
             context.set_tlb(tlb.is_some());

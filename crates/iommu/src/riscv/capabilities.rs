@@ -6,10 +6,12 @@
 use iopt::FormatId;
 use runs::PageSizes;
 
-use super::{Config, ProbeError};
+use super::Config;
 use crate::capabilities::{FormatSupport, UnitCapabilities};
 use crate::error::UnitError;
+use crate::handover::UnitKind;
 use crate::registers::{Registers, wait_until};
+use crate::setup::{IdRegisters, UnitProbeError};
 
 // Offsets. Those with a second number in the specification's table have 64 bits: CAPABILITIES, DDTP, CQB,
 // FQB; the others 32.
@@ -106,16 +108,18 @@ pub struct Features {
 }
 
 impl Features {
-    pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, ProbeError> {
+    pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, UnitProbeError> {
         let capabilities = registers.read64(CAPABILITIES);
+        let read = IdRegisters::one("capabilities", capabilities);
         // Registers behind which no unit answers read as all ones.
         if capabilities == u64::MAX || capabilities >> 4 & 0xf != 1 {
-            return Err(ProbeError::NoUnit { capabilities });
+            let kind = UnitKind::Riscv;
+            return Err(UnitProbeError::NoUnit { kind, read });
         }
         let features = Self { capabilities };
         // END: there are both orders.
         if registers.read32(FCTL) & 1 == 1 && !features.bit(27) {
-            return Err(ProbeError::BigEndian { capabilities });
+            return Err(UnitProbeError::BigEndian { read });
         }
         Ok(features)
     }
@@ -165,7 +169,7 @@ impl Features {
             .map(|(levels, holds, _)| (levels, holds))
     }
 
-    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, ProbeError> {
+    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, UnitProbeError> {
         let capabilities = self.capabilities;
         let mut can = UnitCapabilities::new();
         // Sv39, Sv48, Sv57 from bit 9 on, the second stage from bit 17 on: 3, 4 and 5 levels.
@@ -185,7 +189,9 @@ impl Features {
             });
         }
         if can.formats.iter().all(Option::is_none) {
-            return Err(ProbeError::Tables { capabilities });
+            let read = IdRegisters::one("capabilities", capabilities);
+            let kind = UnitKind::Riscv;
+            return Err(UnitProbeError::Tables { kind, read });
         }
         // PAS.
         can.output_bits = ((capabilities >> 32 & 0x3f) as u32).min(56);

@@ -1,6 +1,5 @@
-//! The configuration of a unit, and why it may be refused.
+//! The configuration of a unit.
 
-use crate::error::UnitSetupError;
 use crate::unit::NodeId;
 
 /// What the registers do not say.
@@ -27,31 +26,4 @@ impl Default for Config {
             node: None,
         }
     }
-}
-
-/// Why a unit cannot be driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProbeError {
-    /// Nothing answers at these registers, or a unit of another major version of the specification.
-    #[error("no RISC-V IOMMU of version 1 answers: capabilities {capabilities:#x}")]
-    NoUnit {
-        /// The register `capabilities`.
-        capabilities: u64,
-    },
-    /// The unit walks no table that is known: none of Sv39 to Sv57, none of Sv39x4 to Sv57x4.
-    #[error("the unit walks no known tables: capabilities {capabilities:#x}")]
-    Tables {
-        /// The register `capabilities`.
-        capabilities: u64,
-    },
-    /// The unit reads memory in big-endian order only.
-    #[error("the unit reads memory in big-endian order only: capabilities {capabilities:#x}")]
-    BigEndian {
-        /// The register `capabilities`.
-        capabilities: u64,
-    },
-    /// The driver's own memory, or what it was to take over.
-    #[error(transparent)]
-    Setup(#[from] UnitSetupError),
 }

@@ -1,10 +1,11 @@
 //! The device directory, and what is attached through it.
 
-use iopt::{Chain, NoTables, TableMemory};
+use iopt::{Chain, TableMemory};
 
 use super::capabilities::{Features, OFF, page_number};
 use super::directory::Directory;
 use super::entry::{Attached, Context, Device, Holds, Process};
+use crate::error::NoPlace;
 
 /// The device directory. It always has three levels of pages, of which the unit is shown the last ones.
 #[derive(Debug)]
@@ -33,7 +34,7 @@ impl Devices {
         memory: &M,
         features: Features,
         last_process: u32,
-    ) -> Result<Self, NoTables> {
+    ) -> Result<Self, NoPlace> {
         let directory = Directory::new(memory, LEVELS, leaf_bits(features))?;
         let devices = Self {
             directory,
@@ -84,7 +85,7 @@ impl Devices {
         &mut self,
         memory: &'m M,
         device: u32,
-    ) -> Result<Device<'m, M>, NoTables> {
+    ) -> Result<Device<'m, M>, NoPlace> {
         let cells = self.directory.make(memory, device)?;
         let (first, last) = self.used.unwrap_or((device, device));
         self.used = Some((first.min(device), last.max(device)));

@@ -12,6 +12,7 @@ use core::iter;
 use iopt::{Cell, NoTables, TABLE_BYTES, TableMemory};
 
 use super::capabilities::{DDTP_PPN, page_number};
+use crate::error::NoPlace;
 
 /// Words of a page.
 const WORDS: usize = TABLE_BYTES as usize / 8;
@@ -88,26 +89,22 @@ impl Directory {
         &self,
         memory: &'m M,
         id: u32,
-    ) -> Result<&'m [M::Cell], NoTables> {
+    ) -> Result<&'m [M::Cell], NoPlace> {
         let mut at = self.root;
         for level in (1..self.levels).rev() {
             let index = self.index(id, level);
             at = match follow(memory, at, index) {
                 Some(next) => next,
                 None => {
+                    let cell = cells(memory, at).get(index).ok_or(NoPlace::Cells(at))?;
                     let next = page(memory)?;
-                    if let Some(cell) = cells(memory, at).get(index) {
-                        cell.set_release(page_number(next) | VALID);
-                        memory.written(core::slice::from_ref(cell));
-                    }
+                    cell.set_release(page_number(next) | VALID);
+                    memory.written(core::slice::from_ref(cell));
                     next
                 }
             };
         }
-        // Memory that gives fewer cells than a page has is none.
-        let (needed, available) = (TABLE_BYTES, 0);
-        self.context(memory, at, id)
-            .ok_or(NoTables { needed, available })
+        self.context(memory, at, id).ok_or(NoPlace::Cells(at))
     }
 
     /// The contexts for which there are pages, from the id `first` to `last`.

@@ -74,11 +74,15 @@ fn decode(header: u64, iova: u64, second: u64) -> Fault {
     // PV, PID.
     let pasid = (header >> 32 & 1 == 1).then_some(Pasid(header as u32 >> 12));
     let kind = header >> 34 & 0x3f;
-    // TTYP: untranslated and translated writes; where it does not say, the cause may.
-    let write = match kind {
-        3 | 7 => true,
-        1 | 2 | 5 | 6 => false,
-        _ => matches!(cause, 6 | 7 | 15 | 23),
+    // TTYP: untranslated and translated; where it does not say, as for translations, the cause may.
+    let access = match (kind, cause) {
+        // No request, and a message.
+        (0 | 9, _) => None,
+        (3 | 7, _) => Some(Access::Write),
+        (1 | 2 | 5 | 6, _) => Some(Access::Read),
+        (_, 6 | 7 | 15 | 23) => Some(Access::Write),
+        (_, 1 | 4 | 5 | 12 | 13 | 20 | 21) => Some(Access::Read),
+        _ => None,
     };
     // Table "Fault record TTYP field encodings".
     let request = match kind {
@@ -103,7 +107,7 @@ fn decode(header: u64, iova: u64, second: u64) -> Fault {
         pasid,
         domain: None,
         iova,
-        access: if write { Access::Write } else { Access::Read },
+        access,
         reason: FaultReason::Reported {
             code: cause,
             meaning: meaning(cause),

@@ -5,9 +5,10 @@
 //! ticket is where the unit has stored it. The successor compares what `capabilities` says of the formats,
 //! `fctl`, `ddtp`, and of both queues base, state and, for commands, head and tail with it.
 
-use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{Root, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};
 
+use super::Config;
 use super::capabilities::{
     DDTP, DDTP_PPN, ENABLE, FCTL, FOREIGN, FQB, FQCSR, Features, MODE, ON, base,
 };
@@ -15,13 +16,12 @@ use super::devices::Devices;
 use super::faults::RECORDS;
 use super::queue::{self, Queue};
 use super::unit::{Hardware, Inner, ROOT_BYTES, Tlbs};
-use super::{Config, ProbeError};
 use crate::capabilities::UnitCapabilities;
 use crate::driver::{InMemory, pages};
-use crate::error::UnitSetupError;
 use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
+use crate::setup::{UnitProbeError, UnitSetupError};
 use crate::unit::DomainId;
 
 const fn last_process(config: &Config) -> u32 {
@@ -31,12 +31,11 @@ const fn last_process(config: &Config) -> u32 {
 impl InMemory for Hardware {
     const KIND: UnitKind = UnitKind::Riscv;
     type Queue = Queue;
-    type Error = ProbeError;
 
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Config,
-    ) -> Result<(Features, UnitCapabilities), ProbeError> {
+    ) -> Result<(Features, UnitCapabilities), UnitProbeError> {
         let features = Features::read(registers)?;
         let capabilities = features.capabilities(config)?;
         // device_id has no more.
@@ -49,7 +48,7 @@ impl InMemory for Hardware {
         memory: &M,
         config: &Config,
         features: Features,
-    ) -> Result<Inner, NoTables> {
+    ) -> Result<Inner, UnitSetupError> {
         let devices = Devices::new(memory, features, last_process(config))?;
         let [entries, status, faults] = pages(memory, |back| {
             devices.for_each_page(memory, &mut |name, page| {
@@ -116,7 +115,7 @@ impl InMemory for Hardware {
         config: &Config,
         features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, UnitSetupError> {
+    ) -> Result<Inner, UnitAdoptError> {
         let [state, root, commands, status, faults, empty] = words;
         let extended = features.extended().into();
         UnitAdoptError::compare("capabilities.MSI_FLAT", extended, state >> 49, 1)?;

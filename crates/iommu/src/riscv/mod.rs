@@ -66,7 +66,7 @@ mod queue;
 mod tests;
 mod unit;
 
-pub use config::{Config, ProbeError};
+pub use config::Config;
 pub(crate) use faults::CAUSES;
 
 /// One RISC-V IOMMU, over its registers `R` and memory `M` for directories and queues.

@@ -15,9 +15,11 @@ use iopt::format::{
 };
 use runs::PageSizes;
 
-use super::{ProbeError, Version};
+use super::Version;
 use crate::capabilities::{FormatSupport, UnitCapabilities};
+use crate::handover::UnitKind;
 use crate::registers::Registers;
+use crate::setup::{IdRegisters, UnitProbeError};
 
 // Global register space 0.
 pub(super) const CR0: usize = 0x00;
@@ -139,11 +141,16 @@ const fn size(field: u32) -> u32 {
 }
 
 impl Features {
-    pub(super) fn read<R: Registers>(registers: &R, version: Version) -> Result<Self, ProbeError> {
+    pub(super) fn read<R: Registers>(
+        registers: &R,
+        version: Version,
+    ) -> Result<Self, UnitProbeError> {
         let [idr0, idr1, idr2] = [IDR0, IDR1, IDR2].map(|place| registers.read32(place));
         // Registers behind which no unit answers read as all ones.
         if idr0 == u32::MAX || idr0 | idr1 == 0 {
-            return Err(ProbeError::NoUnit { idr0, idr1 });
+            let read = IdRegisters::two(("IDR0", idr0.into()), ("IDR1", idr1.into()));
+            let kind = UnitKind::Smmu;
+            return Err(UnitProbeError::NoUnit { kind, read });
         }
         let features = Self {
             version,
@@ -154,7 +161,7 @@ impl Features {
         };
         let (streams, banks) = (features.streams(), features.banks());
         if streams == 0 || banks == 0 {
-            return Err(ProbeError::NoRoom { streams, banks });
+            return Err(UnitProbeError::NoRoom { streams, banks });
         }
         Ok(features)
     }
@@ -340,7 +347,7 @@ impl Features {
         })
     }
 
-    pub(super) fn capabilities(self) -> Result<UnitCapabilities, ProbeError> {
+    pub(super) fn capabilities(self) -> Result<UnitCapabilities, UnitProbeError> {
         // The most input bits first.
         let stages = |granule, first: PageSizes, second: PageSizes| {
             let widest = move |format: fn(ArmConfig) -> FormatId, sizes| {
@@ -385,7 +392,9 @@ impl Features {
         }
         if can.formats[0].is_none() {
             let Self { idr0, idr2, .. } = self;
-            return Err(ProbeError::Formats { idr0, idr2 });
+            let read = IdRegisters::two(("IDR0", idr0.into()), ("IDR2", idr2.into()));
+            let kind = UnitKind::Smmu;
+            return Err(UnitProbeError::Tables { kind, read });
         }
         can.output_bits = match self.stage(false) {
             true => self.pa_bits().min(self.ipa_bits()),

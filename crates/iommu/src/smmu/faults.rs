@@ -91,6 +91,8 @@ struct Place {
     /// The bit WNR of the syndrome.
     write: u32,
     causes: &'static [Code],
+    /// Causes that are no request of a device: UCIF and CAF.
+    other: u32,
     domain: Option<DomainId>,
 }
 
@@ -103,6 +105,7 @@ pub(super) fn take_global<R: Registers>(registers: &R, ignored: u16) -> (Option<
         stream: GFSYNR1,
         write: 1 << 1,
         causes: GLOBAL,
+        other: 1 << 4 | 1 << 5,
         domain: None,
     };
     take(registers, &place, ignored)
@@ -122,6 +125,7 @@ pub(super) fn take_context<R: Registers>(
         stream: features.global1(CBFRSYNRA, n),
         write: 1 << 4,
         causes: CONTEXT,
+        other: 0,
         domain: Some(domain),
     };
     take(registers, &place, ignored)
@@ -133,14 +137,17 @@ fn take<R: Registers>(registers: &R, place: &Place, ignored: u16) -> (Option<Fau
     let fault = cause(place.causes, status).map(|cause| {
         let [low, high] = [0, 4].map(|half| registers.read32(place.address + half));
         let iova = u64::from(high) << 32 | u64::from(low);
-        let write = registers.read32(place.syndrome) & place.write != 0;
+        let access = Some(match registers.read32(place.syndrome) & place.write {
+            0 => Access::Read,
+            _ => Access::Write,
+        });
         let stream = registers.read32(place.stream) as u16;
         Fault {
             device: DeviceId((stream & !ignored).into()),
             pasid: None,
             domain: place.domain,
             iova: iova & !0xfff,
-            access: if write { Access::Write } else { Access::Read },
+            access: access.filter(|_| cause.code & place.other == 0),
             reason: FaultReason::Reported {
                 code: status as u16,
                 meaning: cause.text,

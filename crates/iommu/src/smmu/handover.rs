@@ -11,12 +11,13 @@ use iopt::Root;
 use lock_api::Mutex;
 
 use super::bank::{self, Bank};
-use super::capabilities::{BYPASS, CR0, EXTENDED, Features, STRICT};
+use super::capabilities::{BYPASS, CR0, EXTENDED, STRICT};
 use super::unit::Inner;
-use super::{Config, ProbeError, Smmu, flush, streams};
+use super::{Config, Smmu, flush, streams};
 use crate::error::UnitError;
 use crate::handover::{Frozen, UnitAdoptError, UnitKind, UnitMemory, WORDS};
 use crate::registers::Registers;
+use crate::setup::UnitSetupError;
 use crate::unit::DomainId;
 
 impl<R: Registers> Smmu<R> {
@@ -72,13 +73,12 @@ impl<R: Registers> Smmu<R> {
         config: Config,
         frozen: &Frozen,
         tables: impl IntoIterator<Item = (DomainId, Root)>,
-    ) -> Result<Self, ProbeError> {
-        let mut features = Features::read(&registers, config.version)?;
-        let capabilities = features.capabilities()?;
-        let words = frozen.words(UnitKind::Smmu).map_err(ProbeError::Adopt)?;
+    ) -> Result<Self, UnitAdoptError> {
+        let (mut features, capabilities) =
+            super::unit::probe(&registers, &config).map_err(UnitSetupError::Probe)?;
+        let words = frozen.words(UnitKind::Smmu)?;
         let state = words[0];
-        UnitAdoptError::compare("the ignored bits", config.ignored.into(), state >> 32, !0)
-            .map_err(ProbeError::Adopt)?;
+        UnitAdoptError::compare("the ignored bits", config.ignored.into(), state >> 32, !0)?;
         features.ids = (state >> 16) as u16;
         let mut unit = Self {
             registers,
@@ -89,7 +89,7 @@ impl<R: Registers> Smmu<R> {
             inner: Mutex::new(Inner::new()),
         };
         if state & 1 == 1 {
-            let inner = unit.resume(tables.into_iter()).map_err(ProbeError::Adopt)?;
+            let inner = unit.resume(tables.into_iter())?;
             unit.inner = Mutex::new(inner);
         }
         Ok(unit)

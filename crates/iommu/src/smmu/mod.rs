@@ -65,7 +65,7 @@ mod streams;
 mod tests;
 mod unit;
 
-pub use config::{Config, ProbeError, Version};
+pub use config::{Config, Version};
 #[cfg(feature = "std")]
 pub(crate) use faults::cause;
 pub(crate) use faults::{CONTEXT, GLOBAL};

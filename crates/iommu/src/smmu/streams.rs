@@ -10,11 +10,12 @@
 //! S2CR, switches a stream, whether its valid bit is in SMR or, with ids of 16 bits (CR0.EXIDENABLE), in
 //! S2CR.
 
+use super::Config;
 use super::capabilities::{BYPASS, CR0, EXTENDED, Features, MOST, S2CR, SMR};
 use super::unit::refused;
-use super::{Config, ProbeError};
 use crate::error::UnitError;
 use crate::registers::Registers;
+use crate::setup::UnitProbeError;
 
 /// SMR.VALID.
 const VALID: u32 = 1 << 31;
@@ -131,7 +132,7 @@ pub(super) fn bits<R: Registers>(
     registers: &R,
     features: Features,
     config: &Config,
-) -> Result<u16, ProbeError> {
+) -> Result<u16, UnitProbeError> {
     let all = u32::from(features.stream_bits());
     let (ids, masks) = if features.matches() {
         let control = registers.read32(CR0);
@@ -145,7 +146,7 @@ pub(super) fn bits<R: Registers>(
             0 => (0..streams).find(unused),
             _ => Some(0),
         };
-        let register = SMR + 4 * free.ok_or(ProbeError::InUse { streams })?;
+        let register = SMR + 4 * free.ok_or(UnitProbeError::InUse { streams })?;
         let before = registers.read32(register);
         let kept = |ones| {
             registers.write32(register, ones);
@@ -162,7 +163,7 @@ pub(super) fn bits<R: Registers>(
     };
     let (ignored, writable) = (config.ignored, masks as u16);
     if ignored & !writable != 0 {
-        return Err(ProbeError::StreamMask { ignored, writable });
+        return Err(UnitProbeError::StreamMask { ignored, writable });
     }
     Ok(ids as u16)
 }

@@ -6,12 +6,14 @@ use super::bank::{self, Banks};
 use super::capabilities::{ATTRIBUTES, BYPASS, CR0, EXTENDED, Features, MOST, STRICT, TRANSLATE};
 use super::flush;
 use super::streams::{self, Streams};
-use super::{Config, ProbeError, Smmu, faults};
+use super::{Config, Smmu, faults};
+use crate::capabilities::UnitCapabilities;
 use crate::commands::CommandCounters;
 use crate::driver::{Kind, Operations};
 use crate::error::UnitError;
 use crate::fault::Fault;
 use crate::registers::Registers;
+use crate::setup::{UnitProbeError, UnitSetupError};
 use crate::unit::NodeId;
 
 /// An SMMU of version 1 or 2.
@@ -59,12 +61,20 @@ impl Kind for Hardware {
     }
 }
 
+/// What the unit can do, but for the bits of stream ids.
+pub(super) fn probe<R: Registers>(
+    registers: &R,
+    config: &Config,
+) -> Result<(Features, UnitCapabilities), UnitProbeError> {
+    let features = Features::read(registers, config.version)?;
+    Ok((features, features.capabilities()?))
+}
+
 impl<R: Registers> Smmu<R> {
     /// Reads what the unit can do. Only an unused stream match register is written, and gets its
     /// contents back; devices can be attached before the unit is [enabled](Self::enable).
-    pub fn new(registers: R, config: Config) -> Result<Self, ProbeError> {
-        let mut features = Features::read(&registers, config.version)?;
-        let capabilities = features.capabilities()?;
+    pub fn new(registers: R, config: Config) -> Result<Self, UnitSetupError> {
+        let (mut features, capabilities) = probe(&registers, &config)?;
         features.ids = streams::bits(&registers, features, &config)?;
         Ok(Self {
             registers,

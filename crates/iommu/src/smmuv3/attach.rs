@@ -8,7 +8,7 @@ use super::domains::Shape;
 use super::entry::Context;
 use super::unit::Inner;
 use crate::driver::{Attachments, Place, same_root};
-use crate::error::UnitAttachError;
+use crate::error::{NoPlace, UnitAttachError};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId};
 
@@ -35,11 +35,12 @@ impl<R: Registers, M: TableMemory> Attachments for SmmuV3<R, M> {
         streams.check(device)?;
         streams.is_free(memory, place, shape.second_stage)?;
         same_root(streams.other_root(memory, domain, root), domain, root)?;
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
-        domains.set(memory, tag, shape).map_err(no_memory)?;
+        let no_place = |cause: NoPlace| cause.of(device);
+        let noted = domains.set(memory, tag, shape);
+        noted.map_err(NoPlace::NoTables).map_err(no_place)?;
         let (stream, context) = streams
             .make(memory, place, shape.second_stage, features)
-            .map_err(no_memory)?;
+            .map_err(no_place)?;
         let channel = (&self.registers, memory);
         let failed = |cause| UnitAttachError::Unit { device, cause };
         let (id, pasid) = (device.0, place.number());

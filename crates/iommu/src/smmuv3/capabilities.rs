@@ -10,11 +10,13 @@ use iopt::format::{
 use iopt::{Format, FormatId};
 use runs::PageSizes;
 
-use super::{Config, ProbeError};
+use super::Config;
 use crate::arm;
 use crate::capabilities::{FormatSupport, UnitCapabilities};
 use crate::error::UnitError;
+use crate::handover::UnitKind;
 use crate::registers::{Registers, wait_until};
+use crate::setup::{IdRegisters, UnitProbeError};
 
 // Offsets. Registers have 32 bits but for the bases.
 pub(super) const IDR0: usize = 0x00;
@@ -112,11 +114,16 @@ pub struct Features {
 }
 
 impl Features {
-    pub(super) fn read<R: Registers>(registers: &R, config: &Config) -> Result<Self, ProbeError> {
+    pub(super) fn read<R: Registers>(
+        registers: &R,
+        config: &Config,
+    ) -> Result<Self, UnitProbeError> {
         let idr0 = registers.read32(IDR0);
         // Registers behind which no unit answers read as all ones.
         if idr0 == u32::MAX {
-            return Err(ProbeError::NoUnit { idr0 });
+            let kind = UnitKind::SmmuV3;
+            let read = IdRegisters::one("SMMU_IDR0", idr0.into());
+            return Err(UnitProbeError::NoUnit { kind, read });
         }
         let idr1 = registers.read32(IDR1);
         let features = Self {
@@ -129,18 +136,26 @@ impl Features {
         };
         // STALL_MODEL.
         if idr0 >> 24 & 3 == 2 {
-            return Err(ProbeError::StallsAlways { idr0 });
+            let read = IdRegisters::one("SMMU_IDR0", idr0.into());
+            return Err(UnitProbeError::StallsAlways { read });
         }
         // TABLES_PRESET, QUEUES_PRESET.
         if idr1 >> 29 & 3 != 0 || features.queue_log2(21, 8) == 0 {
-            return Err(ProbeError::Queues { idr1 });
+            let read = IdRegisters::one("SMMU_IDR1", idr1.into());
+            return Err(UnitProbeError::Queues { read });
         }
         // TTF: AArch64; TTENDIAN: mixed or little.
         if idr0 >> 3 & 1 == 0 || idr0 >> 21 & 3 == 3 {
-            let idr5 = features.idr5;
-            return Err(ProbeError::Formats { idr0, idr5 });
+            return Err(features.no_tables());
         }
         Ok(features)
+    }
+
+    fn no_tables(self) -> UnitProbeError {
+        let Self { idr0, idr5, .. } = self;
+        let read = IdRegisters::two(("SMMU_IDR0", idr0.into()), ("SMMU_IDR5", idr5.into()));
+        let kind = UnitKind::SmmuV3;
+        UnitProbeError::Tables { kind, read }
     }
 
     const fn has(self, bit: u32) -> bool {
@@ -353,7 +368,7 @@ impl Features {
         can
     }
 
-    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, ProbeError> {
+    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, UnitProbeError> {
         let mut can = UnitCapabilities::new();
         macro_rules! granules {
             ($($granule:ident)*) => {$({
@@ -364,8 +379,7 @@ impl Features {
         }
         granules!(K4 K16 K64 K4Lpa2 K16Lpa2 K64Lpa);
         if can.formats.iter().all(Option::is_none) {
-            let (idr0, idr5) = (self.idr0, self.idr5);
-            return Err(ProbeError::Formats { idr0, idr5 });
+            return Err(self.no_tables());
         }
         // Tables of 4 and 16 KiB have 48 bits of an address but with DS, and those of 64 KiB as many as OAS.
         let wide = [ArmGranule::K4Lpa2, ArmGranule::K16Lpa2, ArmGranule::K64Lpa];

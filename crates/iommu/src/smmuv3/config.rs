@@ -1,6 +1,5 @@
-//! The configuration of a unit, and why it may be refused.
+//! The configuration of a unit.
 
-use crate::error::UnitSetupError;
 use crate::unit::NodeId;
 
 /// What the registers do not say. ACPI's IORT table does, or a device tree.
@@ -29,41 +28,4 @@ impl Default for Config {
             node: None,
         }
     }
-}
-
-/// Why a unit cannot be driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProbeError {
-    /// Nothing answers at these registers.
-    #[error("no SMMUv3 answers: IDR0 {idr0:#x}")]
-    NoUnit {
-        /// SMMU_IDR0.
-        idr0: u32,
-    },
-    /// The unit walks no AArch64 tables in this processor's byte order, with a granule and a stage that are
-    /// known.
-    #[error("the unit walks no known tables: IDR0 {idr0:#x}, IDR5 {idr5:#x}")]
-    Formats {
-        /// SMMU_IDR0.
-        idr0: u32,
-        /// SMMU_IDR5.
-        idr5: u32,
-    },
-    /// All faults of devices stall, until software has answered each (SMMU_IDR0.STALL_MODEL).
-    #[error("all faults stall: IDR0 {idr0:#x}")]
-    StallsAlways {
-        /// SMMU_IDR0.
-        idr0: u32,
-    },
-    /// The unit has tables or queues of its own, or no room for a command and a CMD_SYNC
-    /// (SMMU_IDR1: TABLES_PRESET, QUEUES_PRESET, CMDQS).
-    #[error("tables or queues cannot be set up: IDR1 {idr1:#x}")]
-    Queues {
-        /// SMMU_IDR1.
-        idr1: u32,
-    },
-    /// The driver's own memory, or what it was to take over.
-    #[error(transparent)]
-    Setup(#[from] UnitSetupError),
 }

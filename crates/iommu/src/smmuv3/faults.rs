@@ -102,11 +102,10 @@ fn decode([first, second, address]: [u64; 3]) -> Fault {
         domain: None,
         iova: if addressed { address & !0xfff } else { 0 },
         // RnW.
-        access: if directed && second >> 35 & 1 == 0 {
-            Access::Write
-        } else {
-            Access::Read
-        },
+        access: directed.then_some(match second >> 35 & 1 {
+            0 => Access::Write,
+            _ => Access::Read,
+        }),
         reason: FaultReason::Reported {
             code,
             meaning: meaning(code),

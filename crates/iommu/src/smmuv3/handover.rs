@@ -3,9 +3,10 @@
 //! What is noted of domains is the driver's own, and follows from what is attached: it goes with the
 //! predecessor, and the successor makes its own.
 
-use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{Root, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};
 
+use super::Config;
 use super::capabilities::{
     ADDRESS, CMDQEN, CR0ACK, EVENTQ_BASE, EVENTQEN, Features, SMMUEN, STRTAB_BASE, STRTAB_BASE_CFG,
 };
@@ -14,13 +15,12 @@ use super::faults::Events;
 use super::queue::{self, Queue};
 use super::streams::Streams;
 use super::unit::{Hardware, Inner};
-use super::{Config, ProbeError};
 use crate::capabilities::UnitCapabilities;
 use crate::driver::{Back, InMemory, pages};
-use crate::error::UnitSetupError;
 use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
+use crate::setup::{UnitProbeError, UnitSetupError};
 use crate::unit::DomainId;
 
 fn last_device(config: &Config, features: Features) -> u32 {
@@ -36,12 +36,11 @@ fn event_queue(entries: u64, features: Features) -> Events {
 impl InMemory for Hardware {
     const KIND: UnitKind = UnitKind::SmmuV3;
     type Queue = Queue;
-    type Error = ProbeError;
 
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Config,
-    ) -> Result<(Features, UnitCapabilities), ProbeError> {
+    ) -> Result<(Features, UnitCapabilities), UnitProbeError> {
         let features = Features::read(registers, config)?;
         Ok((features, features.capabilities(config)?))
     }
@@ -50,7 +49,7 @@ impl InMemory for Hardware {
         memory: &M,
         config: &Config,
         features: Features,
-    ) -> Result<Inner, NoTables> {
+    ) -> Result<Inner, UnitSetupError> {
         let streams = Streams::new(memory, last_device(config, features), features)?;
         let [commands, status, events] =
             pages(memory, |mut back| streams.spans(memory, &mut back))?;
@@ -114,7 +113,7 @@ impl InMemory for Hardware {
         config: &Config,
         features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, UnitSetupError> {
+    ) -> Result<Inner, UnitAdoptError> {
         let [state, base, commands, status, events, ticket] = words;
         let mut ring = queue::new([commands, status], features, ticket);
         let events = event_queue(events, features);
@@ -141,7 +140,7 @@ impl InMemory for Hardware {
                 let mut back = Back::new(memory);
                 domains.pages().for_each(|page| back.page(page));
                 back.reclaim();
-                return Err(cause.into());
+                return Err(UnitSetupError::NoTables(cause).into());
             }
         }
         Ok(Inner {

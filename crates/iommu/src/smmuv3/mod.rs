@@ -73,7 +73,7 @@ mod table;
 mod tests;
 mod unit;
 
-pub use config::{Config, ProbeError};
+pub use config::Config;
 pub(crate) use faults::EVENT_CODES;
 
 /// One SMMUv3, over its registers `R` and memory `M` for stream table, context descriptors and queues.

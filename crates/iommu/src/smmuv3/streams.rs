@@ -9,14 +9,14 @@
 //! stage 1, as many as PASIDs are served; number 0 is for requests without one (STE.S1DSS). They stay until
 //! the unit is torn down.
 
-use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{NoTables, Root, TableMemory};
 use runs::{Pa, Span};
 
 use super::capabilities::{ADDRESS, ALLOCATE, Features};
 use super::entry::{Attached, CONTEXT_BITS, Context, Stream, TWO_LEVELS};
 use super::table::{Entries, SPLIT};
 use crate::driver::Place;
-use crate::error::UnitAttachError;
+use crate::error::{NoPlace, UnitAttachError};
 use crate::unit::{DeviceId, DomainId, Pasid};
 
 /// L1STD.Span: all entries of a page.
@@ -198,11 +198,8 @@ impl Streams {
         place: Place,
         second_stage: bool,
         features: Features,
-    ) -> Result<(Stream<'m, M>, Option<Context<'m, M>>), NoTables> {
-        // The memory gives fewer cells than an entry has.
-        let (needed, available) = (TABLE_BYTES, 0);
-        let none = NoTables { needed, available };
-        let entry = self.table.make(memory, place.device.0)?.ok_or(none)?;
+    ) -> Result<(Stream<'m, M>, Option<Context<'m, M>>), NoPlace> {
+        let entry = self.table.make(memory, place.device.0)?;
         let stream = Stream(entry);
         if second_stage {
             return Ok((stream, None));
@@ -217,7 +214,7 @@ impl Streams {
                 new
             }
         };
-        let context = contexts.make(memory, place.number())?.ok_or(none)?;
+        let context = contexts.make(memory, place.number())?;
         Ok((stream, Some(Context(context))))
     }
 
@@ -251,7 +248,7 @@ impl Streams {
     ) -> Result<(), UnitAttachError> {
         let entry = if on {
             let made = self.table.make(memory, device.0);
-            made.map_err(|cause| UnitAttachError::Memory { device, cause })?
+            Some(made.map_err(|cause| cause.of(device))?)
         } else {
             self.table.find(memory, device.0)
         };

@@ -11,6 +11,7 @@ use iopt::{Cell, NoTables, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};
 
 use super::entry::{Entry, LOG2};
+use crate::error::NoPlace;
 
 /// Entries of a page, as a power of two.
 pub(super) const SPLIT: u32 = TABLE_BYTES.ilog2() - LOG2;
@@ -95,27 +96,27 @@ impl Entries {
         self.entry(memory, page, index)
     }
 
-    /// An entry, with a new page where that is missing; `None` where the memory gives fewer cells than it
-    /// has. The index is within the table.
+    /// An entry, with a new page where that is missing. The index is within the table.
     pub(super) fn make<'m, M: TableMemory>(
         &self,
         memory: &'m M,
         index: u32,
-    ) -> Result<Option<Entry<'m, M>>, NoTables> {
+    ) -> Result<Entry<'m, M>, NoPlace> {
         let number = u64::from(index >> SPLIT);
         let page = match self.page(memory, number) {
             Some(page) => page,
             None => {
+                let cell = self.descriptor(memory, number);
+                let cell = cell.ok_or(NoPlace::Cells(self.base))?;
                 let page = memory.allocate(TABLE_BYTES as usize)?;
                 memory.written(memory.entries(page, TABLE_BYTES as usize / 8));
-                if let Some(cell) = self.descriptor(memory, number) {
-                    cell.set_release(page & PAGE | self.link.unwrap_or(0));
-                    memory.written(core::slice::from_ref(cell));
-                }
+                cell.set_release(page & PAGE | self.link.unwrap_or(0));
+                memory.written(core::slice::from_ref(cell));
                 page
             }
         };
-        Ok(self.entry(memory, page, index))
+        let entry = self.entry(memory, page, index);
+        entry.ok_or(NoPlace::Cells(page))
     }
 
     /// All entries for which there is memory.

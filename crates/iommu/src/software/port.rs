@@ -153,7 +153,7 @@ impl<T: WalkMemory, D> Port<T, D> {
             pasid: None,
             domain,
             iova,
-            access,
+            access: Some(access),
             reason,
         };
         self.slot.counters.faults.add(1);

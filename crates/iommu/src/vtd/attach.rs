@@ -1,12 +1,12 @@
 //! Devices and their PASIDs come and go. The head of the driver says in which order.
 
-use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{Root, TableMemory};
 
 use super::structures::Entry;
 use super::unit::Inner;
 use super::{Mode, Vtd, queue};
 use crate::driver::{Attachments, Place, same_root};
-use crate::error::UnitAttachError;
+use crate::error::{NoPlace, UnitAttachError};
 use crate::notes::Member;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId};
@@ -45,17 +45,12 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
             return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         same_root(structures.other_root(memory, domain, root), domain, root)?;
-        let no_memory = |cause| UnitAttachError::Memory { device, cause };
+        let no_place = |cause: NoPlace| cause.of(device);
         let source = device.0 as u16;
         let tlb = notes.tlb(memory, source);
         let entry = structures
             .make(memory, device, pasid, tlb.is_some())
-            .map_err(no_memory)?;
-        let Some(entry) = entry else {
-            // The memory gives fewer cells than a page has.
-            let (needed, available) = (TABLE_BYTES, 0);
-            return Err(no_memory(NoTables { needed, available }));
-        };
+            .map_err(no_place)?;
         // A flush must know who has a TLB, and which PASIDs there are.
         if tlb.is_some() || self.config.pasid_bits > 0 {
             let member = Member {
@@ -64,7 +59,7 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
                 domain: tag,
                 tlb,
             };
-            notes.add(memory, member).map_err(no_memory)?;
+            notes.add(memory, member).map_err(no_place)?;
         }
         entry.set(tag, root, self.features, tlb.is_some());
         let told = if self.features.caching_mode() {
@@ -130,7 +125,7 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
             return Err(UnitAttachError::AlreadyAttached { device, domain });
         }
         // Noted for as long as the device can have translations.
-        let noted = |cause| UnitAttachError::Memory { device, cause };
+        let noted = |cause: NoPlace| cause.of(device);
         if tlb.is_some() {
             notes.set_tlb(memory, source, tlb).map_err(noted)?;
         }

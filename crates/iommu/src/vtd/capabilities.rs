@@ -6,9 +6,11 @@
 use iopt::FormatId;
 use runs::PageSizes;
 
-use super::{Config, Mode, ProbeError};
+use super::{Config, Mode};
 use crate::capabilities::{FormatSupport, UnitCapabilities};
+use crate::handover::UnitKind;
 use crate::registers::Registers;
+use crate::setup::{IdRegisters, UnitProbeError};
 
 // Offsets.
 pub(super) const VER: usize = 0x00;
@@ -79,12 +81,14 @@ const fn bit(word: u64, bit: u32) -> bool {
 }
 
 impl Features {
-    pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, ProbeError> {
+    pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, UnitProbeError> {
         let version = registers.read32(VER);
         let (cap, ecap) = (registers.read64(CAP), registers.read64(ECAP));
         // Registers behind which no unit answers read as all ones.
         if version == 0 || version == u32::MAX || cap == u64::MAX {
-            return Err(ProbeError::NoUnit { version, cap });
+            let read = IdRegisters::two(("VER", version.into()), ("CAP", cap));
+            let kind = UnitKind::Vtd;
+            return Err(UnitProbeError::NoUnit { kind, read });
         }
         Ok(Self { cap, ecap })
     }
@@ -164,7 +168,7 @@ impl Features {
     }
 
     /// What the unit can do as it is configured.
-    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, ProbeError> {
+    pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, UnitProbeError> {
         let Self { cap, ecap } = self;
         let mode = config.mode;
         // SMTS, and the stage: SSTS or FSTS. The queue is there in every unit with scalable mode.
@@ -182,7 +186,8 @@ impl Features {
             Mode::ScalableFirst => (FormatId::X86_64, 1 << 4 | u16::from(bit(cap, 60)) << 5),
         };
         if !offered || levels == 0 {
-            return Err(ProbeError::Mode { mode, cap, ecap });
+            let (mode, read) = (mode.name(), IdRegisters::two(("CAP", cap), ("ECAP", ecap)));
+            return Err(UnitProbeError::Mode { mode, read });
         }
         let offered = match mode {
             Mode::Legacy => 0,
@@ -191,7 +196,7 @@ impl Features {
         };
         if config.pasid_bits > offered {
             let asked = config.pasid_bits;
-            return Err(ProbeError::Pasids { asked, offered });
+            return Err(UnitProbeError::Pasids { asked, offered });
         }
         let larger = match mode {
             // SSLPS.

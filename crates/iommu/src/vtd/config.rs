@@ -1,6 +1,5 @@
-//! The configuration of a unit, and why it may be refused.
+//! The configuration of a unit.
 
-use crate::error::UnitSetupError;
 use crate::unit::NodeId;
 
 /// How a unit works, and so which tables it walks.
@@ -14,6 +13,16 @@ pub enum Mode {
     /// Scalable mode with first-stage tables, [`FormatId::X86_64`](iopt::FormatId::X86_64): the unit sets accessed and dirty
     /// bits.
     ScalableFirst,
+}
+
+impl Mode {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Legacy => "legacy mode",
+            Self::ScalableSecond => "scalable mode with second-stage tables",
+            Self::ScalableFirst => "scalable mode with first-stage tables",
+        }
+    }
 }
 
 /// What the registers do not say.
@@ -43,39 +52,4 @@ impl Default for Config {
             node: None,
         }
     }
-}
-
-/// Why a unit cannot be driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProbeError {
-    /// Nothing answers at these registers.
-    #[error("no VT-d unit answers: version {version:#x}, capabilities {cap:#x}")]
-    NoUnit {
-        /// The version register.
-        version: u32,
-        /// The capability register.
-        cap: u64,
-    },
-    /// The unit does not offer the mode, or no table that is known.
-    #[error("the unit does not offer {mode:?}: capabilities {cap:#x}, extended {ecap:#x}")]
-    Mode {
-        /// The mode.
-        mode: Mode,
-        /// The capability register.
-        cap: u64,
-        /// The extended capability register.
-        ecap: u64,
-    },
-    /// The unit takes no PASIDs of so many bits in this mode (Extended Capability Register, PASID and PSS).
-    #[error("PASIDs of {asked} bits, but the unit supports {offered}")]
-    Pasids {
-        /// The bits asked for.
-        asked: u32,
-        /// The most that there can be.
-        offered: u32,
-    },
-    /// The driver's own memory, or what it was to take over.
-    #[error(transparent)]
-    Setup(#[from] UnitSetupError),
 }

@@ -44,18 +44,29 @@ pub(super) fn take<R: Registers>(
         pasid: (high >> 31 & 1 == 1).then_some(Pasid((high >> 40) as u32 & 0xf_ffff)),
         domain: None,
         iova,
-        // T1: 0 for writes and page requests, 1 for reads and atomic operations.
-        access: if high >> 62 & 1 == 1 {
-            Access::Read
-        } else {
-            Access::Write
-        },
+        access: access(high, code),
         reason: FaultReason::Reported {
             code,
             meaning: meaning(code),
             details: Details::default(),
         },
     })
+}
+
+/// What was asked for, by T1 and T2: they say it of faults of address translation, and of those that are no page request.
+fn access(high: u64, code: u16) -> Option<Access> {
+    // Interrupt requests.
+    if matches!(code, 0x20..=0x2f) {
+        return None;
+    }
+    match (high >> 62 & 1, high >> 28 & 1) {
+        (0, 0) => Some(Access::Write),
+        (1, 0) => Some(Access::Read),
+        // An atomic operation.
+        (1, _) => Some(Access::Write),
+        // A page request.
+        _ => None,
+    }
 }
 
 /// True when faults were not recorded since the last call.

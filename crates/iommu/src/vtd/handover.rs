@@ -1,31 +1,30 @@
 //! What the unit lies in, and handing it over. The head of the driver says what is in the description.
 
-use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+use iopt::{Root, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};
 
 use super::capabilities::{Features, GSTS, IQA, IQH, IQT, QUEUE, RTADDR, SCALABLE, TRANSLATION};
 use super::queue::{self, Queue};
 use super::structures::Structures;
 use super::unit::{Hardware, Inner};
-use super::{Config, Mode, ProbeError};
+use super::{Config, Mode};
 use crate::capabilities::UnitCapabilities;
 use crate::driver::{InMemory, pages};
-use crate::error::UnitSetupError;
 use crate::handover::{UnitAdoptError, UnitKind, WORDS};
 use crate::notes::Notes;
 use crate::registers::Registers;
 use crate::ring::{Layout, Ring};
+use crate::setup::{UnitProbeError, UnitSetupError};
 use crate::unit::DomainId;
 
 impl InMemory for Hardware {
     const KIND: UnitKind = UnitKind::Vtd;
     type Queue = Queue;
-    type Error = ProbeError;
 
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Config,
-    ) -> Result<(Features, UnitCapabilities), ProbeError> {
+    ) -> Result<(Features, UnitCapabilities), UnitProbeError> {
         let features = Features::read(registers)?;
         Ok((features, features.capabilities(config)?))
     }
@@ -34,7 +33,7 @@ impl InMemory for Hardware {
         memory: &M,
         config: &Config,
         features: Features,
-    ) -> Result<Inner, NoTables> {
+    ) -> Result<Inner, UnitSetupError> {
         let structures = Structures::new(memory, config)?;
         let queue = match features.queue() {
             true => pages(memory, |back| {
@@ -99,7 +98,7 @@ impl InMemory for Hardware {
         config: &Config,
         features: Features,
         words: [u64; WORDS],
-    ) -> Result<Inner, UnitSetupError> {
+    ) -> Result<Inner, UnitAdoptError> {
         let [state, root, entries, status, ticket, _] = words;
         let Config {
             mode, pasid_bits, ..

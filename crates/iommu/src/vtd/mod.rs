@@ -68,7 +68,7 @@ mod structures;
 mod tests;
 mod unit;
 
-pub use config::{Config, Mode, ProbeError};
+pub use config::{Config, Mode};
 pub(crate) use faults::FAULT_REASONS;
 
 /// One VT-d unit, over its registers `R` and memory `M` for root table, context tables and queue.

@@ -31,6 +31,7 @@
 use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 
 use super::{Config, Mode, capabilities::Features};
+use crate::error::NoPlace;
 use crate::unit::{DeviceId, DomainId};
 
 /// P, in every entry.
@@ -202,13 +203,12 @@ impl Structures {
         device: DeviceId,
         pasid: u32,
         tlb: bool,
-    ) -> Result<Option<Entry<'m, M>>, NoTables> {
+    ) -> Result<Entry<'m, M>, NoPlace> {
         let mut table = self.root;
         let (path, last) = self.path(device, pasid);
         for (depth, index) in path.into_iter().flatten().enumerate() {
-            let Some(cell) = self.cells(memory, table, depth).get(index) else {
-                return Ok(None);
-            };
+            let cells = self.cells(memory, table, depth);
+            let cell = cells.get(index).ok_or(NoPlace::Cells(table))?;
             table = match follow(cell) {
                 Some(next) => next,
                 None => {
@@ -221,7 +221,8 @@ impl Structures {
                 }
             };
         }
-        Ok(self.entry(memory, table, last))
+        let entry = self.entry(memory, table, last);
+        entry.ok_or(NoPlace::Cells(table))
     }
 
     /// Switches the service of a device's TLB, where that stands above the entries; true if the unit may

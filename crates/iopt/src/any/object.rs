@@ -12,7 +12,7 @@ use crate::engine::{
     SharedTable, TableOps, Wants,
 };
 use crate::error::{
-    BrokenMemory, BuildError, DirtyError, ProtectError, RangeError, ResizeError, TableMapError,
+    BrokenPlan, BuildError, DirtyError, ProtectError, RangeError, ResizeError, TableMapError,
     TableUnmapError,
 };
 use crate::format::{Aperture, BreakBeforeMake, Format, Root};
@@ -30,7 +30,7 @@ pub trait AnyOps: fmt::Debug + Send + Sync {
     /// The addresses that it translates.
     fn aperture(&self) -> Aperture;
     /// See [`Table::intact`](crate::Table::intact).
-    fn intact(&self) -> Result<(), BrokenMemory>;
+    fn intact(&self) -> Result<(), BrokenPlan>;
     /// See [`Table::table_log2`](crate::Table::table_log2).
     fn table_log2(&self, level: usize) -> Option<u32>;
     /// See [`Table::page_sizes`](crate::Table::page_sizes).
@@ -148,7 +148,7 @@ impl<F: Format, C: ByWidth> AnyOps for SharedTable<F, Erased<C>> {
     fn aperture(&self) -> Aperture {
         self.table().aperture()
     }
-    fn intact(&self) -> Result<(), BrokenMemory> {
+    fn intact(&self) -> Result<(), BrokenPlan> {
         self.table().intact()
     }
     fn table_log2(&self, level: usize) -> Option<u32> {

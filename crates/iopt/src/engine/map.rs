@@ -9,7 +9,7 @@ use super::row::{are_empty, first_occupied, store_leaves, store_single_leaves};
 use super::trust::set_aside;
 use super::{L, Level, Table, at_level, below, part};
 use crate::cell::{Cell, Series};
-use crate::error::{BrokenMemory, NoTables, TableMapError};
+use crate::error::{BrokenPlan, NoTables, TableMapError};
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::{Reserve, TableMemory};
@@ -20,12 +20,12 @@ pub(super) enum Stop {
     Occupied(u64),
     /// The tables for it cannot be had.
     NoTables(NoTables),
-    /// The memory broke its contract.
-    Broken(BrokenMemory),
+    /// Not as planned.
+    Broken(BrokenPlan),
 }
 
-impl From<BrokenMemory> for Stop {
-    fn from(cause: BrokenMemory) -> Self {
+impl From<BrokenPlan> for Stop {
+    fn from(cause: BrokenPlan) -> Self {
         Self::Broken(cause)
     }
 }
@@ -207,7 +207,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Next::Nothing => {
                     // Ranges and runs are multiples of the smallest size: one that does not fit was not
                     // begun where the table says.
-                    self.broke(table.unwrap_or_default(), v.n());
+                    self.not_as_planned(table.unwrap_or_default(), v.n());
                     return Ok(());
                 }
             }
@@ -310,11 +310,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         Entry::Empty | Entry::Leaf { .. } => None,
                     };
                     let Some(cell) = cells.get(end) else {
-                        return self.broke(table, v.n());
+                        return self.not_as_planned(table, v.n());
                     };
                     if below.is_none() {
                         let Some((new, zeroed)) = reserve.take(&self.memory) else {
-                            return self.broke(table, v.n());
+                            return self.not_as_planned(table, v.n());
                         };
                         let target = if zeroed {
                             Target::Zeroed
@@ -330,7 +330,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         } else if let Err(now) = cell.set_if(word, link) {
                             // Another thread, which maps beside this range, has linked one.
                             let Entry::Table(there) = F::decode(v.n(), now) else {
-                                return self.broke(table, v.n());
+                                return self.not_as_planned(table, v.n());
                             };
                             below = Some(there);
                             *cursor = before;
@@ -350,7 +350,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     end += 1;
                 }
                 Next::Nothing => {
-                    return self.broke(table, v.n());
+                    return self.not_as_planned(table, v.n());
                 }
             }
             room -= todo - cursor.todo;

@@ -71,7 +71,7 @@ use core::fmt;
 use runs::{Iova, PageSizes, SizeHistogram, Span};
 
 use crate::cell::Cell;
-use crate::error::{BuildError, RangeError};
+use crate::error::{BrokenPlan, BuildError, RangeError};
 use crate::format::{Format, Root};
 use crate::gather::Gather;
 use crate::memory::TableMemory;
@@ -122,7 +122,7 @@ pub struct Table<F, M: TableMemory> {
     pub(crate) has_empty: bool,
     /// Other operations go on beside an operation.
     pub(crate) shared: bool,
-    /// The table with which the memory broke its contract first: see `trust.rs`.
+    /// The first table that was not as planned: see `trust.rs`.
     pub(crate) broken: M::Link,
 }
 
@@ -206,7 +206,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let top = usize::from(format.levels()) - 1;
         let cells = memory.entries(root, format.entries(top));
         if cells.len() != format.entries(top) {
-            return Err(trust::named(root, top).into());
+            let (address, level) = (root, top as u8);
+            return Err(BrokenPlan::Entries { address, level }.into());
         }
         memory.written(cells);
         let sizes = if F::GROWS {

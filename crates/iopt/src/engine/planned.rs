@@ -93,7 +93,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 }
 
 impl<F: Format, M: TableMemory> Planned<'_, F, M> {
-    /// Maps. Fails only where the table memory broke its contract.
+    /// Maps. Fails only where [the plan does not hold](crate::BrokenPlan).
     pub fn fill(mut self) -> Result<(), TableMapError> {
         self.table.fill_plan(&mut self.plan)
     }

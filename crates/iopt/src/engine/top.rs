@@ -191,7 +191,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let mut next = below;
         for level in usize::from(first) - 1..usize::from(levels) {
             let Some((table, _)) = reserve.take(&self.memory) else {
-                self.broke(next.unwrap_or_default(), level);
+                self.not_as_planned(next.unwrap_or_default(), level);
                 break;
             };
             let cells = self.entries(table, level);

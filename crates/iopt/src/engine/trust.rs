@@ -1,22 +1,24 @@
-//! What is done when a table memory breaks its contract.
+//! What is done when an operation does not find what it was planned with.
 //!
 //! The engine asks for all that an operation needs before it stores anything. What comes afterwards
 //! cannot fail, but for a memory that gives fewer tables than it said, or fewer entries of a table, or
-//! other ones than before. The first is refused where tables are reserved, with nothing stored. The
-//! others are noted where they are seen, once for each time that the entries of a table are asked for,
-//! and every operation looks at the note before its first store and at its end.
+//! other ones than before; for callers that let two operations change one range; and for a miscount of
+//! the engine's own. Fewer tables are refused where they are reserved, with nothing stored. Fewer entries
+//! are seen each time that the entries of a table are asked for. The rest shows where a store does not find
+//! its place or its table, and cannot be told apart. It is noted where it is seen, and every operation looks at
+//! the note before its first store and at its end.
 
 use super::Table;
 use super::map::Stop;
 use crate::cell::Cell;
-use crate::error::{BrokenMemory, BuildError, NoTables, ResizeError, TableMapError};
+use crate::error::{BrokenPlan, BuildError, NoTables, ResizeError, TableMapError};
 use crate::format::Format;
 use crate::memory::{Reserve, TableMemory};
 
 /// Why no tables are set aside.
 pub(crate) enum NotSetAside {
     NoTables(NoTables),
-    Broken(BrokenMemory),
+    Broken(BrokenPlan),
 }
 
 /// What an operation says of it.
@@ -43,33 +45,38 @@ pub(crate) fn set_aside<M: TableMemory>(memory: &M, count: u64) -> Result<Reserv
     if reserve.len() < count {
         let (wanted, given) = (count, reserve.len());
         memory.give_back(reserve);
-        return Err(NotSetAside::Broken(BrokenMemory::Reserve { wanted, given }));
+        return Err(NotSetAside::Broken(BrokenPlan::Reserve { wanted, given }));
     }
     Ok(reserve)
 }
 
-/// The error for a table.
-pub(super) const fn named(address: u64, level: usize) -> BrokenMemory {
-    let level = level as u8;
-    BrokenMemory::Table { address, level }
+/// Tables are multiples of at least 16 bytes: below are four bits for the cause and the level, of which there are
+/// fewer than eight. 0 is no note.
+const LOW: u64 = 0xf;
+/// Too few entries: from here on the level.
+const ENTRIES: u64 = 1;
+/// Not as planned: from here on the level.
+const MISMATCH: u64 = 8;
+
+/// The error that a note stands for.
+const fn noted(note: u64) -> BrokenPlan {
+    let (address, low) = (note & !LOW, note & LOW);
+    if low < MISMATCH {
+        let level = (low - ENTRIES) as u8;
+        return BrokenPlan::Entries { address, level };
+    }
+    let level = (low - MISMATCH) as u8;
+    BrokenPlan::Mismatch { address, level }
 }
 
-/// Tables are multiples of at least 16 bytes: room for the level, and for a bit that says that there
-/// is a note.
-const NOTED: u64 = 1;
-const LEVEL: u64 = 0xe;
-
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Whether the table memory has kept its contract as far as it was seen: reads do not say so
+    /// Whether operations have found what they were planned with, as far as it was seen: reads do not say so
     /// themselves, all other operations do.
     #[inline(always)]
-    pub fn intact(&self) -> Result<(), BrokenMemory> {
+    pub fn intact(&self) -> Result<(), BrokenPlan> {
         match self.broken.get() {
             0 => Ok(()),
-            note => Err(named(
-                note & !(NOTED | LEVEL),
-                ((note & LEVEL) >> 1) as usize,
-            )),
+            note => Err(noted(note)),
         }
     }
 
@@ -79,17 +86,22 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let count = self.format.entries(level);
         let cells = self.memory.entries(table, count);
         if cells.len() != count {
-            self.broke(table, level);
+            self.note(table, ENTRIES, level);
         }
         cells
     }
 
-    /// Notes that the memory broke its contract with the table at `table`.
+    /// Notes that the table at `table`, or the reserve for what hangs below it, is not as planned.
     #[cold]
     #[inline(never)]
-    pub(super) fn broke(&self, table: u64, level: usize) {
-        let note = table & !(NOTED | LEVEL) | (level as u64) << 1 | NOTED;
+    pub(super) fn not_as_planned(&self, table: u64, level: usize) {
+        self.note(table, MISMATCH, level);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn note(&self, table: u64, cause: u64, level: usize) {
         // The first counts; the others follow from it.
-        let _ = self.broken.set_if(0, note);
+        let _ = self.broken.set_if(0, table & !LOW | (cause + level as u64));
     }
 }

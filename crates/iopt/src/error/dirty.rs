@@ -2,7 +2,7 @@
 
 use runs::{Iova, Run, Span};
 
-use super::{BrokenMemory, RangeError};
+use super::{BrokenPlan, RangeError};
 use crate::format::FormatId;
 
 /// Why a dirty-tracking operation did nothing.
@@ -38,7 +38,7 @@ pub enum DirtyError {
         /// The leaf.
         leaf: Run,
     },
-    /// The table memory broke its contract.
+    /// The operation does not find what it was planned with.
     #[error(transparent)]
-    Broken(#[from] BrokenMemory),
+    Broken(#[from] BrokenPlan),
 }

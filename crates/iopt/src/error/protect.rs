@@ -2,7 +2,7 @@
 
 use runs::{Iova, Run, Span};
 
-use super::{BrokenMemory, RangeError};
+use super::{BrokenPlan, RangeError};
 use crate::format::FormatId;
 use crate::prot::Prot;
 
@@ -49,7 +49,7 @@ pub enum ProtectError {
         /// The permissions and attributes that it has.
         found: Prot,
     },
-    /// The table memory broke its contract.
+    /// The operation does not find what it was planned with.
     #[error(transparent)]
-    Broken(#[from] BrokenMemory),
+    Broken(#[from] BrokenPlan),
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use iopt::format::{AmdV1, ArmOptions, ArmStage1, BreakBeforeMake, K4, VtdSs};
 use iopt::{
-    AtomicMeta, BrokenMemory, BuildError, Chain, DirtyError, Format, Gather, HeapTables,
+    AtomicMeta, BrokenPlan, BuildError, Chain, DirtyError, Format, Gather, HeapTables,
     Interruption, NoRuns, NoTables, Pending, Prot, ProtectError, Reserve, ResizeError, SharedTable,
     Table, TableMapError, TableMemory, TableOps as _, TableUnmapError, WithDirty,
 };
@@ -24,11 +24,14 @@ enum Breach {
     NoEntries,
     /// Half of the entries of a table can be had.
     HalfOfThem,
+    /// Entries of another table come, all of them empty.
+    OtherEntries,
 }
 
 /// Breaks its contract at the `n`-th call that can.
 struct Breaking {
     tables: HeapTables,
+    other: HeapTables,
     breach: Cell<Option<Breach>>,
     /// Calls until then.
     left: Cell<u64>,
@@ -42,6 +45,7 @@ impl Breaking {
     fn new() -> Self {
         Self {
             tables: HeapTables::with_tables(32).unwrap(),
+            other: HeapTables::with_tables(1).unwrap(),
             breach: Cell::new(None),
             left: Cell::new(0),
             broke: Cell::new(false),
@@ -85,9 +89,10 @@ impl TableMemory for Breaking {
 
     fn entries(&self, table: u64, count: usize) -> &[Self::Cell] {
         let cells = self.tables.entries(table, count);
-        if self.now(&[Breach::NoEntries, Breach::HalfOfThem]) {
+        if self.now(&[Breach::NoEntries, Breach::HalfOfThem, Breach::OtherEntries]) {
             return match self.breach.get() {
                 Some(Breach::HalfOfThem) => &cells[..count / 2],
+                Some(Breach::OtherEntries) => self.other.entries(self.other.base(), count),
                 _ => &[],
             };
         }
@@ -120,13 +125,13 @@ impl TableMemory for Breaking {
 
 /// Of every error, what it says of the memory.
 trait Named {
-    fn named(self) -> Option<BrokenMemory>;
+    fn named(self) -> Option<BrokenPlan>;
 }
 
 macro_rules! named {
     ($($error:ty: $broken:path),*) => {$(
         impl Named for $error {
-            fn named(self) -> Option<BrokenMemory> {
+            fn named(self) -> Option<BrokenPlan> {
                 match self {
                     $broken(cause) => Some(cause),
                     _ => None,
@@ -140,14 +145,14 @@ named!(
     ProtectError: ProtectError::Broken, DirtyError: DirtyError::Broken, ResizeError<()>: ResizeError::Broken
 );
 
-fn result<T, E: Named>(result: Result<T, E>) -> Result<(), Option<BrokenMemory>> {
+fn result<T, E: Named>(result: Result<T, E>) -> Result<(), Option<BrokenPlan>> {
     result.map(drop).map_err(Named::named)
 }
 
 /// What was mapped before each operation.
 const WHERE: u64 = 4 * G1 + M2 - 4 * PAGE;
 
-type Outcome = Result<(), Option<BrokenMemory>>;
+type Outcome = Result<(), Option<BrokenPlan>>;
 type Operation<F, T> = (
     &'static str,
     fn(&mut T, &mut Gather) -> Outcome,
@@ -241,7 +246,7 @@ fn check<F: Format, T>(
     format: F,
     operations: &[Operation<F, T>],
     share: impl Fn(Table<F, Arc<Breaking>>) -> T,
-    intact: impl Fn(&T) -> Result<(), BrokenMemory>,
+    intact: impl Fn(&T) -> Result<(), BrokenPlan>,
     tear_down: impl Fn(T),
 ) -> u64 {
     let mut seen = 0;
@@ -269,14 +274,14 @@ fn check<F: Format, T>(
                 }
                 seen += 1;
                 match outcome {
-                    Err(Some(BrokenMemory::Reserve { wanted, given })) => {
+                    Err(Some(BrokenPlan::Reserve { wanted, given })) => {
                         assert_eq!((breach, given + 1), (Breach::Reserve, wanted), "{name}");
                         // Nothing was changed: the same is done now.
                         assert_eq!(intact(&table), Ok(()));
                         let again = operation(&mut table, &mut gather);
                         assert_eq!(again, Ok(()), "{name}, {breach:?} at {n}, again");
                     }
-                    Err(Some(cause @ BrokenMemory::Table { address, level })) => {
+                    Err(Some(cause @ BrokenPlan::Entries { address, level })) => {
                         assert_ne!(breach, Breach::Reserve);
                         assert!(address <= memory.last_address() && level < 4, "{cause}");
                         assert_eq!(intact(&table), Err(cause));
@@ -355,6 +360,38 @@ fn a_memory_that_breaks_its_contract_at_any_call_is_named_by_every_operation() {
     both_forms(ArmStage1::<K4>::new(48, 48).unwrap());
 }
 
+/// The engine cannot tell such a memory from a miscount of its own.
+#[test]
+fn a_table_that_is_another_than_was_planned_with_is_named_without_a_cause() {
+    let mut seen = 0;
+    for n in 0.. {
+        let memory = Breaking::new();
+        let mut table = Table::new(VtdSs::new(4).unwrap(), &memory).unwrap();
+        // The request needs the tables of both, and no new one.
+        for iova in [4 * G1, 4 * G1 + M2 + 100 * PAGE] {
+            table.map(iova, &[Span::new(G1, PAGE)], Prot::RW).unwrap();
+        }
+        memory.arm(Breach::OtherEntries, n);
+        let run = Span::new(2 * G1, 4 * PAGE);
+        let outcome = result(table.map(4 * G1 + M2 - 2 * PAGE, &[run], Prot::RW));
+        if !memory.disarm() {
+            assert_eq!(outcome, Ok(()));
+            break;
+        }
+        // The tables may also be found to be in order, with the request in the wrong one.
+        if let Err(cause) = outcome {
+            let Some(cause @ BrokenPlan::Mismatch { level: 1.., .. }) = cause else {
+                panic!("{n}: {cause:?}");
+            };
+            assert!(cause.to_string().contains("or the engine has miscounted"));
+            assert_eq!(table.intact(), Err(cause));
+            seen += 1;
+        }
+        drop(table.tear_down());
+    }
+    assert!(seen > 0);
+}
+
 #[test]
 fn a_memory_that_breaks_its_contract_while_a_table_grows_or_is_built_is_named() {
     let mut seen = 0;
@@ -398,6 +435,6 @@ fn a_memory_that_breaks_its_contract_while_a_table_grows_or_is_built_is_named() 
     let address = memory.tables.base();
     assert_eq!(
         refused,
-        Err(BuildError::Broken(BrokenMemory::Table { address, level }))
+        Err(BuildError::Broken(BrokenPlan::Entries { address, level }))
     );
 }

@@ -23,6 +23,8 @@ pub(crate) struct FrailUnit {
     pub(crate) detaches: Faults,
     /// Every attach that was not refused.
     pub(crate) attached: Mutex<Vec<(DeviceId, DomainId)>>,
+    /// The last invalidation by ranges that was not refused.
+    pub(crate) invalidated: Mutex<Option<Invalidation>>,
     /// Called at each invalidation, before anything else.
     pub(crate) at_invalidate: Hook,
     /// Called at each detach.
@@ -43,6 +45,7 @@ impl FrailUnit {
             invalidates: Faults::default(),
             detaches: Faults::default(),
             attached: Mutex::default(),
+            invalidated: Mutex::default(),
             at_invalidate: Mutex::default(),
             at_detach: Mutex::default(),
         }
@@ -122,6 +125,7 @@ impl Unit for FrailUnit {
 
     fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
         self.flush(domain)?;
+        *self.invalidated.lock().unwrap() = Some(what.clone());
         self.inner.invalidate(domain, what)
     }
 

@@ -85,7 +85,7 @@ fn faults_come_oldest_first_by_name() {
             pasid: None,
             domain: Some(DOMAIN),
             iova: 0x7000,
-            access: Access::Write,
+            access: Some(Access::Write),
             reason: FaultReason::Reported {
                 code: 0x2070,
                 meaning: "IO_PAGE_FAULT: not allowed",
@@ -96,11 +96,11 @@ fn faults_come_oldest_first_by_name() {
     let said: Vec<_> = faults.iter().map(ToString::to_string).collect();
     assert_eq!(
         said[1],
-        "03:05.1 (domain 7): read of 0x8000: IO_PAGE_FAULT: not present (reason 0x2000)"
+        "03:05.1 (domain 7): access to 0x8000: IO_PAGE_FAULT: not present (reason 0x2000)"
     );
     for (said, name) in said[2..].iter().zip([
         "IO_PAGE_FAULT: reserved",
-        "01:00.0: read of 0x1000: ILLEGAL_DEV_TABLE_ENTRY",
+        "01:00.0: access to 0x1000: ILLEGAL_DEV_TABLE_ENTRY",
         "DEV_TAB_HARDWARE_ERROR",
         "PAGE_TAB_HARDWARE_ERROR",
         "IOTLB_INV_TIMEOUT",
@@ -111,6 +111,32 @@ fn faults_come_oldest_first_by_name() {
         assert!(said.contains(name), "{said}");
     }
     assert_eq!(drain(&driver), (Vec::new(), 0));
+}
+
+/// RW means something of an access that met an entry.
+#[test]
+fn an_event_says_what_was_asked_for_where_it_knows() {
+    let (driver, model) = enabled(CONFIG);
+    let (present, interrupt, request) = (1 << 52, 1 << 51, 1 << 56);
+    let (read, write) = (Some(Access::Read), Some(Access::Write));
+    for (code, flags, access) in [
+        (0x2, present, read),
+        (0x2, present | WRITE, write),
+        (0xd, present | WRITE, write),
+        (0x2, WRITE, None),
+        (0x2, present | interrupt | WRITE, None),
+        (0x2, present | request | WRITE, None),
+        (0x1, WRITE, None),
+        (0x7, present | WRITE, None),
+    ] {
+        model.event(code << 60 | flags | u64::from(SOURCE), 0x7000);
+        let (faults, _) = drain(&driver);
+        assert_eq!(faults[0].access, access, "{code:#x} {flags:#x}");
+        let FaultReason::Reported { code: said, .. } = faults[0].reason else {
+            panic!("{}", faults[0]);
+        };
+        assert_eq!(u64::from(said), code << 12 | flags >> 48);
+    }
 }
 
 #[test]
@@ -150,6 +176,56 @@ fn a_full_log_says_so_and_goes_on() {
     for n in 0..600u64 {
         model.event(page_fault(READ), n << 12);
         assert_eq!(drain(&driver).0[0].iova, n << 12);
+    }
+}
+
+/// A unit that takes the head over while the log is off alone: it has room for 255 events between restarts.
+#[test]
+fn a_full_log_goes_on_where_the_unit_ignores_the_head_while_it_logs() {
+    let (driver, model) = enabled(CONFIG);
+    model.state().broken.keeps_head = true;
+    for latency in [0, 3] {
+        model.state().latency = latency;
+        for _ in 0..3 {
+            // Read one by one: nothing comes twice.
+            for n in 0..255 {
+                model.event(page_fault(READ), n << 12);
+                let (faults, lost) = drain(&driver);
+                assert_eq!((faults.len(), lost), (1, 0));
+                assert_eq!(faults[0].iova, n << 12);
+            }
+            model.event(page_fault(READ), 0);
+            assert_eq!(drain(&driver), (Vec::new(), 1));
+            // Latency ends with a wait, as that of a flush.
+            driver.invalidate_domain(DOMAIN).unwrap();
+            assert_eq!(model.read64(0x2010), 0);
+            // And all at once.
+            for n in 0..300 {
+                model.event(page_fault(READ), n << 12);
+            }
+            let (faults, lost) = drain(&driver);
+            assert_eq!((faults.len(), lost), (255, 1));
+            driver.invalidate_domain(DOMAIN).unwrap();
+        }
+    }
+}
+
+/// A successor reads on where its predecessor has stopped, whatever the register says.
+#[test]
+fn what_was_read_before_a_handover_is_not_read_again() {
+    for keeps_head in [false, true] {
+        let (driver, model) = enabled(CONFIG);
+        model.state().broken.keeps_head = keeps_head;
+        model.event(page_fault(READ), 0x1000);
+        assert_eq!(drain(&driver).0.len(), 1);
+        model.event(page_fault(READ), 0x2000);
+        let frozen = driver.freeze(&mut |_| ());
+        let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
+        model.event(page_fault(READ), 0x3000);
+        let heir = AmdVi::adopt(model.clone(), memory, CONFIG, &frozen).unwrap();
+        let (faults, lost) = drain(&heir);
+        let addresses: Vec<_> = faults.iter().map(|fault| fault.iova).collect();
+        assert_eq!((addresses.as_slice(), lost), (&[0x2000, 0x3000][..], 0));
     }
 }
 

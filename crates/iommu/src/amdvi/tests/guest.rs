@@ -1,8 +1,8 @@
 //! Guest tables, and PASIDs.
 
 use super::*;
-use crate::error::UnitSetupError;
 use crate::handover::{UnitAdoptError, UnitMemory};
+use crate::setup::{IdRegisters, UnitProbeError, UnitSetupError};
 
 /// GTSup, IASup, GIoSup, PASIDs of 20 bits, guest CR3 tables of 3 levels.
 pub(super) const GUEST: u64 = 1 << 4 | 1 << 6 | 1 << 48 | 19 << 32 | 2 << 14;
@@ -45,7 +45,9 @@ fn what_the_unit_cannot_do_is_refused_by_name() {
     };
     for missing in [4, 6, 48] {
         let features = GUEST & !(1 << missing);
-        let refusal = Some(ProbeError::Guest { features });
+        let read = IdRegisters::one("Extended Feature", features);
+        let mode = "guest tables for all requests";
+        let refusal = Some(UnitSetupError::Probe(UnitProbeError::Mode { mode, read }));
         assert_eq!(refused(features, config(0)), refusal);
     }
     for (features, mode, asked, offered) in [
@@ -60,7 +62,7 @@ fn what_the_unit_cannot_do_is_refused_by_name() {
             mode,
             ..config(bits)
         };
-        let refusal = ProbeError::Pasids { asked, offered };
+        let refusal = UnitSetupError::Probe(UnitProbeError::Pasids { asked, offered });
         assert_eq!(refused(features, config(asked)), Some(refusal));
         assert_eq!(refused(features, config(offered)), None);
     }
@@ -315,12 +317,7 @@ fn a_successor_knows_all_pasids() {
     let adopt = |config| AmdVi::adopt(model.clone(), memory.clone(), config, &frozen);
     for (config, name) in [(CONFIG, "the mode"), (config(11), "bits of a PASID")] {
         match adopt(config) {
-            Err(ProbeError::Setup(UnitSetupError::Adopt(UnitAdoptError::Register {
-                name: found,
-                ..
-            }))) => {
-                assert_eq!(found, name);
-            }
+            Err(UnitAdoptError::Register { name: found, .. }) => assert_eq!(found, name),
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("adopted"),
         }

@@ -1,5 +1,6 @@
 //! The driver against a model of the unit.
 
+mod absent;
 mod broken;
 mod devices;
 mod flush;

@@ -48,6 +48,8 @@ pub(super) struct Broken {
     pub(super) stops: Option<(u64, u32)>,
     /// Events do not arrive where the tail says.
     pub(super) late: bool,
+    /// The event log's head is taken over while the log is off alone.
+    pub(super) keeps_head: bool,
     /// Devices do not answer; the unit gives them up and goes on.
     pub(super) silent: bool,
 }
@@ -403,6 +405,7 @@ impl Registers for Model {
             }
             0x2000 if !fetching => state.head = value,
             0x2008 => state.tail = value,
+            0x2010 if state.broken.keeps_head && logging => {}
             0x2010 => state.event_head = value,
             0x2018 if !logging => state.event_tail = value,
             0x2020 => state.status &= !(value & 7),

@@ -5,7 +5,8 @@ use iopt::{NoTables, TableMemory};
 use runs::PageSizes;
 
 use super::*;
-use crate::error::UnitSetupError;
+use crate::handover::UnitKind;
+use crate::setup::{IdRegisters, UnitProbeError, UnitSetupError};
 
 // Control Register.
 const TRANSLATE: u64 = 1;
@@ -52,20 +53,29 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
         refused
     };
     let features = u64::MAX;
-    let nobody = ProbeError::NoUnit { features };
-    assert_eq!(refused(features, CONFIG, 64), nobody);
+    let kind = UnitKind::AmdVi;
+    let read = |features| IdRegisters::one("Extended Feature", features);
+    let nobody = UnitProbeError::NoUnit {
+        kind,
+        read: read(features),
+    };
+    assert_eq!(refused(features, CONFIG, 64), nobody.into());
     let features = 3 << 10;
     assert_eq!(
         refused(features, CONFIG, 64),
-        ProbeError::Levels { features }
+        UnitProbeError::Tables {
+            kind,
+            read: read(features)
+        }
+        .into()
     );
     let all = Config::default();
     assert!(matches!(
         refused(FEATURES, all, 64),
-        ProbeError::Setup(UnitSetupError::Memory(NoTables {
+        UnitSetupError::NoTables(NoTables {
             needed: 0x20_0000,
             ..
-        }))
+        })
     ));
     // Enough for the device table, and for two pages of three.
     let config = Config {
@@ -75,10 +85,7 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
     let few = Arc::new(HeapTables::with_tables(16).unwrap());
     let taken: Vec<_> = (0..13).map(|_| few.allocate(4096).unwrap()).collect();
     let driver = AmdVi::new(Model::new(few.clone(), FEATURES), few.clone(), config);
-    assert!(matches!(
-        driver,
-        Err(ProbeError::Setup(UnitSetupError::Memory(_)))
-    ));
+    assert!(matches!(driver, Err(UnitSetupError::NoTables(_))));
     assert_eq!(few.in_use(), taken.len() as u64);
 }
 

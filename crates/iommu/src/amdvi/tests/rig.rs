@@ -118,7 +118,7 @@ impl QueueRig for Variant {
         assert_eq!((faults.len(), lost), (1, 0));
     }
 
-    fn over(&self, memory: Arc<HeapTables>) -> Result<Driver, ProbeError> {
+    fn over(&self, memory: Arc<HeapTables>) -> Result<Driver, crate::UnitSetupError> {
         Driver::new(Model::new(memory.clone(), FEATURES), memory, self.0)
     }
 

@@ -104,7 +104,7 @@ fn faults_come_oldest_first_by_name() {
     assert_eq!(drain(&driver), (Vec::new(), 0));
     model.fault(WRITE | 15, 0x7123);
     model.fault(READ | 13 | 1 << 32 | 0x4_5678 << 12, 0x8000);
-    // Not caused by an access: the cause says which.
+    // Not caused by an access.
     model.fault(23, 0x9000);
     let named = [
         1, 4, 5, 6, 7, 12, 20, 21, 256, 257, 258, 259, 260, 261, 262, 263, 264, 265, 266, 267, 268,
@@ -123,7 +123,7 @@ fn faults_come_oldest_first_by_name() {
             pasid: None,
             domain: None,
             iova: 0x7123,
-            access: Access::Write,
+            access: Some(Access::Write),
             reason: FaultReason::Reported {
                 code: 15,
                 meaning: "write/AMO page fault",
@@ -166,18 +166,18 @@ fn nothing_that_a_record_says_is_dropped() {
     let (read, write) = (Access::Read, Access::Write);
     // TTYP, and what it is.
     let kinds = [
-        (0, Some(RequestKind::None), write),
-        (1, untranslated(true), read),
-        (2, untranslated(false), read),
-        (3, untranslated(false), write),
-        (4, None, write),
-        (5, translated(true), read),
-        (6, translated(false), read),
-        (7, translated(false), write),
-        (8, Some(RequestKind::Translation), write),
-        (9, Some(RequestKind::Message), write),
-        (10, None, write),
-        (63, None, write),
+        (0, Some(RequestKind::None), None),
+        (1, untranslated(true), Some(read)),
+        (2, untranslated(false), Some(read)),
+        (3, untranslated(false), Some(write)),
+        (4, None, Some(write)),
+        (5, translated(true), Some(read)),
+        (6, translated(false), Some(read)),
+        (7, translated(false), Some(write)),
+        (8, Some(RequestKind::Translation), Some(write)),
+        (9, Some(RequestKind::Message), None),
+        (10, None, Some(write)),
+        (63, None, Some(write)),
     ];
     let seconds = [
         (0x8765_4320, 0x8765_4320, None),

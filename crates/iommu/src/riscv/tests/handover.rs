@@ -1,7 +1,6 @@
 //! Handing over.
 
 use super::*;
-use crate::error::UnitSetupError;
 use crate::handover::{Frozen, UnitAdoptError, UnitMemory};
 
 #[test]
@@ -37,9 +36,7 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         let adopt = |frozen: &Frozen| {
             let adopted = RiscvIommu::adopt(model.clone(), memory.clone(), config, frozen);
             adopted.map_err(|error| match error {
-                ProbeError::Setup(UnitSetupError::Adopt(UnitAdoptError::Register {
-                    name, ..
-                })) => name,
+                UnitAdoptError::Register { name, .. } => name,
                 other => panic!("{other}"),
             })
         };

@@ -5,7 +5,8 @@ use iopt::{Cell, Table, TableMemory};
 use runs::PageSizes;
 
 use super::*;
-use crate::error::UnitSetupError;
+use crate::handover::UnitKind;
+use crate::setup::{IdRegisters, UnitProbeError, UnitSetupError};
 
 const CQCSR: usize = 72;
 const FQCSR: usize = 76;
@@ -76,25 +77,37 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
         assert_eq!(few.in_use(), taken.len() as u64, "{refused}");
         refused
     };
+    let kind = UnitKind::Riscv;
+    let read = |capabilities| IdRegisters::one("capabilities", capabilities);
     for capabilities in [u64::MAX, 0, PLAIN ^ 0x30] {
-        let nobody = ProbeError::NoUnit { capabilities };
-        assert_eq!(refused(capabilities, 0, 64, 0), nobody);
+        let nobody = UnitProbeError::NoUnit {
+            kind,
+            read: read(capabilities),
+        };
+        assert_eq!(refused(capabilities, 0, 64, 0), nobody.into());
     }
     let capabilities = 0x10 | 1 << 8 | 1 << 16;
     assert_eq!(
         refused(capabilities, 0, 64, 0),
-        ProbeError::Tables { capabilities }
+        UnitProbeError::Tables {
+            kind,
+            read: read(capabilities)
+        }
+        .into()
     );
     let capabilities = PLAIN;
     assert_eq!(
         refused(capabilities, 1, 64, 0),
-        ProbeError::BigEndian { capabilities }
+        UnitProbeError::BigEndian {
+            read: read(capabilities)
+        }
+        .into()
     );
     // Three pages of the directory, and three of queues.
     for left in 0..6 {
         let no_memory = refused(PLAIN, 0, 64, 64 - left);
         assert!(
-            matches!(no_memory, ProbeError::Setup(UnitSetupError::Memory(_))),
+            matches!(no_memory, UnitSetupError::NoTables(_)),
             "{no_memory}"
         );
     }
@@ -107,7 +120,7 @@ fn structures_and_tables_lie_wherever_the_unit_has_addresses() {
         let memory = Arc::new(HeapTables::with_tables_at(64, base).unwrap());
         let model = Model::new(memory.clone(), capabilities);
         let driver = RiscvIommu::new(model.clone(), memory.clone(), PROCESSES)?;
-        Ok::<_, ProbeError>((driver, model, memory))
+        Ok::<_, UnitSetupError>((driver, model, memory))
     };
     let (top, pages) = (1 << 56, 64 << 12);
     let last = top - 1;
@@ -123,7 +136,7 @@ fn structures_and_tables_lie_wherever_the_unit_has_addresses() {
         driver.detach(DEVICE).unwrap();
     }
     let narrow = PLAIN & !(0x3f << 32) | 55 << 32;
-    let refused = ProbeError::Setup(UnitSetupError::Addresses { last, bits: 55 });
+    let refused = UnitSetupError::Addresses { last, bits: 55 };
     assert_eq!(at(top - pages, narrow).err(), Some(refused));
 }
 

@@ -121,7 +121,7 @@ impl QueueRig for Variant {
         flush(&Invalidation::of(Span::new(0xf000, pages << 12), 1, false))
     }
 
-    fn over(&self, memory: Arc<HeapTables>) -> Result<Driver, ProbeError> {
+    fn over(&self, memory: Arc<HeapTables>) -> Result<Driver, crate::UnitSetupError> {
         let model = Model::new(memory.clone(), self.capabilities);
         Driver::new(model, memory, self.config)
     }

@@ -223,7 +223,7 @@ fn a_process_without_memory_takes_nothing() {
     for missing in 0..3 {
         let failed = driver.attach_pasid(DEVICE, PASID, OTHER, root(0x1000, 3));
         assert!(
-            matches!(failed, Err(UnitAttachError::Memory { .. })),
+            matches!(failed, Err(UnitAttachError::NoTables { .. })),
             "{failed:?}"
         );
         assert_eq!(memory.in_use(), 64 - missing);

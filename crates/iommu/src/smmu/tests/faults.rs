@@ -43,7 +43,7 @@ fn faults_name_device_domain_address_and_cause() {
             pasid: None,
             domain: Some(DOMAIN),
             iova: 0x20_0000,
-            access: Access::Write,
+            access: Some(Access::Write),
             reason: FaultReason::Reported {
                 code: 8,
                 meaning: "PF: not allowed",
@@ -74,6 +74,9 @@ fn every_bit_has_a_name_and_is_cleared() {
                 panic!("{}", faults[0]);
             };
             assert_eq!(code, 1 << bit);
+            // A bank's interrupt, and a register of the unit: no device's request.
+            let request = register != "GFSR" || !matches!(bit, 4 | 5);
+            assert_eq!(faults[0].access.is_some(), request, "{meaning}");
             assert_eq!(drain(&driver), (Vec::new(), 0));
             meaning.split_once(':').unwrap().0
         });

@@ -7,6 +7,8 @@ use iopt::walk::WalkMemory;
 use iopt::{Format, HeapArena, TableMemory, TableOps as _};
 
 use super::*;
+use crate::handover::UnitKind;
+use crate::setup::{IdRegisters, UnitProbeError};
 
 /// AArch32 tables only, and of these only long descriptors.
 const NO_AARCH64: u32 = 5 << 8 | 5 << 4 | 5;
@@ -306,19 +308,31 @@ fn capabilities_are_those_of_the_registers() {
     assert_eq!(all.format(FormatId::ArmStage1(config(49))), None);
 
     let (idr0, idr2) = (IDR0 | 2 << 24, 5);
-    let none = Err(ProbeError::Formats { idr0, idr2 });
+    let kind = UnitKind::Smmu;
+    let read = |(first, second): (u32, (&'static str, u32))| {
+        IdRegisters::two(("IDR0", first.into()), (second.0, second.1.into()))
+    };
+    let none = UnitProbeError::Tables {
+        kind,
+        read: read((idr0, ("IDR2", idr2))),
+    };
+    let none = Err(none.into());
     assert_eq!(can(V2, [idr0, IDR1, idr2]), none);
-    let none = ProbeError::NoRoom {
+    let none = UnitProbeError::NoRoom {
         streams: 16,
         banks: 0,
     };
-    assert_eq!(can(V2, [IDR0, IDR1 & !0xff, IDR2]), Err(none));
+    assert_eq!(can(V2, [IDR0, IDR1 & !0xff, IDR2]), Err(none.into()));
     // No more banks than pages for them.
     let narrow = Smmu::new(Model::new(memory(), 2, [IDR0, 6, IDR2]), V2).unwrap();
     assert_eq!(narrow.features.banks(), 2);
     let (idr0, idr1) = (u32::MAX, u32::MAX);
+    let nothing = UnitProbeError::NoUnit {
+        kind,
+        read: read((idr0, ("IDR1", idr1))),
+    };
     let nobody = Smmu::new(NoUnit, V2).err();
-    assert_eq!(nobody, Some(ProbeError::NoUnit { idr0, idr1 }));
+    assert_eq!(nobody, Some(nothing.into()));
 }
 
 /// Registers that nobody drives.

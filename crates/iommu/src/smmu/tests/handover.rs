@@ -19,7 +19,7 @@ fn freeze(driver: Smmu<Model>) -> (Frozen, Listed) {
 fn refused(model: &Model, config: Config, frozen: &Frozen, tables: &Listed) -> &'static str {
     let adopted = Smmu::adopt(model.clone(), config, frozen, tables.iter().copied());
     match adopted {
-        Err(ProbeError::Adopt(UnitAdoptError::Register { name, .. })) => name,
+        Err(UnitAdoptError::Register { name, .. }) => name,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("adopted"),
     }

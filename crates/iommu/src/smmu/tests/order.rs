@@ -1,6 +1,7 @@
 //! What is written in which order, and what devices see of it.
 
 use super::*;
+use crate::setup::{UnitProbeError, UnitSetupError};
 
 #[test]
 fn from_reset_to_translation() {
@@ -305,7 +306,7 @@ fn streams_that_are_not_matched_are_indices() {
     assert_eq!(model.access(63, 0, false), Seen::Global(0));
     let config = Config { ignored: 1, ..V2 };
     let (ignored, writable) = (1, 0);
-    let refused = ProbeError::StreamMask { ignored, writable };
+    let refused = UnitSetupError::Probe(UnitProbeError::StreamMask { ignored, writable });
     assert_eq!(Smmu::new(model.clone(), config).err(), Some(refused));
     let (device, last) = (DeviceId(64), 63);
     let beyond = UnitAttachError::Beyond { device, last };
@@ -364,13 +365,14 @@ fn a_look_at_the_masks_changes_nothing() {
     model.state().broken.match_bits = 0x7f00_7000;
     assert_eq!(new(&model, 0x00ff), Ok(0x0fff));
     let (ignored, writable) = (0x01ff, 0x00ff);
-    let refused = ProbeError::StreamMask { ignored, writable };
+    let refused = UnitSetupError::Probe(UnitProbeError::StreamMask { ignored, writable });
     assert_eq!(new(&model, ignored), Err(refused));
     model.state().broken.match_bits = 0;
     // In use: one that is not valid is asked.
     model.write32(0, 0);
     model.received();
-    assert_eq!(new(&model, 0), Err(ProbeError::InUse { streams: 16 }));
+    let in_use = UnitProbeError::InUse { streams: 16 };
+    assert_eq!(new(&model, 0), Err(in_use.into()));
     model.state().smr[7] = 0x1234;
     assert_eq!(new(&model, 0), Ok(0x7fff));
     assert!(

@@ -7,7 +7,8 @@ use iopt::{Format, walk::Walker};
 use runs::PageSizes;
 
 use super::*;
-use crate::error::UnitSetupError;
+use crate::handover::UnitKind;
+use crate::setup::{IdRegisters, UnitProbeError, UnitSetupError};
 
 fn ids(idr0: u32, idr3: u32, idr5: u32) -> [u32; 6] {
     [idr0, IDR1, 0, idr3, 0, idr5]
@@ -124,28 +125,38 @@ fn what_cannot_be_driven_is_refused_by_name() {
         driver.err().unwrap()
     };
     let idr0 = u32::MAX;
-    assert_eq!(refused([idr0; 6]), ProbeError::NoUnit { idr0 });
+    let kind = UnitKind::SmmuV3;
+    let read = |name, value: u32| IdRegisters::one(name, value.into());
+    let nobody = UnitProbeError::NoUnit {
+        kind,
+        read: read("SMMU_IDR0", idr0),
+    };
+    assert_eq!(refused([idr0; 6]), nobody.into());
     let idr0 = IDR0 | 2 << 24;
     assert_eq!(
         refused(ids(idr0, 0, IDR5)),
-        ProbeError::StallsAlways { idr0 }
+        UnitProbeError::StallsAlways {
+            read: read("SMMU_IDR0", idr0)
+        }
+        .into()
     );
+    let no_tables = |idr0: u32, idr5: u32| {
+        let read = IdRegisters::two(("SMMU_IDR0", idr0.into()), ("SMMU_IDR5", idr5.into()));
+        UnitSetupError::Probe(UnitProbeError::Tables { kind, read })
+    };
     // No AArch64 tables, big-endian ones, no stage, no granule.
     for idr0 in [IDR0 & !(1 << 3), IDR0 | 1 << 21, IDR0 & !3] {
         let idr5 = IDR5;
-        assert_eq!(
-            refused(ids(idr0, 0, idr5)),
-            ProbeError::Formats { idr0, idr5 }
-        );
+        assert_eq!(refused(ids(idr0, 0, idr5)), no_tables(idr0, idr5));
     }
     let (idr0, idr5) = (IDR0, 5);
-    assert_eq!(
-        refused(ids(idr0, 0, idr5)),
-        ProbeError::Formats { idr0, idr5 }
-    );
+    assert_eq!(refused(ids(idr0, 0, idr5)), no_tables(idr0, idr5));
     for idr1 in [IDR1 | 1 << 29, IDR1 | 1 << 30, IDR1 & !(0x1f << 21)] {
         let ids = [IDR0, idr1, 0, 0, 0, IDR5];
-        assert_eq!(refused(ids), ProbeError::Queues { idr1 });
+        let queues = UnitProbeError::Queues {
+            read: read("SMMU_IDR1", idr1),
+        };
+        assert_eq!(refused(ids), queues.into());
     }
 }
 
@@ -245,7 +256,7 @@ fn memory_beyond_the_units_addresses_is_refused_by_name() {
         };
         let (pages, last) = (64 << 12, (1 << bits) + (64 << 12) - 1);
         assert_eq!(at((1 << bits) - pages), Ok(()), "{idr5:#x}");
-        let refused = ProbeError::Setup(UnitSetupError::Addresses { last, bits });
+        let refused = UnitSetupError::Addresses { last, bits };
         assert_eq!(at(1 << bits), Err((refused, 0)), "{idr5:#x}");
     }
 }

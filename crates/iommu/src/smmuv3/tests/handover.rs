@@ -1,7 +1,6 @@
 //! Handing over.
 
 use super::*;
-use crate::error::UnitSetupError;
 use crate::handover::{Frozen, UnitAdoptError, UnitMemory};
 
 #[test]
@@ -52,10 +51,7 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         let frozen = Frozen::from_bytes(&frozen.to_bytes()).unwrap();
         let adopt = |frozen: &Frozen| SmmuV3::adopt(model.clone(), memory.clone(), config, frozen);
         let refused = |frozen: &Frozen| match adopt(frozen) {
-            Err(ProbeError::Setup(UnitSetupError::Adopt(UnitAdoptError::Register {
-                name,
-                ..
-            }))) => name,
+            Err(UnitAdoptError::Register { name, .. }) => name,
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("adopted"),
         };
@@ -67,10 +63,7 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
             ..config
         };
         let other_size = SmmuV3::adopt(model.clone(), memory.clone(), other_config, &frozen);
-        let Err(ProbeError::Setup(UnitSetupError::Adopt(UnitAdoptError::Register {
-            name, ..
-        }))) = other_size
-        else {
+        let Err(UnitAdoptError::Register { name, .. }) = other_size else {
             panic!("adopted");
         };
         assert_eq!(name, "the stream table's shape");

@@ -3,9 +3,9 @@
 use iopt::TableMemory;
 
 use super::*;
-use crate::error::UnitSetupError;
 use crate::fault::FaultReason;
 use crate::lines::past_caches;
+use crate::setup::UnitSetupError;
 
 // CR0.
 const ON: u32 = 1 << 3 | 1 << 4;
@@ -268,7 +268,7 @@ fn without_memory_nothing_is_attached_and_nothing_is_lost() {
     let driver = SmmuV3::new(model, few.clone(), CONFIG).unwrap();
     assert!(matches!(
         driver.attach(DEVICE, DOMAIN, root(0x1000)),
-        Err(UnitAttachError::Memory { .. })
+        Err(UnitAttachError::NoTables { .. })
     ));
     assert!(matches!(
         driver.detach(DEVICE),
@@ -280,10 +280,7 @@ fn without_memory_nothing_is_attached_and_nothing_is_lost() {
     let model = Model::new(few.clone(), IDS);
     let _more = few.allocate(4096);
     let refused = SmmuV3::new(model, few.clone(), CONFIG).err().unwrap();
-    assert!(matches!(
-        refused,
-        ProbeError::Setup(UnitSetupError::Memory(_))
-    ));
+    assert!(matches!(refused, UnitSetupError::NoTables(_)));
     assert_eq!(few.in_use(), taken.len() as u64 + 1);
 }
 
@@ -309,7 +306,7 @@ fn faults_come_oldest_first_by_name() {
             pasid: Some(Pasid(0x4321)),
             domain: None,
             iova: 0x7000,
-            access: iopt::walk::Access::Read,
+            access: Some(iopt::walk::Access::Read),
             reason: FaultReason::Reported {
                 code: 0x10,
                 meaning: "F_TRANSLATION: not present",
@@ -324,6 +321,22 @@ fn faults_come_oldest_first_by_name() {
     );
     // What is about configuration has no address.
     assert_eq!((faults[2].iova, faults[2].pasid), (0, None));
+    assert!(
+        said(2).starts_with("03:05.1: access to 0x0: C_BAD_CD"),
+        "{}",
+        said(2)
+    );
+    // RnW: F_UUT, F_TRANSL_FORBIDDEN, F_WALK_EABT, those of translation, F_TLB_CONFLICT.
+    let directed: Vec<_> = faults[4..]
+        .iter()
+        .filter(|fault| fault.access.is_some())
+        .map(|fault| match fault.reason {
+            crate::FaultReason::Reported { code, .. } => code,
+            _ => 0,
+        })
+        .collect();
+    let expected = [0x01, 0x07, 0x0b, 0x10, 0x11, 0x12, 0x13, 0x20];
+    assert_eq!(directed, expected);
     assert_eq!(faults[3].pasid, Some(Pasid(5)));
     assert!(said(37).contains("without a name"), "{}", said(37));
     assert_eq!(drain(&driver), (Vec::new(), 0));

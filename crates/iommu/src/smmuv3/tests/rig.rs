@@ -137,7 +137,7 @@ impl QueueRig for Variant {
         Ok(())
     }
 
-    fn over(&self, memory: Arc<HeapTables>) -> Result<Driver, ProbeError> {
+    fn over(&self, memory: Arc<HeapTables>) -> Result<Driver, crate::UnitSetupError> {
         Driver::new(Model::new(memory.clone(), self.ids()), memory, CONFIG)
     }
 

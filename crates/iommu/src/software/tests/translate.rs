@@ -100,7 +100,7 @@ fn an_access_stops_at_the_first_fault_and_says_how_far_it_came() {
     // A write across into the read-only page.
     let aborted = port.write(0x1ff0, &[1, 2, 3, 4]).unwrap_err();
     assert_eq!(aborted.done, 16);
-    assert_eq!(aborted.fault.access, Access::Write);
+    assert_eq!(aborted.fault.access, Some(Access::Write));
     let FaultReason::Walk(fault) = aborted.fault.reason else {
         panic!("{aborted}")
     };

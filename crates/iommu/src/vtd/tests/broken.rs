@@ -68,6 +68,33 @@ fn register_commands_that_hang_or_are_refused_are_named() {
     model.received();
 }
 
+/// Fault Recording Register: T1 and T2, which say nothing of interrupt requests.
+#[test]
+fn a_record_says_what_was_asked_for_where_it_knows() {
+    let (driver, model) = enabled(CAP, ECAP, Mode::Legacy);
+    let (read, write) = (Some(Access::Read), Some(Access::Write));
+    for (types, reason, access, said) in [
+        (0, 5, write, "write of 0x7000"),
+        (1 << 62, 6, read, "read of 0x7000"),
+        // An atomic operation, and a page request.
+        (1 << 62 | 1 << 28, 5, write, "write of 0x7000"),
+        (1 << 28, 5, None, "access to 0x7000"),
+        (1 << 62, 0x22, None, "access to 0x7000"),
+        (0, 0x30, write, "write of 0x7000"),
+    ] {
+        model.fault(SOURCE, 0x7000, false, reason);
+        for record in &mut model.state().records {
+            if record.1 >> 63 == 1 {
+                record.1 |= types;
+            }
+        }
+        let (faults, _) = drain(&driver);
+        assert_eq!((faults.len(), faults[0].access), (1, access), "{reason:#x}");
+        let text = faults[0].to_string();
+        assert!(text.contains(&std::format!(": {said}: ")), "{text}");
+    }
+}
+
 #[test]
 fn faults_come_oldest_first_and_a_full_log_says_so() {
     let (driver, model) = enabled(CAP, ECAP, Mode::Legacy);
@@ -81,7 +108,7 @@ fn faults_come_oldest_first_and_a_full_log_says_so() {
     assert_eq!(lost, 1);
     assert_eq!(faults.len(), 2);
     assert_eq!((faults[0].device, faults[0].iova), (DEVICE, 0x7000));
-    assert_eq!(faults[0].access, Access::Read);
+    assert_eq!(faults[0].access, Some(Access::Read));
     assert_eq!(
         faults[0].reason,
         FaultReason::Reported {

@@ -1,10 +1,13 @@
 //! Orders: enabling, attaching, detaching, and what capabilities make of the registers.
 
+use std::string::ToString;
+
 use iopt::TableMemory;
 
 use super::*;
-use crate::error::UnitSetupError;
+use crate::handover::UnitKind;
 use crate::lines::past_caches;
+use crate::setup::{IdRegisters, UnitProbeError, UnitSetupError};
 
 #[test]
 fn capabilities_are_those_of_the_registers() {
@@ -44,21 +47,28 @@ fn what_is_not_a_unit_or_does_not_offer_the_mode_is_refused_by_name() {
         };
         Vtd::new(Model::new(memory(), cap, ecap), memory(), config).err()
     };
-    let nobody = ProbeError::NoUnit {
-        version: 0x10,
-        cap: u64::MAX,
+    let nobody = UnitProbeError::NoUnit {
+        kind: UnitKind::Vtd,
+        read: IdRegisters::two(("VER", 0x10), ("CAP", u64::MAX)),
     };
-    assert_eq!(refused(u64::MAX, u64::MAX, Mode::Legacy), Some(nobody));
+    assert_eq!(
+        refused(u64::MAX, u64::MAX, Mode::Legacy),
+        Some(nobody.into())
+    );
     for (cap, ecap, mode) in [
         (CAP & !(7 << 9), ECAP, Mode::Legacy),
         (CAP, ECAP, Mode::ScalableFirst),
         (CAP, ECAP | 1 << 43 | 1 << 47, Mode::ScalableSecond),
         (CAP, ECAP & !QUEUED | SCALABLE_BOTH, Mode::ScalableFirst),
     ] {
-        assert_eq!(
-            refused(cap, ecap, mode),
-            Some(ProbeError::Mode { mode, cap, ecap })
-        );
+        let name = match mode {
+            Mode::Legacy => "legacy mode",
+            Mode::ScalableSecond => "scalable mode with second-stage tables",
+            Mode::ScalableFirst => "scalable mode with first-stage tables",
+        };
+        let refused = refused(cap, ecap, mode).map(|error| error.to_string());
+        let text = std::format!("the unit does not offer {name}: CAP {cap:#x}, ECAP {ecap:#x}");
+        assert_eq!(refused, Some(text));
     }
     // Two pages of three: none is kept.
     let few = Arc::new(HeapTables::with_tables(16).unwrap());
@@ -68,10 +78,7 @@ fn what_is_not_a_unit_or_does_not_offer_the_mode_is_refused_by_name() {
         few.clone(),
         Config::default(),
     );
-    assert!(matches!(
-        refused,
-        Err(ProbeError::Setup(UnitSetupError::Memory(_)))
-    ));
+    assert!(matches!(refused, Err(UnitSetupError::NoTables(_))));
     assert_eq!(few.in_use(), taken.len() as u64);
 }
 
@@ -147,7 +154,7 @@ fn a_device_of_another_segment_or_without_memory_for_its_bus_is_refused() {
     let other = DeviceId::pci(4, 0, 0);
     assert!(matches!(
         driver.attach(other, DOMAIN, good),
-        Err(UnitAttachError::Memory { device, .. }) if device == other
+        Err(UnitAttachError::NoTables { device, .. }) if device == other
     ));
     assert_eq!(model.look_up(0x0400), None);
     assert_eq!(received(&model), []);

@@ -5,8 +5,8 @@ use std::vec::Vec;
 use iopt::TableMemory;
 
 use super::*;
-use crate::error::UnitSetupError;
 use crate::handover::UnitAdoptError;
+use crate::setup::{UnitProbeError, UnitSetupError};
 
 /// PASIDs of 20 bits.
 const PASIDS: u64 = 1 << 40 | 19 << 35;
@@ -54,7 +54,7 @@ fn the_bits_asked_for_are_given_or_refused_by_name() {
         (Mode::ScalableSecond, few, 9, 8),
         (Mode::ScalableSecond, scalable | 1 << 40 | 31 << 35, 21, 20),
     ] {
-        let refusal = ProbeError::Pasids { asked, offered };
+        let refusal = UnitSetupError::Probe(UnitProbeError::Pasids { asked, offered });
         assert_eq!(refused(mode, asked, ecap), Some(refusal));
         assert_eq!(refused(mode, offered, ecap), None);
     }
@@ -303,12 +303,10 @@ fn a_successor_knows_all_pasids() {
     };
     assert!(matches!(
         adopt(15),
-        Err(ProbeError::Setup(UnitSetupError::Adopt(
-            UnitAdoptError::Register {
-                name: "bits of a PASID",
-                ..
-            }
-        )))
+        Err(UnitAdoptError::Register {
+            name: "bits of a PASID",
+            ..
+        })
     ));
     let heir = adopt(16).unwrap();
     assert_eq!(received(&model), []);
@@ -346,7 +344,7 @@ fn without_memory_for_the_tables_of_a_pasid_nothing_changes() {
     }
     let few = driver.attach_pasid(DEVICE, Pasid(64), OTHER, root(0x2000, 4));
     assert!(
-        matches!(few, Err(UnitAttachError::Memory { .. })),
+        matches!(few, Err(UnitAttachError::NoTables { .. })),
         "{few:?}"
     );
     assert_eq!(model.look_up_pasid(SOURCE, Some(64)), None);

@@ -120,7 +120,7 @@ impl QueueRig for Variant {
         assert_eq!(received.len(), 3);
     }
 
-    fn over(&self, memory: Arc<HeapTables>) -> Result<Driver, ProbeError> {
+    fn over(&self, memory: Arc<HeapTables>) -> Result<Driver, crate::UnitSetupError> {
         let model = Model::new(memory.clone(), self.cap, ECAP | SCALABLE_BOTH);
         Driver::new(model, memory, self.config())
     }

@@ -288,7 +288,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) {
         let Some((below, zeroed)) = work.reserve.take(&self.memory) else {
             // The leaf in `cell` stays.
-            return self.broke(self.walk(cursor.at, level).table, level);
+            return self.not_as_planned(self.walk(cursor.at, level).table, level);
         };
         let before = work.reserve.len();
         let target = if zeroed {
