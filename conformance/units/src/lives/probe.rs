@@ -256,7 +256,7 @@ impl World<'_> {
                     && (!tells.address
                         || find == Find::Nothing
                         || fault.iova & !0xfff == iova & !0xfff)
-                    && (!tells.access || find == Find::Nothing || fault.access == access),
+                    && (!tells.access || find == Find::Nothing || fault.access == Some(access)),
                 "{access} of {iova:#x}: {fault}"
             );
         }
