@@ -1,8 +1,8 @@
 //! Instructions of a map and an unmap: by the page table alone, and by an address space over the software unit and over
 //! each driver.
 //!
-//! A program of this one under valgrind does the operations of one [`Subject`] ([`case`]); callgrind collects while one is
-//! under way, and [`profile`] says how many instructions that were, and of which layer.
+//! A program of this one under valgrind does the operations of one [`Subject`] (`case`); callgrind collects while one is
+//! under way, and `profile` says how many instructions that were, and of which layer.
 //!
 //! Memory consists of given physical runs ([`ioas::FixedRuns`]), so that no kernel pins anything; registers are plain
 //! memory behind which each unit answers at once ([`guest::unit`]).
