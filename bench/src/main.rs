@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, Parser, ValueEnum};
+use dmaspace_bench::layers::{self, Subject};
 use dmaspace_bench::origins::{self, Group, GroupReport, Host, Settings, text};
 use dmaspace_bench::peers::linux::Programs;
 use dmaspace_bench::peers::report;
@@ -23,6 +24,10 @@ enum Command {
     Origins(OriginsArgs),
     /// Measures I/O page tables beside the machine's limit, Linux's code and foreign crates.
     Tables(TablesArgs),
+    /// Counts the instructions of a map and an unmap, by the table alone and through an address space and a driver.
+    ///
+    /// Takes valgrind. Memory is given by its physical runs, so nothing is pinned, and registers answer at once.
+    Layers(LayersArgs),
 }
 
 #[derive(Args)]
@@ -84,10 +89,22 @@ struct TablesArgs {
     docs: Option<PathBuf>,
 }
 
+#[derive(Args)]
+struct LayersArgs {
+    /// Do the operations of this subject, for callgrind
+    #[arg(long, hide = true, value_name = "SUBJECT")]
+    case: Option<Subject>,
+}
+
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
         Command::Origins(args) => of_origins(&args),
         Command::Tables(args) => of_tables(&args),
+        Command::Layers(LayersArgs { case: Some(case) }) => layers::run_case(case),
+        Command::Layers(LayersArgs { case: None }) => {
+            print!("{}", layers::document(&layers::measure()?));
+            Ok(())
+        }
     }
 }
 

@@ -25,6 +25,8 @@ pub mod pci;
 pub mod qemu;
 pub mod samples;
 pub mod start;
+#[cfg(feature = "measure")]
+pub mod unit;
 #[cfg(feature = "host")]
 pub mod viot;
 #[cfg(feature = "host")]

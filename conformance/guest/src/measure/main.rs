@@ -31,7 +31,6 @@ mod linux;
 mod ours;
 mod space;
 mod trace;
-mod unit;
 
 /// The file in which the kernel names its clock.
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";

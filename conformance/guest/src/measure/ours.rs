@@ -3,7 +3,7 @@
 //! Each thread maps a buffer of its own and unmaps it, and reads the clock before and after each. The memory stays
 //! where it is, as a driver's in the kernel does: nothing is pinned. A figure includes checks, the device address, the
 //! buffer's record, the table, and the driver's flush: commands, the register write and one poll. The registers are the
-//! guest's own (`unit.rs`) and answer at once, in some 100 instructions; another column has the library's software unit,
+//! guest's own (`guest::unit`) and answer at once, in some 100 instructions; another column has the software unit,
 //! whose cache walks are guest instructions. Lazy has Linux's bounds, and reads the clock in each unmap. Two adjacent
 //! reads of the clock are subtracted.
 
@@ -18,15 +18,16 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use guest::samples::{SECONDS, SIZES, THREADS};
+use guest::{
+    samples::{SECONDS, SIZES, THREADS},
+    unit::{self, prompt},
+};
 use ioas::{Dma, FixedRuns, Flushing, Ledger, Memory};
 use iommu::{
     BadTarget, DeviceId, DomainId, FormatSupport, SoftwareConfig, SoftwareUnit, TargetMemory,
 };
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use runs::{Iova, Pa, PageSizes, Span};
-
-use crate::unit::prompt;
 
 /// Device addresses are below those of interrupts, as Linux's are as long as there is room.
 const WINDOW: Span<Iova> = Span::new(1 << 20, 0xfee0_0000 - (1 << 20));
@@ -93,7 +94,7 @@ impl Ours {
         };
         let dma = Dma::new(DOMAIN, table, &[WINDOW], flushing, MOST);
         match behind {
-            Behind::Driver => dma.attach(prompt(format, &tables, DEVICE)?)?,
+            Behind::Driver => dma.attach((prompt(unit::Kind::of(format)?, &tables)?, DEVICE))?,
             Behind::Software => {
                 let unit = SoftwareUnit::with_config(tables, Nothing, config);
                 dma.attach((Arc::new(unit), DEVICE))?;

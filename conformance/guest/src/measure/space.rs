@@ -18,6 +18,7 @@ use guest::{
     machines::EDU,
     pci::Device,
     samples::{FOLIOS_64K, Kind, SpaceSample, Way},
+    unit::{self, prompt},
 };
 use hostmem::Mapping;
 use ioas::{
@@ -28,8 +29,6 @@ use ioas::{
 use iommu::{DeviceId, DomainId};
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use runs::{PageSizes, Span};
-
-use crate::unit::prompt;
 
 /// Tables of the library's own, and of its unit.
 const TABLES: u64 = 1024;
@@ -64,7 +63,7 @@ impl Space {
                 let sizes = PageSizes::from_bits(u64::MAX);
                 let table = AnyTable::new(format, 4, sizes, Arc::clone(&tables))?;
                 let ioas = Ioas::over_table(DomainId(1), table);
-                ioas.attach(prompt(format, &tables, DEVICE)?)?;
+                ioas.attach((prompt(unit::Kind::of(format)?, &tables)?, DEVICE))?;
                 ioas
             }
         }))

@@ -265,16 +265,21 @@ impl<'a> Reader<'a> {
 
 impl RunReader for Reader<'_> {
     fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
-        let end = self.part.start + self.part.len;
-        let mut filled = 0;
-        for (slot, &(offset, run)) in out.iter_mut().zip(self.runs) {
-            // The first may begin before the part, and the last may end behind it.
-            let skipped = self.part.start.saturating_sub(offset);
-            let behind = (offset + run.len).saturating_sub(end);
-            *slot = Span::new(run.start + skipped, run.len - skipped - behind);
-            filled += 1;
+        let filled = out.len().min(self.runs.len());
+        let (runs, rest) = self.runs.split_at(filled);
+        for (slot, (_, run)) in out.iter_mut().zip(runs) {
+            *slot = *run;
         }
-        self.runs = &self.runs[filled..];
+        // The first may begin before the part, and the last may end behind it.
+        let end = self.part.start + self.part.len;
+        if let (Some((offset, run)), Some(last)) = (runs.last(), out[..filled].last_mut()) {
+            last.len -= (offset + run.len).saturating_sub(end);
+        }
+        if let (Some((offset, _)), Some(first)) = (runs.first(), out.first_mut()) {
+            let skipped = self.part.start.saturating_sub(*offset);
+            *first = Span::new(first.start + skipped, first.len - skipped);
+        }
+        self.runs = rest;
         Ok(filled)
     }
 }
