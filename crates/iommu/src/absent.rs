@@ -1,4 +1,4 @@
-//! What a unit remembers of entries that were not present, for the tests of drivers of such units.
+//! Absent entries as a unit remembers them, for the tests of drivers of such units.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -36,7 +36,7 @@ pub struct UnitCapabilities {
     /// "Caching Mode"; AMD 48882: Capability Offset 00h, Capability Header, NpCache), or buffers stores (VT-d: CAP.RWBF,
     /// section 6.8 "Write Buffer Flushing").
     ///
-    /// After a map, and before the device is told of the addresses, [`Unit::invalidate`](crate::Unit::invalidate) of
+    /// After a map, and before the device uses the addresses, [`Unit::invalidate`](crate::Unit::invalidate) of
     /// [`Invalidation::mapped`](iopt::Invalidation::mapped) has the unit see it: the drivers flush write buffers first, and
     /// invalidate entries above the leaves too. [`invalidate_domain`](crate::Unit::invalidate_domain) does so as well, and
     /// costs the domain all its cached translations. An attach does it for what is mapped before.

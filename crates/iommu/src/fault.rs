@@ -18,7 +18,7 @@ pub struct Fault {
     pub domain: Option<DomainId>,
     /// The first address that could not be reached.
     pub iova: u64,
-    /// What was asked for; `None` where the unit's record does not say. An atomic operation is a write.
+    /// Access that was asked for; `None` where the unit's record does not say. An atomic operation is a write.
     pub access: Option<Access>,
     /// Why it was blocked.
     pub reason: FaultReason,

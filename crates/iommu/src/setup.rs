@@ -75,7 +75,7 @@ pub enum UnitProbeError {
     Mode {
         /// The mode.
         mode: &'static str,
-        /// What the unit offers.
+        /// Registers that say which modes there are.
         read: IdRegisters,
     },
     /// The unit takes no PASIDs of so many bits in this mode (VT-d: ECAP.PASID and PSS; AMD: PASmax and GLXSup).
@@ -118,7 +118,7 @@ pub enum UnitProbeError {
     StreamMask {
         /// The bits asked for ([`smmu::Config::ignored`](crate::smmu::Config::ignored)).
         ignored: u16,
-        /// Those that it can leave out.
+        /// Bits that it can leave out.
         writable: u16,
     },
     /// All stream match registers are in use, so that none can be asked for its bits.

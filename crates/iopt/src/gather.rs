@@ -56,7 +56,7 @@ impl Invalidation {
         gather.invalidation
     }
 
-    /// What a unit that does not see the stores of a map by itself must invalidate after `range` was mapped: one that
+    /// The invalidation that a unit which does not see the stores of a map by itself needs after `range` was mapped: one that
     /// remembers absent entries, or buffers stores.
     ///
     /// The range is enough, whatever the sizes of its leaves and however many tables were linked for it: absence that is

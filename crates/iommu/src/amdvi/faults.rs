@@ -193,7 +193,7 @@ fn decode(first: u64, address: u64, segment: u16) -> LogEntry {
     })
 }
 
-/// What was asked for: RW of IO_PAGE_FAULT and RMP_PAGE_FAULT, which means something with PR = 1, I = 0 and TR = 0 only (of an
+/// Access that was asked for: RW of IO_PAGE_FAULT and RMP_PAGE_FAULT, which means something with PR = 1, I = 0 and TR = 0 only (of an
 /// access that met an entry; not of an interrupt, nor of a translation request).
 fn access(code: u64, flags: u32) -> Option<Access> {
     let flag = |bit: u32| flags >> bit & 1 == 1;

@@ -61,7 +61,7 @@ impl Kind for Hardware {
     }
 }
 
-/// What the unit can do, but for the bits of stream ids.
+/// Features and capabilities, but for the bits of stream ids.
 pub(super) fn probe<R: Registers>(
     registers: &R,
     config: &Config,

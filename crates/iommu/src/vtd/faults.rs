@@ -53,7 +53,7 @@ pub(super) fn take<R: Registers>(
     })
 }
 
-/// What was asked for, by T1 and T2: they say it of faults of address translation, and of those that are no page request.
+/// Access that was asked for, by T1 and T2: they say it of faults of address translation, and of those that are no page request.
 fn access(high: u64, code: u16) -> Option<Access> {
     // Interrupt requests.
     if matches!(code, 0x20..=0x2f) {

@@ -1,4 +1,4 @@
-//! What is done when an operation does not find what it was planned with.
+//! Notes of operations that do not find what they were planned with.
 //!
 //! The engine asks for all that an operation needs before it stores anything. What comes afterwards
 //! cannot fail, but for a memory that gives fewer tables than it said, or fewer entries of a table, or
@@ -70,7 +70,7 @@ const fn noted(note: u64) -> BrokenPlan {
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Whether operations have found what they were planned with, as far as it was seen: reads do not say so
+    /// An error when an operation has not found what it was planned with, as far as it was seen: reads do not say so
     /// themselves, all other operations do.
     #[inline(always)]
     pub fn intact(&self) -> Result<(), BrokenPlan> {

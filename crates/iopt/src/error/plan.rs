@@ -1,6 +1,6 @@
 //! An operation that does not find what it was planned with.
 
-/// What an operation was planned with is not there. The first two are a breach of its contract by the table memory
+/// An operation does not find what it was planned with. The first two are a breach of its contract by the table memory
 /// ([`TableMemory`](crate::TableMemory)); of the third it cannot be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenPlan {
