@@ -9,6 +9,7 @@ mod order;
 mod rig;
 mod spaces;
 
+use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 

@@ -10,6 +10,7 @@ mod order;
 mod pasids;
 mod rig;
 
+use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 

@@ -2,8 +2,6 @@
 
 use super::*;
 
-/// DT.
-const DEVICE_TLBS: u64 = 1 << 2;
 const DEPTH: DeviceTlb = DeviceTlb { queue_depth: 31 };
 
 fn table(mode: Mode) -> Root {

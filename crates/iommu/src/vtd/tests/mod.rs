@@ -10,6 +10,7 @@ mod pasids;
 mod rig;
 mod scalable;
 
+use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 
@@ -25,6 +26,9 @@ const WRITE_BUFFERS: u64 = 1 << 4;
 const PROTECTED_MEMORY: u64 = 3 << 5;
 const PAGE_SELECTIVE: u64 = 1 << 39;
 const QUEUED: u64 = 1 << 1;
+const DEVICE_TLBS: u64 = 1 << 2;
+/// PASIDs of 20 bits.
+const PASIDS: u64 = 1 << 40 | 19 << 35;
 const SCALABLE_BOTH: u64 = 1 << 43 | 1 << 46 | 1 << 47;
 
 /// 256 domains, 3 and 4 levels, 48 bits, 2 MiB and 1 GiB, pages to 2^18 at once, two fault records

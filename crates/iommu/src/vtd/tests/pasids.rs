@@ -8,8 +8,6 @@ use super::*;
 use crate::error::UnitSetupError;
 use crate::handover::UnitAdoptError;
 
-/// PASIDs of 20 bits.
-const PASIDS: u64 = 1 << 40 | 19 << 35;
 const OTHER: DomainId = DomainId(8);
 
 fn first_stage(address: u64) -> Root {
