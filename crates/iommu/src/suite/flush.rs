@@ -16,7 +16,7 @@ const GIB: u64 = 1 << 30;
 /// What a gather is made of: a name, the sizes of leaves, and the pages that are unmapped.
 type Pages = (&'static str, u64, Vec<Span<Iova>>);
 
-fn gathers() -> [Pages; 8] {
+fn gathers() -> [Pages; 9] {
     let (all, small) = (u64::MAX, 1 << 12);
     let one = |start, len| vec![Span::new(start, len)];
     // Odd pages of 256 leaf tables.
@@ -27,7 +27,12 @@ fn gathers() -> [Pages; 8] {
         ("1 page", all, one(0x1234_5000, 0x1000)),
         ("32 KiB", all, one(0x8000, 0x8000)),
         ("31 pages", all, one(0x1234_1000, 31 * 0x1000)),
-        ("2 MiB", all, one(8 * MIB, 2 * MIB)),
+        ("2 leaves of 2 MiB", all, one(8 * MIB, 4 * MIB)),
+        (
+            "a page and 2 MiB",
+            all,
+            [one(0x5000, 0x1000), one(2 * MIB, 2 * MIB)].concat(),
+        ),
         ("256 scattered pages", all, scattered.collect()),
         ("16 pairs", all, pairs.collect()),
         ("1 GiB, one leaf", all, one(GIB, GIB)),
@@ -137,18 +142,18 @@ pub(crate) fn ranges_levels_and_tables_are_said_as_the_unit_has_them<G: Rig>(rig
 where
     Driven<G>: Operations + Send + Sync,
 {
-    let (driver, model) = rig.attached();
-    let rows = rig.flushes();
-    // Tables without a range: everything.
-    let whole = (Span::new(0, 0), 0, true, rig.whole(G::DOMAIN));
-    for (range, levels, unlinked, expected) in rows.into_iter().chain([whole]) {
-        let what = Invalidation::of(range, levels, unlinked);
-        driver.invalidate(G::DOMAIN, &what).unwrap();
-        assert_eq!(
-            G::received(&model),
-            expected,
-            "{range}, levels {levels:#b}, {unlinked}"
-        );
+    for root in rig.stages() {
+        let (driver, model) = rig.enabled();
+        driver.attach(G::DEVICE, G::DOMAIN, root).unwrap();
+        G::received(&model);
+        // Tables without a range: everything.
+        let whole = (Span::new(0, 0), 0, true, rig.whole(root, G::DOMAIN));
+        for (range, levels, unlinked, expected) in rig.flushes(root).into_iter().chain([whole]) {
+            let what = Invalidation::of(range, levels, unlinked);
+            driver.invalidate(G::DOMAIN, &what).unwrap();
+            let received = G::received(&model);
+            assert_eq!(received, expected, "{range}, {levels:#b}, {unlinked}");
+        }
     }
 }
 
@@ -175,5 +180,5 @@ where
     driver.enable().unwrap();
     G::received(&model);
     driver.invalidate_domain(G::DOMAIN).unwrap();
-    assert_eq!(G::received(&model), rig.whole(G::DOMAIN));
+    assert_eq!(G::received(&model), rig.whole(rig.root(), G::DOMAIN));
 }

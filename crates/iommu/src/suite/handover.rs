@@ -88,6 +88,7 @@ where
     let (root, other) = (rig.root(), rig.other_root());
     let UnitCapabilities {
         pasid_bits,
+        domain_bits,
         device_tlbs,
         ..
     } = driver.capabilities();
@@ -96,14 +97,24 @@ where
     }
     driver.attach(G::DEVICE, OTHER, other).unwrap();
     driver.attach(SECOND, G::DOMAIN, root).unwrap();
-    let pasids = || (1..1 << pasid_bits.min(5)).map(|n| Pasid(n << pasid_bits.saturating_sub(5)));
+    // A table of another shape, in the highest domain but one; and a page of structures with nothing in it.
+    let (third, high) = (DeviceId(1), DomainId((1 << domain_bits) - 2));
+    let odd = rig.other_roots()[0];
+    driver.attach(third, high, odd).unwrap();
+    let gone = DeviceId(0x200);
+    driver.attach(gone, G::DOMAIN, root).unwrap();
+    driver.detach(gone).unwrap();
+    // More than a page of notes; and the last.
+    let all = 1 << pasid_bits;
+    let last = (all > 600).then(|| all - 1);
+    let pasids = || (1..all.min(601)).chain(last).map(Pasid);
     for pasid in pasids() {
         driver
             .attach_pasid(G::DEVICE, pasid, G::DOMAIN, root)
             .unwrap();
     }
     let flushed = |driver: &Driven<G>| {
-        [G::DOMAIN, OTHER].map(|domain| {
+        [G::DOMAIN, OTHER, high].map(|domain| {
             G::received(&model);
             driver.invalidate_domain(domain).unwrap();
             let said = G::received(&model).into_iter();
@@ -118,7 +129,7 @@ where
     let of = |domain, root| tables.iter().filter(|it| **it == (domain, root)).count();
     let members = pasids().count() + 1;
     assert_eq!((of(G::DOMAIN, root), of(OTHER, other)), (members, 1));
-    assert_eq!(tables.len(), members + 1);
+    assert_eq!((of(high, odd), tables.len()), (1, members + 2));
     assert_eq!(G::received(&model).len(), 1, "a wait");
 
     let heir = Driven::<G>::adopt(model.clone(), memory, rig.config(), &frozen);
@@ -137,7 +148,9 @@ where
     if device_tlbs {
         heir.set_device_tlb(G::DEVICE, None).unwrap();
     }
-    heir.detach(SECOND).unwrap();
+    for device in [SECOND, third] {
+        heir.detach(device).unwrap();
+    }
     G::received(&model);
     let (_, memory) = heir.tear_down().unwrap();
     assert_eq!(memory.in_use(), 0);

@@ -91,7 +91,7 @@ pub(crate) type FlushRow<G> = (Span<Iova>, u32, bool, Vec<<G as Rig>::Received>)
 
 /// A unit, a table's format and levels, whether pages beside those of a gather stay mapped, and the commands of each
 /// gather of `gathers`.
-pub(crate) type Costs<G> = (G, FormatId, u8, bool, [u64; 8]);
+pub(crate) type Costs<G> = (G, FormatId, u8, bool, [u64; 9]);
 
 /// A driver and the model of its unit.
 pub(crate) trait Rig: Sized
@@ -159,11 +159,16 @@ where
     /// How many faults the unit keeps before it loses one.
     fn log(&self) -> u64;
 
-    /// Flushes of the domain of [`root`](Self::root), and what the unit receives.
-    fn flushes(&self) -> Vec<FlushRow<Self>>;
+    /// A table of each stage that flushes tell apart.
+    fn stages(&self) -> Vec<Root> {
+        [self.root()].into()
+    }
 
-    /// What the unit receives when all of a domain is flushed.
-    fn whole(&self, domain: DomainId) -> Vec<Self::Received>;
+    /// Flushes of the domain with a table of [`stages`](Self::stages), and what the unit receives.
+    fn flushes(&self, root: Root) -> Vec<FlushRow<Self>>;
+
+    /// What the unit receives when all of a domain with such a table is flushed.
+    fn whole(&self, root: Root, domain: DomainId) -> Vec<Self::Received>;
 
     /// The driver knows which domains have devices, and flushes no other.
     fn knows_members(&self) -> bool {
@@ -250,8 +255,8 @@ where
         }
     }
 
-    /// What the unit receives when the device's first table is attached.
-    fn attaching(&self) -> Vec<Self::Received>;
+    /// What the unit receives when one of the device's tables is attached, the first or not.
+    fn attaching(&self, space: (DomainId, Option<Pasid>), first: bool) -> Vec<Self::Received>;
 
     /// What the unit receives when one of the device's tables is detached, the last or not.
     fn detaching(

@@ -158,7 +158,7 @@ where
         driver.attach(device, domain, *root).unwrap();
         let received = G::received(&model);
         if n == 0 {
-            assert_eq!(received, rig.attaching());
+            assert_eq!(received, rig.attaching((domain, None), true));
         }
         assert_eq!(rig.found(&model, device, None), Some((tag, *root)));
         let beside = DeviceId(device.0 ^ 1);
@@ -197,7 +197,7 @@ pub(crate) fn an_attach_that_is_not_answered_leaves_no_translation<G: QueueRig>(
 where
     Driven<G>: Operations + Send + Sync,
 {
-    if rig.attaching().is_empty() {
+    if rig.attaching((G::DOMAIN, None), true).is_empty() {
         return;
     }
     for how in [Breakage::Mute, Breakage::Deaf] {

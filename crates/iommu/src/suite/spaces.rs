@@ -40,8 +40,12 @@ where
     driver.attach_pasid(device, last, domain, root).unwrap();
     assert_eq!(found(), [None, None, there(domain, root)]);
     assert_eq!(rig.found(&model, device, Some(Pasid(last.0 - 1))), None);
+    let joined = |space, first| assert_eq!(G::received(&model), rig.attaching(space, first));
+    joined((domain, Some(last)), true);
     driver.attach(device, domain, root).unwrap();
+    joined((domain, None), false);
     driver.attach_pasid(device, one, OTHER, other).unwrap();
+    joined((OTHER, Some(one)), false);
     let all = [
         there(domain, root),
         there(OTHER, other),
@@ -162,7 +166,7 @@ where
             "{unit:?}"
         );
         let (wait, after) = after.split_last().unwrap();
-        assert_eq!(Some(wait), rig.whole(domain).last());
+        assert_eq!(Some(wait), rig.whole(root, domain).last());
         let (told, rest): (Vec<_>, Vec<_>) =
             after.iter().cloned().partition(|it| devices.contains(it));
         assert_eq!(told, devices);
@@ -191,7 +195,7 @@ where
         driver.invalidate_domain(domain).unwrap();
         let received = G::received(&model);
         assert_eq!(received.contains(&all(None)), on);
-        assert!(on || received == rig.whole(domain), "{received:?}");
+        assert!(on || received == rig.whole(root, domain), "{received:?}");
         driver.detach(device).unwrap();
         G::received(&model);
     }

@@ -145,7 +145,7 @@ impl Rig for Variant {
     }
 
     /// Upper levels only when a table was unlinked, or may stand where the unit remembers none.
-    fn flushes(&self) -> Vec<FlushRow<Self>> {
+    fn flushes(&self, _: Root) -> Vec<FlushRow<Self>> {
         let row = |range, unlinked, address, mask| {
             let pages = (address, mask, unlinked || self.0.caches_not_present);
             let received = vec![self.in_unit(DOMAIN, 0, pages), Received::Wait];
@@ -161,7 +161,7 @@ impl Rig for Variant {
         ]
     }
 
-    fn whole(&self, domain: DomainId) -> Vec<Received> {
+    fn whole(&self, _: Root, domain: DomainId) -> Vec<Received> {
         vec![self.in_unit(domain, 0, (0, 52, true)), Received::Wait]
     }
 
@@ -171,7 +171,7 @@ impl Rig for Variant {
 
     fn costs(&self) -> Vec<Costs<Self>> {
         let Root { format, levels, .. } = self.root();
-        vec![(*self, format, levels, false, [1, 1, 1, 1, 16, 32, 1, 1])]
+        vec![(*self, format, levels, false, [1, 1, 1, 1, 2, 16, 32, 1, 1])]
     }
 
     fn reaches(
@@ -209,12 +209,14 @@ impl QueueRig for Variant {
         }
     }
 
-    fn attaching(&self) -> Vec<Received> {
-        let entry = Received::Device(SOURCE);
-        match self.0.caches_not_present {
-            false => vec![entry, Received::Wait],
-            true => [vec![entry, Received::Barrier], self.whole(DOMAIN)].concat(),
+    fn attaching(&self, (domain, pasid): (DomainId, Option<Pasid>), _: bool) -> Vec<Received> {
+        let pasid = pasid.map_or(0, |pasid| pasid.0);
+        let mut all = vec![Received::Device(SOURCE)];
+        if self.0.caches_not_present {
+            let absent = self.in_unit(domain, pasid, (0, 52, true));
+            all.extend([Received::Barrier, absent]);
         }
+        [all, vec![Received::Wait]].concat()
     }
 
     fn detaching(

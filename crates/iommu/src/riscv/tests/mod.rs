@@ -3,7 +3,6 @@
 mod broken;
 mod commands;
 mod flush;
-mod handover;
 mod model;
 mod order;
 mod rig;

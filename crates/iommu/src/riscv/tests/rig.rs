@@ -10,12 +10,6 @@ struct Variant {
 }
 
 impl Variant {
-    /// A first-stage domain's pages, and NL.
-    fn pages(address: u64, mask: u32, upper: bool) -> Vec<Received> {
-        let pages = Some(((address, mask), upper));
-        vec![Received::Table(Space::Pscid(7), pages), Received::Wait]
-    }
-
     fn entry(&self, pasid: Option<Pasid>, last: bool) -> Received {
         match last {
             true => Received::Device(Some(ID)),
@@ -137,10 +131,19 @@ impl Rig for Variant {
     }
 
     /// Without NL tables go with everything; without S so does what is not 4 KiB.
-    fn flushes(&self) -> Vec<FlushRow<Self>> {
+    fn flushes(&self, root: Root) -> Vec<FlushRow<Self>> {
+        let space = match root.format {
+            FormatId::RiscV => Space::Pscid(7),
+            _ => Space::Gscid(7),
+        };
+        // And NL.
+        let pages = |address, mask, upper| {
+            let pages = Some(((address, mask), upper));
+            vec![Received::Table(space, pages), Received::Wait]
+        };
         let page = Span::new(0x3000, 0x1000);
-        let all = || self.whole(DOMAIN);
-        let first = (page, 1, false, Self::pages(0x3000, 0, false));
+        let all = || self.whole(root, DOMAIN);
+        let first = (page, 1, false, pages(0x3000, 0, false));
         if self.capabilities == PLAIN {
             return vec![
                 first,
@@ -149,10 +152,10 @@ impl Rig for Variant {
                 (page, 3, false, all()),
             ];
         }
-        let row = |range, address, mask| (range, 1, false, Self::pages(address, mask, false));
+        let row = |range, address, mask| (range, 1, false, pages(address, mask, false));
         vec![
             first,
-            (page, 1, true, Self::pages(0x3000, 0, true)),
+            (page, 1, true, pages(0x3000, 0, true)),
             row(Span::new(0x6000, 0x2000), 0x6000, 1),
             row(Span::new(0x4000, 0x3000), 0x4000, 2),
             row(Span::new(1 << 63, 1 << 62), 1 << 63, 50),
@@ -160,17 +163,26 @@ impl Rig for Variant {
         ]
     }
 
-    fn whole(&self, domain: DomainId) -> Vec<Received> {
-        vec![whole(domain.0.into()), Received::Wait]
+    fn stages(&self) -> Vec<Root> {
+        vec![self.root(), second(0x4000, 4)]
+    }
+
+    fn whole(&self, root: Root, domain: DomainId) -> Vec<Received> {
+        let id = domain.0.into();
+        let all = match root.format {
+            FormatId::RiscV => whole(id),
+            _ => Received::Table(Space::Gscid(id), None),
+        };
+        vec![all, Received::Wait]
     }
 
     fn costs(&self) -> Vec<Costs<Self>> {
         let kept = match self.capabilities {
-            PLAIN => [1, 8, 32, 1, 1, 32, 1, 1],
-            _ => [1, 1, 1, 1, 16, 32, 1, 1],
+            PLAIN => [1, 8, 32, 1, 1, 1, 32, 1, 1],
+            _ => [1, 1, 1, 1, 2, 16, 32, 1, 1],
         };
         let gone = if self.capabilities == PLAIN {
-            [1; 8]
+            [1; 9]
         } else {
             kept
         };
@@ -214,7 +226,7 @@ impl QueueRig for Variant {
     }
 
     /// The unit remembers nothing that is not valid.
-    fn attaching(&self) -> Vec<Received> {
+    fn attaching(&self, _: (DomainId, Option<Pasid>), _: bool) -> Vec<Received> {
         Vec::new()
     }
 

@@ -121,17 +121,17 @@ impl Rig for Variant {
         1
     }
 
-    fn flushes(&self) -> Vec<FlushRow<Self>> {
+    fn flushes(&self, root: Root) -> Vec<FlushRow<Self>> {
         let page = Span::new(0x3000, 0x1000);
         vec![
             (page, 1, false, self.page(true)),
             (page, 1, true, self.page(false)),
             // A level that no table has.
-            (page, 1 << 31, false, self.whole(DOMAIN)),
+            (page, 1 << 31, false, self.whole(root, DOMAIN)),
         ]
     }
 
-    fn whole(&self, _: DomainId) -> Vec<Received> {
+    fn whole(&self, _: Root, _: DomainId) -> Vec<Received> {
         match self.is_second() {
             false => vec![("TLBIASID", 2, 2), ("TLBSYNC", 2, 0)],
             true => vec![("TLBIVMID", 0, 1), ("TLBGSYNC", 0, 0)],
@@ -153,7 +153,7 @@ impl Rig for Variant {
             input_bits,
             upper: false,
         };
-        let each = [1, 8, 31, 1, 1, 32, 1, 1];
+        let each = [1, 8, 31, 2, 1, 1, 32, 1, 1];
         match self.is_second() {
             false => vec![
                 row(V2, FormatId::ArmStage1(config(48)), 4, each),
@@ -162,7 +162,7 @@ impl Rig for Variant {
             // Version 1 has no command by address for stage 2.
             true => vec![
                 row(V2, FormatId::ArmStage2(config(48)), 4, each),
-                row(V1, FormatId::ArmStage2(config(40)), 3, [1; 8]),
+                row(V1, FormatId::ArmStage2(config(40)), 3, [1; 9]),
             ],
         }
     }

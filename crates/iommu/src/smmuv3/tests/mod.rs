@@ -4,7 +4,6 @@ mod broken;
 mod caches;
 mod flush;
 mod formats;
-mod handover;
 mod model;
 mod order;
 mod pasids;

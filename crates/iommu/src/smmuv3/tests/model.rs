@@ -184,25 +184,6 @@ impl Model {
             .translate(&mut state.caches, (found.tag, &walker), iova)
     }
 
-    /// A translation that the device then keeps in a TLB of its own.
-    pub(super) fn translate_for_device(
-        &self,
-        stream: u32,
-        pasid: Option<u32>,
-        iova: u64,
-    ) -> Option<u64> {
-        let known = (stream, pasid, iova >> 12);
-        if let Some(found) = self.state().caches.devices.get(&known) {
-            return Some(*found);
-        }
-        let found = self.look_up(stream, pasid).ok().filter(|found| found.ats)?;
-        assert!(self.state().ack & 1 << 4 != 0, "ATSCHK");
-        let pa = self.translate(stream, pasid, iova)?;
-        assert!(found.ats);
-        self.state().caches.devices.insert(known, pa);
-        Some(pa)
-    }
-
     /// Has a device make requests all the time.
     pub(super) fn watch(&self, stream: u32, pasid: Option<u32>) {
         self.state().watched.push(((stream, pasid), None));

@@ -24,14 +24,6 @@ impl Variant {
     const fn ranges(&self) -> bool {
         self.ids[3] >> 10 & 1 == 1
     }
-
-    fn pages(address: u64, more: Option<(u32, u64, u64)>, leaf: bool) -> Vec<Received> {
-        let range = Range { address, more };
-        vec![
-            Received::Pages((VMID, Some(7)), range, leaf),
-            Received::Sync,
-        ]
-    }
 }
 
 impl Rig for Variant {
@@ -162,28 +154,36 @@ impl Rig for Variant {
     }
 
     /// Ranges with their level, and at most a sixteenth in excess; each leaf where the unit has no ranges.
-    fn flushes(&self) -> Vec<FlushRow<Self>> {
-        let all = self.whole(DOMAIN);
+    fn flushes(&self, root: Root) -> Vec<FlushRow<Self>> {
+        let all = self.whole(root, DOMAIN);
+        let tag = match root.format {
+            FormatId::ArmStage1(_) => (VMID, Some(7)),
+            _ => (7, None),
+        };
         let row = |start, bytes, levels, unlinked, received| {
             (Span::new(start, bytes), levels, unlinked, received)
         };
+        let pages = |address, more, leaf| {
+            let range = Range { address, more };
+            vec![Received::Pages(tag, range, leaf), Received::Sync]
+        };
         let ranged = |address, bytes, level, leaf| {
             let more = Some((12, bytes, level));
-            Self::pages(address, more, leaf)
+            pages(address, more, leaf)
         };
-        let plain = |address, leaf| Self::pages(address, None, leaf);
+        let plain = |address, leaf| pages(address, None, leaf);
         if !self.ranges() {
-            let pages = |count: u64, leaf| {
+            let each = |count: u64, leaf| {
                 let pages = (0..count).map(|n| plain(n << 12, leaf)[0]);
                 pages.chain([Received::Sync]).collect()
             };
             return vec![
                 row(0x7000, 0x1000, 1, false, plain(0x7000, true)),
-                row(0, 0x2000, 1, true, pages(2, false)),
+                row(0, 0x2000, 1, true, each(2, false)),
                 row(0x20_1000, 0x1000, 2, false, plain(0x20_0000, true)),
                 // The smallest leaves may be anywhere in it.
                 row(0x40_0000, 0x1000, 3, false, all.clone()),
-                row(0, 32 << 12, 1, false, pages(32, true)),
+                row(0, 32 << 12, 1, false, each(32, true)),
                 row(0, 33 << 12, 1, false, all),
             ];
         }
@@ -232,14 +232,23 @@ impl Rig for Variant {
         ]
     }
 
-    fn whole(&self, domain: DomainId) -> Vec<Received> {
-        vec![whole(domain.0 as u16), Received::Sync]
+    fn stages(&self) -> Vec<Root> {
+        vec![self.root(), second(0x10_0000)]
+    }
+
+    fn whole(&self, root: Root, domain: DomainId) -> Vec<Received> {
+        let domain = domain.0 as u16;
+        let all = match root.format {
+            FormatId::ArmStage1(_) => whole(domain),
+            _ => Received::Vmid(domain),
+        };
+        vec![all, Received::Sync]
     }
 
     fn costs(&self) -> Vec<Costs<Self>> {
         let costs = match self.ranges() {
-            true => [1, 1, 1, 1, 16, 16, 1, 1],
-            false => [1, 8, 31, 1, 1, 32, 1, 1],
+            true => [1, 1, 1, 1, 2, 16, 16, 1, 1],
+            false => [1, 8, 31, 2, 1, 1, 32, 1, 1],
         };
         let stages: [fn(ArmConfig) -> FormatId; 2] = [FormatId::ArmStage1, FormatId::ArmStage2];
         stages
@@ -282,8 +291,12 @@ impl QueueRig for Variant {
         vec![second(0x1234_4000), large, second(0x10_0000), small]
     }
 
-    fn attaching(&self) -> Vec<Received> {
-        let entry = |leaf| Received::Stream(STREAM, leaf);
+    fn attaching(&self, (_, pasid): (DomainId, Option<Pasid>), first: bool) -> Vec<Received> {
+        let number = pasid.map_or(0, |pasid| pasid.0);
+        let entry = |leaf| match first {
+            true => Received::Stream(STREAM, leaf),
+            false => Received::Context(STREAM, number, leaf),
+        };
         vec![entry(false), Received::Sync, entry(true), Received::Sync]
     }
 
@@ -298,11 +311,8 @@ impl QueueRig for Variant {
             true => Received::Stream(STREAM, true),
             false => Received::Context(STREAM, pasid.map_or(0, |pasid| pasid.0), true),
         };
-        let all = match root.format {
-            FormatId::ArmStage2(_) => Received::Vmid(domain.0 as u16),
-            _ => whole(domain.0 as u16),
-        };
-        vec![entry, Received::Sync, all, Received::Sync]
+        let entry = vec![entry, Received::Sync];
+        [entry, self.whole(root, domain)].concat()
     }
 
     fn watch(&self, model: &Model, pasids: &[Option<Pasid>]) {

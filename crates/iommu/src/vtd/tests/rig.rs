@@ -155,7 +155,7 @@ impl Rig for Variant {
     }
 
     /// Leaves only is said, unless a table may stand where the unit remembers none.
-    fn flushes(&self) -> Vec<FlushRow<Self>> {
+    fn flushes(&self, _: Root) -> Vec<FlushRow<Self>> {
         let row = |start: u64, pages: u64, levels, unlinked: bool, mask| {
             let named = Some((start, mask, !unlinked && !self.caching()));
             let received = vec![self.in_unit(DOMAIN, 0, named), Received::Wait(0)];
@@ -165,11 +165,11 @@ impl Rig for Variant {
             row(0x3000, 1, 1, false, 0),
             row(0x3000, 1, 1, true, 0),
             row(0x8000, 8, 1, false, 3),
-            row(0x7fff_8020_0000, 512, 2, false, 9),
+            row(0xffff_8000_0020_0000, 512, 2, false, 9),
         ]
     }
 
-    fn whole(&self, domain: DomainId) -> Vec<Received> {
+    fn whole(&self, _: Root, domain: DomainId) -> Vec<Received> {
         vec![self.in_unit(domain, 0, None), Received::Wait(0)]
     }
 
@@ -180,12 +180,12 @@ impl Rig for Variant {
     fn costs(&self) -> Vec<Costs<Self>> {
         let row = |cap: u64, costs| (Self { cap, ..*self }, self.root().format, 4, false, costs);
         let mask = |mask: u64| CAP & !(0x3f << 48) | mask << 48;
-        let mut all = vec![row(self.cap, [1, 1, 1, 1, 16, 32, 1, 1])];
+        let mut all = vec![row(self.cap, [1, 1, 1, 1, 2, 16, 32, 1, 1])];
         if self.cap == CAP {
             all.extend([
-                row(mask(9), [1, 1, 1, 1, 1, 32, 1, 1]),
-                row(mask(0), [1, 8, 32, 1, 1, 32, 1, 1]),
-                row(CAP & !PAGE_SELECTIVE, [1; 8]),
+                row(mask(9), [1, 1, 1, 2, 2, 1, 32, 1, 1]),
+                row(mask(0), [1, 8, 32, 1, 1, 1, 32, 1, 1]),
+                row(CAP & !PAGE_SELECTIVE, [1; 9]),
             ]);
         }
         all
@@ -230,7 +230,7 @@ impl QueueRig for Variant {
     }
 
     /// In caching mode: that it was not there.
-    fn attaching(&self) -> Vec<Received> {
+    fn attaching(&self, (domain, pasid): (DomainId, Option<Pasid>), _: bool) -> Vec<Received> {
         if !self.caching() {
             return Vec::new();
         }
@@ -238,7 +238,9 @@ impl QueueRig for Variant {
         if self.mode != Mode::Legacy {
             all.push(Received::Pasids(3, 0, 0));
         }
-        [all, self.whole(DOMAIN)].concat()
+        let pasid = pasid.map_or(0, |pasid| pasid.0);
+        all.extend([self.in_unit(domain, pasid, None), Received::Wait(0)]);
+        all
     }
 
     fn detaching(
