@@ -1,4 +1,4 @@
-//! What a flush says, and what it costs.
+//! Commands of a flush, and their cost.
 //!
 //! One gather costs one wait, and as few commands as its ranges have blocks; where that is too much, or the unit has
 //! no such command, the whole domain is one. Leaves are named whole, upper levels where a table was unlinked. When
@@ -13,7 +13,7 @@ use super::*;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What a gather is made of: a name, the sizes of leaves, and the pages that are unmapped.
+/// A gather: its name, the sizes of leaves, and the pages that are unmapped.
 type Pages = (&'static str, u64, Vec<Span<Iova>>);
 
 fn gathers() -> [Pages; 9] {

@@ -7,7 +7,7 @@
 
 use super::*;
 
-/// What a driver lists when it is frozen: structures by name, their pages, and tables.
+/// The list of a driver that is frozen: structures by name, their pages, and tables.
 type Listed = (Vec<&'static str>, u64, Vec<(DomainId, Root)>);
 
 fn freeze<G: QueueRig>(driver: Driven<G>) -> (Frozen, Arc<HeapTables>, Listed)
@@ -188,7 +188,7 @@ where
     assert!(matches!(silent, Err(UnitError::TimedOut { .. })));
     rig.break_down(&model, Breakage::None);
     heir.enable().unwrap();
-    // Nor is a unit that is off handed over as one that is on, or without its devices.
+    // A unit that is off is not handed over as one that is on, or without its devices.
     rig.is_there(&model);
     G::received(&model);
 }

@@ -26,7 +26,7 @@ use crate::ring::CommandQueue;
 use prelude::*;
 pub(crate) use {broken::*, faults::*, flush::*, handover::*, order::*, spaces::*};
 
-/// What a test names.
+/// Names that tests use.
 pub(crate) mod prelude {
     pub(crate) use iopt::{Chain, Invalidation, Root};
     pub(crate) use runs::{Iova, Span};
@@ -45,7 +45,7 @@ pub(crate) mod prelude {
 /// How many rounds a driver of a model may wait.
 pub(crate) const PATIENCE: u32 = 50;
 
-/// What a wait for a model that does not answer ends with.
+/// The end of a wait for a model that does not answer.
 pub(crate) const fn timed_out(awaited: &'static str) -> UnitError {
     let rounds = PATIENCE;
     UnitError::TimedOut { awaited, rounds }
@@ -101,7 +101,7 @@ where
     type Kind: Kind;
     type Model: Registers + Clone + Send + Sync;
     type Memory: Clone + Send + Sync;
-    /// What the model notes that it has received.
+    /// A command or a write, as the model notes it.
     type Received: Clone + PartialEq + fmt::Debug;
 
     /// The device that is attached, and its domain.
@@ -117,7 +117,7 @@ where
     /// A table that the unit walks.
     fn root(&self) -> Root;
 
-    /// What the unit has received since the last call, without tickets.
+    /// Everything that the unit has received since the last call, without tickets.
     fn received(model: &Self::Model) -> Vec<Self::Received>;
 
     /// The tag and the root through which requests of a device go.
@@ -139,7 +139,7 @@ where
     /// Each answer takes so many rounds from now on.
     fn slow(&self, model: &Self::Model, rounds: u32);
 
-    /// What is awaited when a wait is not answered: of a flush of the domain, and of a detach.
+    /// The name of an answer that does not come: to a flush of the domain, and to a detach.
     fn awaited(&self) -> &'static str;
 
     /// Registers that do not follow.
@@ -164,10 +164,10 @@ where
         [self.root()].into()
     }
 
-    /// Flushes of the domain with a table of [`stages`](Self::stages), and what the unit receives.
+    /// Flushes of the domain with a table of [`stages`](Self::stages), and their commands.
     fn flushes(&self, root: Root) -> Vec<FlushRow<Self>>;
 
-    /// What the unit receives when all of a domain with such a table is flushed.
+    /// Commands of a flush of all of a domain with such a table.
     fn whole(&self, root: Root, domain: DomainId) -> Vec<Self::Received>;
 
     /// The driver knows which domains have devices, and flushes no other.
@@ -175,7 +175,7 @@ where
         true
     }
 
-    /// What gathers cost.
+    /// Costs of gathers.
     fn costs(&self) -> Vec<Costs<Self>>;
 
     /// Memory for tables that the unit walks, where the model does, and the model that walks them.
@@ -255,10 +255,10 @@ where
         }
     }
 
-    /// What the unit receives when one of the device's tables is attached, the first or not.
+    /// Commands when one of the device's tables is attached, the first or not.
     fn attaching(&self, space: (DomainId, Option<Pasid>), first: bool) -> Vec<Self::Received>;
 
-    /// What the unit receives when one of the device's tables is detached, the last or not.
+    /// Commands when one of the device's tables is detached, the last or not.
     fn detaching(
         &self,
         root: Root,
@@ -266,12 +266,15 @@ where
         last: bool,
     ) -> Vec<Self::Received>;
 
+    /// Units with other numbers of PASIDs, and the pages that a device's table and that of its last PASID take.
+    fn pasid_tables(&self) -> Vec<(Self, u64)>;
+
     /// Has the device make requests with these PASIDs all the time.
     fn watch(&self, model: &Self::Model, pasids: &[Option<Pasid>]) {
         let _ = (model, pasids);
     }
 
-    /// What watched requests have found at any time.
+    /// Tables that watched requests have found at any time.
     fn seen(&self, model: &Self::Model) -> Vec<(Option<Pasid>, Option<(u32, Root)>)> {
         let _ = model;
         Vec::new()
@@ -280,7 +283,7 @@ where
     /// True when the unit answers translation requests of a device.
     fn serves_tlb(&self, model: &Self::Model, device: DeviceId) -> bool;
 
-    /// What stands between the unit's commands and those of devices.
+    /// The command between those for the unit and those for devices.
     fn barrier(&self) -> Option<Self::Received>;
 
     /// The command for 2^`mask` pages in the device's TLB, which has the depth of [`TLB`].
@@ -301,7 +304,7 @@ where
         received
     }
 
-    /// What the unit receives when the TLB of a device that was attached is switched.
+    /// Commands when the TLB of a device that was attached is switched.
     fn switching(&self) -> Vec<Self::Received> {
         Vec::new()
     }
@@ -322,7 +325,7 @@ where
     /// Compares what else the unit's error at a command says.
     fn check_record(&self, error: u32, nth: u32, record: u64);
 
-    /// What else holds when the unit has stopped: what it has received, and its driver.
+    /// Further checks of a unit that has stopped, by what it has received, and of its driver.
     fn check_stopped(&self, received: &[Self::Received], driver: &Driven<Self>) {
         let _ = (received, driver);
     }
@@ -375,7 +378,7 @@ macro_rules! every_unit {
     };
 }
 
-/// Those, and the cases of every unit with a ring of commands.
+/// The cases of every unit, and those of units with a ring of commands.
 macro_rules! every_queue {
     ($rig:ty) => {
         $crate::suite::every_unit!($rig);
@@ -386,6 +389,7 @@ macro_rules! every_queue {
             tearing_down_gives_every_page_back
             memory_beyond_the_units_addresses_is_refused_by_name
             address_spaces_of_one_device_come_and_go_alone
+            tables_of_pasids_are_as_large_as_their_number_asks
             a_devices_tlb_is_invalidated_after_the_unit
             tlbs_are_refused_by_name_where_they_cannot_be_served
             a_queue_that_is_not_emptied_fills_and_says_so

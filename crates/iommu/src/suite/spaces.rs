@@ -113,6 +113,34 @@ where
     G::received(&model);
 }
 
+pub(crate) fn tables_of_pasids_are_as_large_as_their_number_asks<G: QueueRig>(rig: &G)
+where
+    Driven<G>: Operations + Send + Sync,
+{
+    for (rig, pages) in rig.pasid_tables() {
+        let (driver, model) = rig.enabled();
+        let (device, root) = (G::DEVICE, rig.root());
+        let (memory, bits) = (driver.memory().clone(), driver.capabilities().pasid_bits);
+        let before = memory.in_use();
+        driver.attach(device, G::DOMAIN, root).unwrap();
+        let last = (1u32 << bits) - 1;
+        if last > 0 {
+            let found = |pasid| rig.found(&model, device, Some(Pasid(pasid))).is_some();
+            assert!(!found(last), "{bits} bits");
+            driver
+                .attach_pasid(device, Pasid(last), G::DOMAIN, root)
+                .unwrap();
+            assert!(found(last) && !found(last + 1), "{bits} bits");
+            assert!(last == 1 || !found(last - 1), "{bits} bits");
+        }
+        rig.is_there(&model);
+        assert_eq!(memory.in_use() - before, pages, "{bits} bits");
+        G::received(&model);
+        assert!(driver.tear_down().is_ok());
+        assert_eq!(memory.in_use(), 0);
+    }
+}
+
 pub(crate) fn a_devices_tlb_is_invalidated_after_the_unit<G: QueueRig>(rig: &G)
 where
     Driven<G>: Operations + Send + Sync,

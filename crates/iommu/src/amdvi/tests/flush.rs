@@ -35,7 +35,7 @@ fn a_table_that_has_grown_is_walked_from_its_new_root_by_all_devices_of_the_doma
     assert!(matches!(failed, Err(FlushError::Unit { .. })));
     model.state().broken.mute = false;
     model.received();
-    // The stores are done. The unit was not heard, and is received again.
+    // The stores are done. The unit has not heard of them, and is told again.
     let flushed = gather
         .flush_with(|what| driver.invalidate(DOMAIN, what))
         .unwrap();
@@ -56,7 +56,7 @@ fn a_table_that_has_grown_is_walked_from_its_new_root_by_all_devices_of_the_doma
     }
     assert_eq!(model.look_up(5), Some((8, 0x5000, 2)));
     assert_eq!(model.look_up(6), None);
-    // Who comes now comes to the new root.
+    // A device that comes now comes to the new root.
     let refused = driver.attach(gone, DOMAIN, old);
     assert!(matches!(refused, Err(UnitAttachError::OtherRoot { .. })));
     driver.attach(gone, DOMAIN, new).unwrap();

@@ -1,4 +1,4 @@
-//! What is written in which order, and what capabilities make of the registers.
+//! The order of writes, and capabilities from registers.
 
 use iopt::NoTables;
 

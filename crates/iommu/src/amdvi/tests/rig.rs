@@ -209,6 +209,22 @@ impl QueueRig for Variant {
         }
     }
 
+    /// Guest CR3 tables of one to three levels.
+    fn pasid_tables(&self) -> Vec<(Self, u64)> {
+        let all = match self.is_guest() {
+            false => Vec::new(),
+            true => vec![(1, 1), (9, 1), (10, 3), (18, 3), (19, 5), (20, 5)],
+        };
+        let row = |(pasid_bits, pages)| {
+            let config = Config {
+                pasid_bits,
+                ..self.0
+            };
+            (Self(config), pages)
+        };
+        all.into_iter().map(row).collect()
+    }
+
     fn attaching(&self, (domain, pasid): (DomainId, Option<Pasid>), _: bool) -> Vec<Received> {
         let pasid = pasid.map_or(0, |pasid| pasid.0);
         let mut all = vec![Received::Device(SOURCE)];

@@ -1,4 +1,4 @@
-//! What is written in which order, and what capabilities make of the registers.
+//! The order of writes, and capabilities from registers.
 
 use iopt::format::RiscV;
 use iopt::{Cell, Table};
@@ -262,7 +262,7 @@ fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
             assert_eq!(model.look_up(ID, None), Some(there));
             assert_eq!(model.look_up(ID ^ 1, None), None);
             assert_eq!(model.look_up(ID, Some(1)), None, "no PASIDs");
-            // It uses what it can while it is received, and keeps nothing.
+            // It uses what it can meanwhile, and keeps nothing.
             model.state().mapped.insert((table.address, 5));
             model.state().busy = vec![(ID, None, 5)];
             assert!(model.reaches(ID, None, 5));

@@ -225,6 +225,18 @@ impl QueueRig for Variant {
         vec![second(0x1234_4000, 5), root(0x6000, 3), second(0x4000, 3)]
     }
 
+    /// Process directories of one to three levels; and a page of the device directory.
+    fn pasid_tables(&self) -> Vec<(Self, u64)> {
+        let row = |(pasid_bits, pages): (u32, u64)| {
+            let config = Config {
+                pasid_bits,
+                ..self.config
+            };
+            (Self { config, ..*self }, pages + 1)
+        };
+        [(8, 1), (17, 3), (20, 5)].map(row).into()
+    }
+
     /// The unit remembers nothing that is not valid.
     fn attaching(&self, _: (DomainId, Option<Pasid>), _: bool) -> Vec<Received> {
         Vec::new()

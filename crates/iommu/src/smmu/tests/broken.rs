@@ -1,4 +1,4 @@
-//! Units that do not answer, or do not keep what they are received: everything ends, with a name.
+//! Units that do not answer, or do not keep what they are given: everything ends, with a name.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What is written in which order, and what devices see of it.
+//! The order of writes, and what devices see of it.
 
 use super::*;
 

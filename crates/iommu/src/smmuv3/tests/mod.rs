@@ -78,7 +78,7 @@ const fn second(address: u64) -> Root {
 }
 
 fn memory() -> Arc<HeapTables> {
-    Arc::new(HeapTables::with_tables(64).unwrap())
+    Arc::new(HeapTables::with_tables(256).unwrap())
 }
 
 /// A driver and its unit, not enabled yet.

@@ -1,6 +1,6 @@
 //! A small unit, written from the specification: what a driver can see of one.
 //!
-//! Its registers and its command queue are here, `caches.rs` has what it remembers. It notes what it was
+//! Its registers and its command queue are here, `caches.rs` has what it remembers. It notes what it has
 //! received, in order, and everything that a driver must not do. It can be slow (each answer takes some rounds),
 //! and broken in named ways. Devices that it watches make requests all the time.
 
@@ -14,7 +14,7 @@ use super::caches::{Caches, Looked, Range, Request, Unit_};
 use crate::registers::Registers;
 use crate::suite::PATIENCE;
 
-/// What the unit was received.
+/// Commands and writes that the unit has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// GBPA.ABORT.
@@ -38,7 +38,7 @@ pub(super) enum Received {
     Sync,
 }
 
-/// What translations are tagged with: VMID, and ASID for stage 1.
+/// The tag of translations: VMID, and ASID for stage 1.
 pub(super) type Tag = (u16, Option<u16>);
 
 /// Ways to be broken.
@@ -151,7 +151,7 @@ impl Model {
         (state.broken.stops, state.fetched) = (Some((error, nth)), 0);
     }
 
-    /// What it was received since the last call.
+    /// Everything that it has received since the last call.
     pub(super) fn received(&self) -> Vec<Received> {
         let mut state = self.state();
         assert!(state.wrong.is_empty(), "{:?}", state.wrong);

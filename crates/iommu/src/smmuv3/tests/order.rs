@@ -1,4 +1,4 @@
-//! What is written in which order.
+//! The order of writes.
 
 use super::*;
 use crate::fault::FaultReason;

@@ -100,7 +100,7 @@ impl Rig for Variant {
         };
         fn bit<const BIT: u32>(model: &Model, on: bool) {
             model.state().broken.stuck = if on { BIT } else { 0 };
-            // What was asked for meanwhile is acknowledged.
+            // Requests meanwhile are acknowledged.
             model.wait(0);
         }
         let off = Some("CR0ACK = 0");
@@ -289,6 +289,29 @@ impl QueueRig for Variant {
         };
         let (small, large) = (stage1(ArmGranule::K16, 4), stage1(ArmGranule::K64, 3));
         vec![second(0x1234_4000), large, second(0x10_0000), small]
+    }
+
+    /// A page of streams, one for domains; a table of the first level, and one or two of the second, or one table.
+    fn pasid_tables(&self) -> Vec<(Self, u64)> {
+        let all = match self.ids[0] >> 19 & 1 {
+            1 => vec![(0, 3), (1, 3), (6, 3), (7, 5), (20, 36)],
+            _ => vec![(7, 4), (10, 18)],
+        };
+        let row = |(pasid_bits, pages)| {
+            let config = Config {
+                pasid_bits,
+                ..self.config
+            };
+            let ids = self.ids;
+            // Streams of one level are there from the beginning.
+            let pages = if ids[0] >> 27 & 1 == 1 {
+                pages
+            } else {
+                pages - 1
+            };
+            (Self { ids, config }, pages)
+        };
+        all.into_iter().map(row).collect()
     }
 
     fn attaching(&self, (_, pasid): (DomainId, Option<Pasid>), first: bool) -> Vec<Received> {

@@ -44,7 +44,7 @@ fn a_device_that_does_not_answer_fails_the_flush() {
     };
     assert!(error.starts_with("ITE"), "{error}");
     assert_eq!(command[0] & 0xf, 3);
-    // The wait behind it was for nobody.
+    // The wait behind it was answered to no one.
     assert_eq!(received(&model).len(), 3);
     driver.invalidate_domain(DOMAIN).unwrap();
     assert_eq!(received(&model).len(), 3);

@@ -60,7 +60,7 @@ fn root(address: u64, levels: u8) -> Root {
 }
 
 fn memory() -> Arc<HeapTables> {
-    Arc::new(HeapTables::with_tables(64).unwrap())
+    Arc::new(HeapTables::with_tables(256).unwrap())
 }
 
 /// A driver and its unit, not enabled yet.
@@ -82,7 +82,7 @@ fn enabled(cap: u64, ecap: u64, mode: Mode) -> (Driver, Model) {
     (driver, model)
 }
 
-/// What it was received, without tickets.
+/// Everything that the unit has received, without tickets.
 fn received(model: &Model) -> std::vec::Vec<Received> {
     let received = model.received().into_iter();
     received

@@ -59,28 +59,6 @@ fn the_bits_asked_for_are_given_or_refused_by_name() {
 }
 
 #[test]
-fn each_pasid_has_its_table_in_directories_of_all_sizes() {
-    for (bits, pages) in [(1, 1), (13, 1), (15, 1), (16, 2), (20, 32)] {
-        let (driver, model) = with_pasids(Mode::ScalableFirst, bits);
-        let before = driver.memory().in_use();
-        let last = (1u32 << bits) - 1;
-        driver
-            .attach_pasid(DEVICE, Pasid(last), DOMAIN, first_stage(0x1000))
-            .unwrap();
-        // Context table, directory, PASID table.
-        assert_eq!(driver.memory().in_use() - before, 2 + pages, "{bits} bits");
-        let found = Some((7, 0x1000, 4, true));
-        assert_eq!(model.look_up_pasid(SOURCE, Some(last.into())), found);
-        for pasid in [None, Some(u64::from(last) - 1), Some(u64::from(last) + 1)] {
-            assert_eq!(model.look_up_pasid(SOURCE, pasid), None, "{bits} bits");
-        }
-        let memory = driver.memory().clone();
-        assert!(driver.tear_down().is_ok());
-        assert_eq!(memory.in_use(), 0);
-    }
-}
-
-#[test]
 fn a_first_stage_is_flushed_for_each_pasid_of_the_domain_and_a_second_once() {
     let one = Invalidation::of(Span::new(0x5000, 0x1000), 1, false);
     let pages = Some((0x5000, 0, true));

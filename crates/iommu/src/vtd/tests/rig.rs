@@ -229,6 +229,24 @@ impl QueueRig for Variant {
         }
     }
 
+    /// Context table, directory, and one PASID table or two.
+    fn pasid_tables(&self) -> Vec<(Self, u64)> {
+        let all = match self.pasid_bits {
+            0 => Vec::new(),
+            _ => vec![(1, 3), (13, 4), (15, 4), (16, 5), (20, 35)],
+        };
+        let row = |(pasid_bits, pages)| {
+            (
+                Self {
+                    pasid_bits,
+                    ..*self
+                },
+                pages,
+            )
+        };
+        all.into_iter().map(row).collect()
+    }
+
     /// In caching mode: that it was not there.
     fn attaching(&self, (domain, pasid): (DomainId, Option<Pasid>), _: bool) -> Vec<Received> {
         if !self.caching() {
@@ -305,7 +323,7 @@ impl QueueRig for Variant {
         assert_eq!(record, 3);
     }
 
-    /// What was left was taken out as waits for nothing.
+    /// The rest was taken out as waits for nothing.
     fn check_stopped(&self, received: &[Received], driver: &Driver) {
         driver.registers().wait(0);
         let late = super::received(driver.registers());
