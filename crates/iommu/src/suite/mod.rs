@@ -231,6 +231,12 @@ pub(crate) const TLB: DeviceTlb = DeviceTlb { queue_depth: 2 };
 /// A change of a description, and which register is found to differ then.
 pub(crate) type Change = (fn(&mut [u64; WORDS]), &'static str);
 
+/// The same of the unit: done again, it is taken back.
+pub(crate) type StateChange<M> = (fn(&M), &'static str);
+
+/// A request's PASID, and the tag and the root that it has found.
+pub(crate) type Seen = (Option<Pasid>, Option<(u32, Root)>);
+
 /// A rig whose unit takes commands from a ring.
 pub(crate) trait QueueRig: Rig<Memory = Arc<HeapTables>, Kind: InMemory>
 where
@@ -275,7 +281,7 @@ where
     }
 
     /// Tables that watched requests have found at any time.
-    fn seen(&self, model: &Self::Model) -> Vec<(Option<Pasid>, Option<(u32, Root)>)> {
+    fn seen(&self, model: &Self::Model) -> Vec<Seen> {
         let _ = model;
         Vec::new()
     }
@@ -344,7 +350,7 @@ where
     /// Changes that are found; and the register by which a unit is found that was disabled.
     fn other_words(&self) -> Vec<Change>;
     /// Changes of the unit, each of which takes itself back, and the register that differs meanwhile.
-    fn other_states(&self) -> Vec<(fn(&Self::Model), &'static str)> {
+    fn other_states(&self) -> Vec<StateChange<Self::Model>> {
         Vec::new()
     }
     fn when_off(&self) -> &'static str;

@@ -1,7 +1,9 @@
 //! The cases of every unit.
 
 use super::*;
-use crate::suite::{Breakage, Change, Costs, FlushRow, QueueRig, Rig, SECOND, Stuck, every_queue};
+use crate::suite::{
+    Breakage, Change, Costs, FlushRow, QueueRig, Rig, SECOND, StateChange, Stuck, every_queue,
+};
 
 #[derive(Clone, Copy)]
 struct Variant {
@@ -345,7 +347,7 @@ impl QueueRig for Variant {
         ]
     }
 
-    fn other_states(&self) -> Vec<(fn(&Model), &'static str)> {
+    fn other_states(&self) -> Vec<StateChange<Model>> {
         fn csr(model: &Model, csr: usize, bits: u32) {
             *model.state().csrs.get_mut(&csr).unwrap() ^= bits;
         }

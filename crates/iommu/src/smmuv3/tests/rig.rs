@@ -5,7 +5,9 @@ use iopt::{Gather, NoRuns, Prot, Table, TableOps as _};
 
 use super::caches::Range;
 use super::*;
-use crate::suite::{Breakage, Change, Costs, FlushRow, QueueRig, Rig, SECOND, Stuck, every_queue};
+use crate::suite::{
+    Breakage, Change, Costs, FlushRow, QueueRig, Rig, SECOND, Seen, StateChange, Stuck, every_queue,
+};
 
 /// A unit that answers through memory, or by its index; that has ranges, or not; with tables of one level or two.
 #[derive(Clone, Copy)]
@@ -344,7 +346,7 @@ impl QueueRig for Variant {
         }
     }
 
-    fn seen(&self, model: &Model) -> Vec<(Option<Pasid>, Option<(u32, Root)>)> {
+    fn seen(&self, model: &Model) -> Vec<Seen> {
         let seen = model.seen().into_iter();
         seen.map(|((_, pasid), looked)| {
             let found = found(looked).map(|(domain, root)| (domain.into(), root));
@@ -427,7 +429,7 @@ impl QueueRig for Variant {
         ]
     }
 
-    fn other_states(&self) -> Vec<(fn(&Model), &'static str)> {
+    fn other_states(&self) -> Vec<StateChange<Model>> {
         vec![(|model| model.state().gerror ^= 1, "SMMU_GERROR")]
     }
 
