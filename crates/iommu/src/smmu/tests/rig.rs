@@ -143,7 +143,7 @@ impl Rig for Variant {
         let row = |config, format, levels, costs| {
             let unit = Self {
                 config,
-                memory: memory(),
+                memory: self.memory.clone(),
                 root: self.root,
             };
             (unit, format, levels, false, costs)
@@ -167,8 +167,10 @@ impl Rig for Variant {
         }
     }
 
-    fn walking(&self, model: Model) -> (Arc<HeapTables>, Model) {
-        (self.memory.clone(), model)
+    fn walking(&self, mut model: Model) -> (Arc<HeapTables>, Model) {
+        let tables = Arc::new(HeapTables::with_tables_at(4096, 1 << 32).unwrap());
+        model.memory = tables.clone();
+        (tables, model)
     }
 
     fn reaches(
