@@ -6,7 +6,6 @@ use iopt::format::AmdV1;
 use iopt::{Gather, Table, TableOps as _};
 
 use super::*;
-use crate::handover::UnitMemory;
 
 const SERVED: Config = Config {
     device_tlbs: true,
@@ -25,68 +24,6 @@ fn attached(config: Config) -> (Driver, Model) {
 
 const fn in_device(address: u64, mask: u32) -> Received {
     Received::InDevice(SOURCE, 31, address, mask)
-}
-
-#[test]
-fn what_the_unit_invalidates_the_device_invalidates_after_it() {
-    let (driver, model) = attached(SERVED);
-    assert!(driver.capabilities().device_tlbs);
-    assert!(model.serves_tlb(SOURCE));
-    // Another one of the domain, without.
-    driver.attach(DeviceId(5), DOMAIN, root(0x1000, 4)).unwrap();
-    assert!(!model.serves_tlb(5));
-    model.received();
-    let before = driver.counters().waits;
-    let pair = Invalidation::of(Span::new(0xf000, 0x2000), 1, false);
-    let eight = Invalidation::of(Span::new(0x8000, 0x8000), 1, true);
-    driver.invalidate(DOMAIN, &pair).unwrap();
-    driver.invalidate(DOMAIN, &eight).unwrap();
-    driver.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(
-        model.received(),
-        [
-            Received::Pages(7, 0xf000, 0, false),
-            Received::Pages(7, 0x1_0000, 0, false),
-            Received::Barrier,
-            in_device(0xf000, 0),
-            in_device(0x1_0000, 0),
-            Received::Wait,
-            Received::Pages(7, 0x8000, 3, true),
-            Received::Barrier,
-            in_device(0x8000, 3),
-            Received::Wait,
-            whole(7),
-            Received::Barrier,
-            in_device(0, 52),
-            Received::Wait,
-        ]
-    );
-    assert_eq!(driver.counters().waits - before, 3);
-    driver.detach(DeviceId(5)).unwrap();
-    driver.detach(DEVICE).unwrap();
-    assert_eq!(
-        model.received(),
-        [
-            Received::Device(5),
-            Received::Barrier,
-            whole(7),
-            Received::Wait,
-            Received::Device(SOURCE),
-            Received::Barrier,
-            whole(7),
-            Received::Barrier,
-            in_device(0, 52),
-            Received::Wait
-        ]
-    );
-    // What it has translated itself does not pass any more.
-    assert!(!model.serves_tlb(SOURCE));
-    driver.set_device_tlb(DEVICE, None).unwrap();
-    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
-    assert!(!model.serves_tlb(SOURCE));
-    model.received();
-    driver.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(model.received(), [whole(7), Received::Wait]);
 }
 
 #[test]
@@ -112,28 +49,6 @@ fn pages_in_many_devices_become_one_command_each() {
             .filter(|received| matches!(received, Received::Pages(..)));
         assert_eq!(pages.count(), 2);
     }
-}
-
-#[test]
-fn a_tlb_is_refused_by_name_where_it_cannot_be_served() {
-    let (driver, _) = enabled(CONFIG);
-    assert!(!driver.capabilities().device_tlbs);
-    let device = DEVICE;
-    let refusal = Err(UnitAttachError::NoDeviceTlbs { device });
-    assert_eq!(driver.set_device_tlb(DEVICE, Some(DEPTH)), refusal);
-    assert_eq!(driver.set_device_tlb(DEVICE, None), Ok(()));
-    let (driver, _) = attached(SERVED);
-    let domain = DOMAIN;
-    let refusal = Err(UnitAttachError::AlreadyAttached { device, domain });
-    for tlb in [None, Some(DEPTH)] {
-        assert_eq!(driver.set_device_tlb(DEVICE, tlb), refusal);
-    }
-    let device = DeviceId(0x400);
-    let last = 0x3ff;
-    assert_eq!(
-        driver.set_device_tlb(device, Some(DEPTH)),
-        Err(UnitAttachError::Beyond { device, last })
-    );
 }
 
 #[test]
@@ -215,31 +130,4 @@ fn what_a_log_cannot_tell_is_not_taken_for_an_answer() {
     model.state().broken.late = true;
     let failed = driver.invalidate_domain(DOMAIN).unwrap_err();
     assert!(failed.to_string().contains("an event"), "{failed}");
-}
-
-#[test]
-fn a_successor_knows_the_devices() {
-    let (driver, model) = attached(SERVED);
-    let mut pages = 0;
-    let used = driver.memory().in_use();
-    let frozen = driver.freeze(&mut |held| match held {
-        UnitMemory::Structure { span, .. } => pages += span.len / 4096,
-        UnitMemory::Table { .. } => {}
-    });
-    let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
-    assert_eq!(pages, used);
-    model.received();
-    let heir = AmdVi::adopt(model.clone(), memory, SERVED, &frozen).unwrap();
-    heir.invalidate_domain(DOMAIN).unwrap();
-    let received = [
-        whole(7),
-        Received::Barrier,
-        in_device(0, 52),
-        Received::Wait,
-    ];
-    assert_eq!(model.received(), received);
-    heir.detach(DEVICE).unwrap();
-    heir.set_device_tlb(DEVICE, None).unwrap();
-    let (_, memory) = heir.tear_down().unwrap();
-    assert_eq!(memory.in_use(), 0);
 }

@@ -9,6 +9,7 @@ mod model;
 mod order;
 mod rig;
 
+use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 

@@ -2,7 +2,7 @@
 //!
 //! It follows the Control Register, fetches commands, stores what COMPLETION_WAIT says, logs events, and
 //! looks devices up with its own reading of section 2.2.2, through a cache that only commands empty. It
-//! notes what it was received, in order, and everything that a driver must not do. It can be slow (each
+//! notes what it has received, in order, and everything that a driver must not do. It can be slow (each
 //! answer takes some rounds), and broken in named ways.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use iopt::{Cell, HeapTables, TableMemory};
 use crate::registers::Registers;
 use crate::suite::PATIENCE;
 
-/// What the unit was received.
+/// Commands and writes that the unit has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// The Device Table Base Address Register.
@@ -110,7 +110,7 @@ impl Model {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it was received since the last call.
+    /// Everything that it has received since the last call.
     pub(super) fn received(&self) -> Vec<Received> {
         let mut state = self.state();
         assert!(state.wrong.is_empty(), "{:?}", state.wrong);

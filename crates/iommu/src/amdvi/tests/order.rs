@@ -1,6 +1,6 @@
-//! What is written in which order, and what capabilities make of the registers.
+//! The order of writes, and capabilities from registers.
 
-use iopt::{NoTables, TableMemory};
+use iopt::NoTables;
 
 use runs::PageSizes;
 
@@ -77,16 +77,6 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
             ..
         })
     ));
-    // Enough for the device table, and for two pages of three.
-    let config = Config {
-        last_device: 0x40,
-        ..CONFIG
-    };
-    let few = Arc::new(HeapTables::with_tables(16).unwrap());
-    let taken: Vec<_> = (0..13).map(|_| few.allocate(4096).unwrap()).collect();
-    let driver = AmdVi::new(Model::new(few.clone(), FEATURES), few.clone(), config);
-    assert!(matches!(driver, Err(UnitSetupError::NoTables(_))));
-    assert_eq!(few.in_use(), taken.len() as u64);
 }
 
 #[test]
@@ -193,80 +183,4 @@ fn a_unit_that_cannot_invalidate_all_at_once_invalidates_each_device_and_each_do
     let counters = driver.counters();
     // 254 in each part.
     assert_eq!((counters.commands, counters.waits), (0x1_0401, 263));
-}
-
-#[test]
-fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
-    let (driver, model) = enabled(CONFIG);
-    // The unit remembers that it is blocked.
-    assert_eq!(model.look_up(SOURCE), None);
-    driver.attach(DEVICE, DOMAIN, root(0x1234_5000, 3)).unwrap();
-    assert_eq!(model.received(), [Received::Device(SOURCE), Received::Wait]);
-    assert_eq!(model.look_up(SOURCE), Some((7, 0x1234_5000, 3)));
-    assert_eq!(model.look_up(SOURCE ^ 1), None);
-    driver.detach(DEVICE).unwrap();
-    assert_eq!(
-        model.received(),
-        [
-            Received::Device(SOURCE),
-            Received::Barrier,
-            whole(7),
-            Received::Wait
-        ]
-    );
-    assert_eq!(model.look_up(SOURCE), None);
-    assert_eq!(
-        driver.detach(DEVICE),
-        Err(UnitAttachError::NotAttached { device: DEVICE })
-    );
-    // The domain's number may be used for another table.
-    driver.attach(DEVICE, DOMAIN, root(0x6000, 6)).unwrap();
-    assert_eq!(model.look_up(SOURCE), Some((7, 0x6000, 6)));
-}
-
-#[test]
-fn a_device_of_another_segment_is_refused() {
-    let (driver, model) = enabled(CONFIG);
-    let device = DeviceId(1 << 16 | DEVICE.0);
-    let elsewhere = UnitAttachError::Elsewhere { device, segment: 0 };
-    let refused = driver.attach(device, DOMAIN, root(0x1000, 4));
-    assert_eq!(refused, Err(elsewhere));
-    assert_eq!(model.received(), []);
-}
-
-#[test]
-fn where_absent_entries_are_cached_they_are_forgotten_too() {
-    let (driver, model) = enabled(Config {
-        caches_not_present: true,
-        ..CONFIG
-    });
-    assert!(driver.capabilities().caches_not_present);
-    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
-    assert_eq!(
-        model.received(),
-        [
-            Received::Device(SOURCE),
-            Received::Barrier,
-            whole(7),
-            Received::Wait
-        ]
-    );
-    // A table may stand where the unit remembers none.
-    let what = Invalidation::of(Span::new(0x5000, 0x1000), 1, false);
-    driver.invalidate(DOMAIN, &what).unwrap();
-    assert_eq!(
-        model.received(),
-        [Received::Pages(7, 0x5000, 0, true), Received::Wait]
-    );
-}
-
-#[test]
-fn interrupts_and_the_links_addresses_are_reserved() {
-    let (driver, _) = unit(FEATURES, CONFIG);
-    let mut spans = Vec::new();
-    driver.reserved(DEVICE, &mut |span| spans.push((span.start, span.last())));
-    assert_eq!(
-        spans,
-        [(0xfee0_0000, 0xfeef_ffff), (0xfd_0000_0000, 0xff_ffff_ffff)]
-    );
 }

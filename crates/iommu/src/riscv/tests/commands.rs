@@ -1,4 +1,4 @@
-//! What the model makes of commands.
+//! Commands, as the model decodes and runs them.
 
 use std::format;
 
@@ -17,7 +17,7 @@ fn range(pages: u64, sized: bool) -> Range {
 }
 
 impl Model {
-    /// What a command is; `None` when it is illegal.
+    /// The decoded command; `None` when it is illegal.
     fn decode(state: &State, [first, second]: [u64; 2]) -> Option<Received> {
         let (did, pid) = (first >> 40, first >> 12 & 0xf_ffff);
         let received = match first & 0x3ff {

@@ -3,12 +3,12 @@
 mod broken;
 mod commands;
 mod flush;
-mod handover;
 mod model;
 mod order;
 mod rig;
 mod spaces;
 
+use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 

@@ -4,7 +4,7 @@
 //! translations with its own reading of the chapter "Data Structures", through caches that only commands
 //! empty. It makes the most of what the specification lets a unit do: between two fences it runs commands
 //! backwards, and after each of them the devices that are [busy](State::busy) make accesses, so that
-//! whatever can be cached is. It notes what it was received, in order, and everything that a driver must not
+//! whatever can be cached is. It notes what it has received, in order, and everything that a driver must not
 //! do. It can be slow (each answer takes some rounds), and broken in named ways.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use iopt::{Cell, HeapTables, TableMemory};
 use crate::registers::Registers;
 use crate::suite::PATIENCE;
 
-/// What translations are tagged with.
+/// The tag of translations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Space {
     Pscid(u64),
@@ -26,7 +26,7 @@ pub(super) enum Space {
 /// An address and 2^this pages.
 pub(super) type Range = (u64, u32);
 
-/// What the unit was received.
+/// Commands and writes that the unit has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// ddtp.iommu_mode.
@@ -148,7 +148,7 @@ impl Model {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it was received since the last call.
+    /// Everything that it has received since the last call.
     pub(super) fn received(&self) -> Vec<Received> {
         let mut state = self.state();
         assert!(state.wrong.is_empty(), "{:?}", state.wrong);

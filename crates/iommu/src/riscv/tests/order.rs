@@ -1,7 +1,7 @@
-//! What is written in which order, and what capabilities make of the registers.
+//! The order of writes, and capabilities from registers.
 
 use iopt::format::RiscV;
-use iopt::{Cell, Table, TableMemory};
+use iopt::{Cell, Table};
 use runs::PageSizes;
 
 use super::*;
@@ -67,15 +67,14 @@ fn capabilities_are_those_of_the_register() {
 }
 
 #[test]
-fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
-    let refused = |capabilities, features, tables, taken: usize| {
-        let few = Arc::new(HeapTables::with_tables(tables).unwrap());
-        let taken: Vec<_> = (0..taken).map(|_| few.allocate(4096).unwrap()).collect();
-        let model = Model::new(few.clone(), capabilities);
+fn what_is_not_a_unit_is_refused_by_name() {
+    let refused = |capabilities, features| {
+        let memory = memory();
+        let model = Model::new(memory.clone(), capabilities);
         model.state().fctl = features;
-        let refused = RiscvIommu::new(model, few.clone(), CONFIG).err().unwrap();
-        assert_eq!(few.in_use(), taken.len() as u64, "{refused}");
-        refused
+        let refused = RiscvIommu::new(model, memory.clone(), CONFIG);
+        assert_eq!(memory.in_use(), 0);
+        refused.err().unwrap()
     };
     let kind = UnitKind::Riscv;
     let read = |capabilities| IdRegisters::one("capabilities", capabilities);
@@ -84,11 +83,11 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
             kind,
             read: read(capabilities),
         };
-        assert_eq!(refused(capabilities, 0, 64, 0), nobody.into());
+        assert_eq!(refused(capabilities, 0), nobody.into());
     }
     let capabilities = 0x10 | 1 << 8 | 1 << 16;
     assert_eq!(
-        refused(capabilities, 0, 64, 0),
+        refused(capabilities, 0),
         UnitProbeError::Tables {
             kind,
             read: read(capabilities)
@@ -97,20 +96,12 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
     );
     let capabilities = PLAIN;
     assert_eq!(
-        refused(capabilities, 1, 64, 0),
+        refused(capabilities, 1),
         UnitProbeError::BigEndian {
             read: read(capabilities)
         }
         .into()
     );
-    // Three pages of the directory, and three of queues.
-    for left in 0..6 {
-        let no_memory = refused(PLAIN, 0, 64, 64 - left);
-        assert!(
-            matches!(no_memory, UnitSetupError::NoTables(_)),
-            "{no_memory}"
-        );
-    }
 }
 
 /// PAS, and PPN of 44 bits in registers and directories.
@@ -284,7 +275,7 @@ fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
             assert_eq!(model.look_up(ID, None), Some(there));
             assert_eq!(model.look_up(ID ^ 1, None), None);
             assert_eq!(model.look_up(ID, Some(1)), None, "no PASIDs");
-            // It uses what it can while it is received, and keeps nothing.
+            // It uses what it can meanwhile, and keeps nothing.
             model.state().mapped.insert((table.address, 5));
             model.state().busy = vec![(ID, None, 5)];
             assert!(model.reaches(ID, None, 5));
@@ -323,100 +314,4 @@ fn accessed_and_dirty_bits_are_asked_for_where_there_are_any() {
         assert_eq!(control(0) & (3 << 7), first);
         assert_eq!(control(1) & (3 << 7), second_stage);
     }
-}
-
-#[test]
-fn tables_of_another_shape_or_stage_are_refused_by_name() {
-    let (driver, model) = enabled(PLAIN, CONFIG);
-    let good = root(0x1000, 4);
-    driver.attach(DEVICE, DOMAIN, good).unwrap();
-    let other = DeviceId::pci(1, 0, 0);
-    let refused = |device, domain, root| driver.attach(device, domain, root).unwrap_err();
-    for asked in [root(0x1000, 3), second(0x4000, 4)] {
-        assert_eq!(
-            refused(other, DOMAIN, asked),
-            UnitAttachError::OtherRoot {
-                domain: DOMAIN,
-                there: good,
-                asked
-            }
-        );
-    }
-    for bad in [root(0x1000, 6), second(0x4000, 2)] {
-        let refused = refused(other, DomainId(8), bad);
-        assert!(
-            matches!(refused, UnitAttachError::Levels { .. }),
-            "{refused}"
-        );
-    }
-    for bad in [second(0x1000, 4), root(0x800, 4)] {
-        let refused = refused(other, DomainId(8), bad);
-        assert!(
-            matches!(refused, UnitAttachError::RootAddress { .. }),
-            "{refused}"
-        );
-    }
-    let foreign = Root {
-        format: FormatId::VtdSs,
-        ..good
-    };
-    assert!(matches!(
-        refused(other, DomainId(8), foreign),
-        UnitAttachError::Format { .. }
-    ));
-    assert_eq!(model.look_up(0x0100, None), None);
-    let there = (Space::Pscid(7), 0x1000, 4, false);
-    assert_eq!(model.look_up(ID, None), Some(there));
-    assert_eq!(model.received(), []);
-}
-
-#[test]
-fn tearing_down_gives_every_page_back() {
-    let config = Config {
-        pasid_bits: 17,
-        device_bits: 24,
-        ..CONFIG
-    };
-    let (driver, model) = enabled(RICH, config);
-    let memory = driver.memory().clone();
-    assert_eq!(memory.in_use(), 6);
-    driver
-        .attach(DeviceId(0x80_0000), DOMAIN, root(0x1000, 4))
-        .unwrap();
-    // Two pages of the device directory, two of a process directory.
-    assert_eq!(memory.in_use(), 10);
-    model.state().broken.busy = true;
-    assert!(matches!(driver.disable(), Err(UnitError::TimedOut { .. })));
-    model.state().broken.busy = false;
-    assert!(driver.tear_down().is_ok());
-    assert_eq!(memory.in_use(), 0);
-}
-
-#[test]
-fn nothing_is_reserved() {
-    let (driver, _) = unit(PLAIN, CONFIG);
-    driver.reserved(DEVICE, &mut |span| panic!("{span}"));
-}
-
-#[test]
-fn through_the_trait_of_all_drivers_it_is_the_same() {
-    fn on<D: crate::Driver>(driver: &D) {
-        driver.enable().unwrap();
-    }
-    fn off<D: crate::Driver>(driver: &D) {
-        driver.disable().unwrap();
-    }
-    let (driver, model) = unit(PLAIN, CONFIG);
-    on(&driver);
-    assert_eq!(model.state().ddtp & 0xf, 3, "2LVL");
-    let counters = driver.counters();
-    assert_eq!(crate::Driver::counters(&driver), counters);
-    assert_eq!(counters.batches, 1);
-    model.received();
-    off(&driver);
-    assert_eq!(model.state().ddtp & 0xf, 1, "Bare");
-    assert_eq!(
-        model.received()[..2],
-        [Received::Mode(0), Received::Mode(1)]
-    );
 }

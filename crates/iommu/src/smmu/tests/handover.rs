@@ -74,7 +74,7 @@ fn a_successor_goes_on_with_the_banks_and_streams() {
         assert_eq!(name, "the ignored bits");
 
         let heir = Smmu::adopt(model.clone(), config, &frozen, tables.clone()).unwrap();
-        assert_eq!(model.received(), [], "it has received the unit nothing");
+        assert_eq!(model.received(), [], "it has told the unit nothing");
         let there = heir.attach(DEVICE, DOMAIN, host);
         assert!(matches!(
             there,

@@ -10,10 +10,11 @@ mod model;
 mod order;
 mod rig;
 
+use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 
-use iopt::format::{ArmStage1, ArmStage2, K4};
+use iopt::format::{ArmConfig, ArmGranule, ArmStage1, ArmStage2, K4};
 use iopt::{FormatId, HeapTables, Prot, Table, TableOps as _};
 use runs::Span;
 

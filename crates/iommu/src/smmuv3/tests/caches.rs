@@ -1,5 +1,5 @@
 //! What the model remembers: descriptors of first levels, stream table entries, context descriptors,
-//! translations, tables, and what devices keep in TLBs of their own.
+//! translations and tables.
 //!
 //! It remembers as much as a unit may. Words of an entry that is not valid are kept one by one, and only the
 //! word with V is read again (IHI 0070, 3.21.3); descriptors are kept though they lead nowhere. Its reading of
@@ -96,8 +96,6 @@ pub(super) struct Caches {
     /// And whether it is for all ASIDs of the VMID.
     leaves: Vec<(Tag, u32, Translation, bool)>,
     uppers: Vec<(Tag, u32, UpperTable)>,
-    /// By StreamID, SubstreamID and page.
-    pub(super) devices: BTreeMap<(u32, Option<u32>, u64), u64>,
 }
 
 impl Caches {
@@ -155,13 +153,11 @@ impl Caches {
                         })
                 });
             }
-            Received::Device(stream, pasid, address, size) => {
-                self.devices.retain(|(of, with, page), _| {
-                    let same = *of == stream && *with == pasid;
-                    !same || (size < 52 && *page >> size != address >> 12 >> size)
-                })
-            }
-            Received::AllOfEl2 | Received::Sync | Received::Abort(_) | Received::Control(_) => {}
+            Received::Device(..)
+            | Received::AllOfEl2
+            | Received::Sync
+            | Received::Abort(_)
+            | Received::Control(_) => {}
         }
     }
 }

@@ -1,7 +1,6 @@
 //! What a flush costs, and that the unit has invalidated what it must: it walks the tables, and keeps
 //! translations and tables.
 
-use std::string::ToString;
 use std::sync::atomic::AtomicU64;
 
 use iopt::format::{ArmStage1, ArmStage2, K4, K16, K64};
@@ -87,47 +86,6 @@ fn unmap<F: Format, const LOG2: u32>(
     (commands, after.waits - before.waits, received)
 }
 
-/// Odd pages of 256 leaf tables, and what else is asked for.
-fn rows() -> [(&'static str, u64, Vec<Span<Iova>>); 7] {
-    let scattered = (0..256).map(|n| Span::new(GIB + n * 2 * MIB + (n * 7 % 512) * 4096, 0x1000));
-    let pairs = (1..17).map(|n| Span::new(GIB + n * 2 * MIB - 0x1000, 0x2000));
-    let small = 1 << 12;
-    let all = u64::MAX;
-    [
-        ("1 page", all, vec![Span::new(0x1234_5000, 0x1000)]),
-        ("31 pages", all, vec![Span::new(0x1234_1000, 31 * 0x1000)]),
-        ("2 MiB leaf", all, vec![Span::new(8 * MIB, 2 * MIB)]),
-        ("256 scattered pages", all, scattered.collect()),
-        ("16 pairs", all, pairs.collect()),
-        ("1 GiB, one leaf", all, vec![Span::new(GIB, GIB)]),
-        ("1 GiB, 4 KiB leaves", small, vec![Span::new(GIB, GIB)]),
-    ]
-}
-
-#[test]
-fn one_gather_costs_one_wait() {
-    // With ranges, and without: then the whole domain, where more than 32 leaves are to be named.
-    let ranged = [1, 1, 1, 16, 16, 1, 1];
-    let plain = [1, 31, 1, 1, 32, 1, 1];
-    for ((name, sizes, pages), (ranged, plain)) in
-        rows().into_iter().zip(ranged.into_iter().zip(plain))
-    {
-        let sizes = PageSizes::from_bits(sizes);
-        for (ranges, expected) in [(true, ranged), (false, plain)] {
-            let first = ArmStage1::<K4>::new(48, 48).unwrap();
-            let second = ArmStage2::<K4>::new(48, 48).unwrap();
-            let costs = [
-                unmap::<_, 12>(first, sizes, ranges, &pages),
-                unmap::<_, 12>(second, sizes, ranges, &pages),
-            ];
-            for (commands, waits, received) in costs {
-                assert_eq!((commands, waits), (expected, 1), "{name}: {received:x?}");
-                assert_eq!(received.len() as u64, commands + waits, "{name}");
-            }
-        }
-    }
-}
-
 #[test]
 fn other_granules_and_groups_are_named_whole() {
     let any = PageSizes::from_log2_range(12, 51);
@@ -150,141 +108,6 @@ fn other_granules_and_groups_are_named_whole() {
             assert_eq!(waits, 1);
             assert!(!ranges || commands == 1, "{received:x?}");
         }
-    }
-}
-
-fn pages(driver: &Driver, model: &Model, what: &Invalidation) -> Vec<Received> {
-    model.received();
-    driver.invalidate(DOMAIN, what).unwrap();
-    let mut received = model.received();
-    assert_eq!(received.pop(), Some(Received::Sync));
-    received
-}
-
-#[test]
-fn ranges_are_named_with_their_level_and_at_most_a_sixteenth_in_excess() {
-    let (driver, model) = enabled(CONFIG);
-    driver.attach(DEVICE, DOMAIN, root(0x1000)).unwrap();
-    let ranged = |address, bytes, level, leaf| {
-        let more = Some((12, bytes, level));
-        Received::Pages((VMID, Some(7)), Range { address, more }, leaf)
-    };
-    let plain = |address, leaf| {
-        Received::Pages(
-            (VMID, Some(7)),
-            Range {
-                address,
-                more: None,
-            },
-            leaf,
-        )
-    };
-    for (range, levels, tables, expected) in [
-        ((0x7000, 0x1000), 1, false, ranged(0x7000, 0x1000, 3, true)),
-        // One granule of any level is a form that is reserved.
-        ((0x7000, 0x1000), 1, true, plain(0x7000, false)),
-        ((0x7000, 0x3000), 1, true, ranged(0x7000, 0x3000, 0, false)),
-        (
-            (0x7000, 33 << 12),
-            1,
-            false,
-            ranged(0x7000, 34 << 12, 3, true),
-        ),
-        ((0, 1 << 48), 1, false, ranged(0, 1 << 48, 3, true)),
-        (
-            (0, (1 << 30) + 0x1000),
-            1,
-            false,
-            ranged(0, (1 << 30) + (1 << 26), 3, true),
-        ),
-        // A leaf of 2 MiB is named whole.
-        (
-            (0x20_1000, 0x1000),
-            2,
-            false,
-            ranged(0x20_0000, 2 * MIB, 2, true),
-        ),
-        (
-            (1 << 30, 1 << 30),
-            4,
-            false,
-            ranged(1 << 30, 1 << 30, 1, true),
-        ),
-        // Leaves of more than one level.
-        (
-            (0x40_0000, 0x1000),
-            3,
-            false,
-            ranged(0x40_0000, 2 * MIB, 0, true),
-        ),
-    ] {
-        let what = Invalidation::of(Span::new(range.0, range.1), levels, tables);
-        assert_eq!(pages(&driver, &model, &what), [expected], "{range:x?}");
-    }
-    for (range, levels, tables) in [
-        // Tables without a range.
-        (Span::new(0, 0), 0, true),
-        // More than five bits of NUM and SCALE can say.
-        (Span::new(0, 1 << 63), 1, false),
-        (Span::new(0x1000, 0x1000), 1 << 31, false),
-    ] {
-        let what = Invalidation::of(range, levels, tables);
-        assert_eq!(pages(&driver, &model, &what), [whole(7)], "{range}");
-    }
-    // Nothing at all, a domain that no device was ever in, and one that none can be in.
-    driver
-        .invalidate(DOMAIN, &Invalidation::of(Span::new(0, 0), 0, false))
-        .unwrap();
-    driver.invalidate_domain(DomainId(9)).unwrap();
-    driver.invalidate_domain(DomainId(1 << 16 | 7)).unwrap();
-    assert_eq!(model.received(), []);
-    // Another root is no root of this domain.
-    let refused = |root| {
-        let tables = HeapTables::with_tables_at(64, 1 << 40).unwrap();
-        let mut table = Table::new(iopt::format::AmdV1::new(1).unwrap(), &tables).unwrap();
-        table
-            .map(0, &[Span::new(0x9000, 0x1000)], Prot::RW)
-            .unwrap();
-        let mut gather = Gather::new();
-        let new = table.grow(2, &mut gather).unwrap();
-        assert_ne!(new, root);
-        gather
-            .flush_with(|what| driver.invalidate(DOMAIN, what))
-            .unwrap_err()
-    };
-    assert!(refused(root(0x1000)).to_string().contains("new root"));
-    assert_eq!(model.received(), []);
-}
-
-#[test]
-fn without_ranges_each_leaf_is_named() {
-    let (driver, model) = enabled_with([IDR0, IDR1, 0, 0, 0, IDR5], CONFIG);
-    driver.attach(DEVICE, DOMAIN, second(0x1000)).unwrap();
-    let page = |address, leaf| {
-        let more = None;
-        Received::Pages((7, None), Range { address, more }, leaf)
-    };
-    for (range, levels, tables, expected) in [
-        ((0x7000, 0x1000), 1, false, vec![page(0x7000, true)]),
-        (
-            (0x7000, 0x2000),
-            1,
-            true,
-            vec![page(0x7000, false), page(0x8000, false)],
-        ),
-        ((0x20_1000, 0x1000), 2, false, vec![page(0x20_0000, true)]),
-        // The smallest leaves may be anywhere in it.
-        ((0x40_0000, 0x1000), 3, false, vec![Received::Vmid(7)]),
-        (
-            (0, 32 << 12),
-            1,
-            false,
-            (0..32).map(|n| page(n << 12, true)).collect(),
-        ),
-        ((0, 33 << 12), 1, false, vec![Received::Vmid(7)]),
-    ] {
-        let what = Invalidation::of(Span::new(range.0, range.1), levels, tables);
-        assert_eq!(pages(&driver, &model, &what), expected, "{range:x?}");
     }
 }
 

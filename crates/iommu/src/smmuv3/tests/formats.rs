@@ -1,4 +1,4 @@
-//! What the registers features, and how each table is received to the unit.
+//! Features in registers, and how the unit finds each table.
 
 use iopt::format::{
     ArmStage1, ArmStage2, BreakBeforeMake, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa,

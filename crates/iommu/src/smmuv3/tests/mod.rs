@@ -4,12 +4,12 @@ mod broken;
 mod caches;
 mod flush;
 mod formats;
-mod handover;
 mod model;
 mod order;
 mod pasids;
 mod rig;
 
+use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 
@@ -78,7 +78,7 @@ const fn second(address: u64) -> Root {
 }
 
 fn memory() -> Arc<HeapTables> {
-    Arc::new(HeapTables::with_tables(64).unwrap())
+    Arc::new(HeapTables::with_tables(256).unwrap())
 }
 
 /// A driver and its unit, not enabled yet.

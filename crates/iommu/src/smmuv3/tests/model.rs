@@ -1,6 +1,6 @@
 //! A small unit, written from the specification: what a driver can see of one.
 //!
-//! Its registers and its command queue are here, `caches.rs` has what it remembers. It notes what it was
+//! Its registers and its command queue are here, `caches.rs` has what it remembers. It notes what it has
 //! received, in order, and everything that a driver must not do. It can be slow (each answer takes some rounds),
 //! and broken in named ways. Devices that it watches make requests all the time.
 
@@ -14,7 +14,7 @@ use super::caches::{Caches, Looked, Range, Request, Unit_};
 use crate::registers::Registers;
 use crate::suite::PATIENCE;
 
-/// What the unit was received.
+/// Commands and writes that the unit has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// GBPA.ABORT.
@@ -38,7 +38,7 @@ pub(super) enum Received {
     Sync,
 }
 
-/// What translations are tagged with: VMID, and ASID for stage 1.
+/// The tag of translations: VMID, and ASID for stage 1.
 pub(super) type Tag = (u16, Option<u16>);
 
 /// Ways to be broken.
@@ -151,7 +151,7 @@ impl Model {
         (state.broken.stops, state.fetched) = (Some((error, nth)), 0);
     }
 
-    /// What it was received since the last call.
+    /// Everything that it has received since the last call.
     pub(super) fn received(&self) -> Vec<Received> {
         let mut state = self.state();
         assert!(state.wrong.is_empty(), "{:?}", state.wrong);
@@ -182,25 +182,6 @@ impl Model {
         let walker = Walker::new(found.root);
         self.unit(state)
             .translate(&mut state.caches, (found.tag, &walker), iova)
-    }
-
-    /// A translation that the device then keeps in a TLB of its own.
-    pub(super) fn translate_for_device(
-        &self,
-        stream: u32,
-        pasid: Option<u32>,
-        iova: u64,
-    ) -> Option<u64> {
-        let known = (stream, pasid, iova >> 12);
-        if let Some(found) = self.state().caches.devices.get(&known) {
-            return Some(*found);
-        }
-        let found = self.look_up(stream, pasid).ok().filter(|found| found.ats)?;
-        assert!(self.state().ack & 1 << 4 != 0, "ATSCHK");
-        let pa = self.translate(stream, pasid, iova)?;
-        assert!(found.ats);
-        self.state().caches.devices.insert(known, pa);
-        Some(pa)
     }
 
     /// Has a device make requests all the time.

@@ -11,6 +11,7 @@ mod pasids;
 mod rig;
 mod scalable;
 
+use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 
@@ -26,6 +27,9 @@ const WRITE_BUFFERS: u64 = 1 << 4;
 const PROTECTED_MEMORY: u64 = 3 << 5;
 const PAGE_SELECTIVE: u64 = 1 << 39;
 const QUEUED: u64 = 1 << 1;
+const DEVICE_TLBS: u64 = 1 << 2;
+/// PASIDs of 20 bits.
+const PASIDS: u64 = 1 << 40 | 19 << 35;
 const SCALABLE_BOTH: u64 = 1 << 43 | 1 << 46 | 1 << 47;
 
 /// 256 domains, 3 and 4 levels, 48 bits, 2 MiB and 1 GiB, pages to 2^18 at once, two fault records
@@ -57,7 +61,7 @@ fn root(address: u64, levels: u8) -> Root {
 }
 
 fn memory() -> Arc<HeapTables> {
-    Arc::new(HeapTables::with_tables(64).unwrap())
+    Arc::new(HeapTables::with_tables(256).unwrap())
 }
 
 /// A driver and its unit, not enabled yet.
@@ -79,7 +83,7 @@ fn enabled(cap: u64, ecap: u64, mode: Mode) -> (Driver, Model) {
     (driver, model)
 }
 
-/// What it was received, without tickets.
+/// Everything that the unit has received, without tickets.
 fn received(model: &Model) -> std::vec::Vec<Received> {
     let received = model.received().into_iter();
     received

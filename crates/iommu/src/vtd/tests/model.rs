@@ -1,7 +1,7 @@
 //! A small unit, written from the specification: what a driver can see of one.
 //!
 //! It follows the Global Command Register, consumes the queue, writes status words, answers register
-//! commands, and records faults; it looks devices up in memory (`look_up.rs`). It notes what it was received,
+//! commands, and records faults; it looks devices up in memory (`look_up.rs`). It notes what it has received,
 //! in order, and everything that a driver must not do. It can be slow (each answer takes some rounds), and
 //! broken in named ways.
 
@@ -13,7 +13,7 @@ use iopt::{Cell, HeapTables, TableMemory};
 use crate::registers::Registers;
 use crate::suite::PATIENCE;
 
-/// What the unit was received.
+/// Commands and writes that the unit has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     WriteBuffers,
@@ -129,7 +129,7 @@ impl Model {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it was received since the last call.
+    /// Everything that it has received since the last call.
     pub(super) fn received(&self) -> Vec<Received> {
         let mut state = self.state();
         assert!(state.wrong.is_empty(), "{:?}", state.wrong);

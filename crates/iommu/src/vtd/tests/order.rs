@@ -1,13 +1,9 @@
 //! Orders: enabling, attaching, detaching, and what capabilities make of the registers.
 
-use std::string::ToString;
-
-use iopt::TableMemory;
-
 use super::*;
 use crate::handover::UnitKind;
 use crate::lines::past_caches;
-use crate::setup::{IdRegisters, UnitProbeError, UnitSetupError};
+use crate::setup::{IdRegisters, UnitProbeError};
 
 #[test]
 fn capabilities_are_those_of_the_registers() {
@@ -70,16 +66,6 @@ fn what_is_not_a_unit_or_does_not_offer_the_mode_is_refused_by_name() {
         let text = std::format!("the unit does not offer {name}: CAP {cap:#x}, ECAP {ecap:#x}");
         assert_eq!(refused, Some(text));
     }
-    // Two pages of three: none is kept.
-    let few = Arc::new(HeapTables::with_tables(16).unwrap());
-    let taken: std::vec::Vec<_> = (0..14).map(|_| few.allocate(4096).unwrap()).collect();
-    let refused = Vtd::new(
-        Model::new(few.clone(), CAP, ECAP),
-        few.clone(),
-        Config::default(),
-    );
-    assert!(matches!(refused, Err(UnitSetupError::NoTables(_))));
-    assert_eq!(few.in_use(), taken.len() as u64);
 }
 
 #[test]
@@ -115,78 +101,6 @@ fn enabling_sets_the_queue_then_the_root_then_invalidates_and_translates() {
             [Received::Translation(false), Received::Queue(false)]
         );
     }
-}
-
-#[test]
-fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
-    let (driver, model) = enabled(CAP, ECAP, Mode::Legacy);
-    assert_eq!(model.look_up(SOURCE), None);
-    driver.attach(DEVICE, DOMAIN, root(0x1234_5000, 3)).unwrap();
-    assert_eq!(model.look_up(SOURCE), Some((7, 0x1234_5000, 3, false)));
-    assert_eq!(model.look_up(SOURCE ^ 1), None);
-    // Nothing was cached.
-    assert_eq!(received(&model), []);
-    driver.detach(DEVICE).unwrap();
-    assert_eq!(model.look_up(SOURCE), None);
-    assert_eq!(
-        received(&model),
-        [
-            Received::Contexts(3, 7, SOURCE),
-            Received::Iotlb(2, 7, None),
-            Received::Wait(0)
-        ]
-    );
-    // The domain's number may be used for another table.
-    driver.attach(DEVICE, DOMAIN, root(0x6000, 4)).unwrap();
-    assert_eq!(model.look_up(SOURCE), Some((7, 0x6000, 4, false)));
-}
-
-#[test]
-fn a_device_of_another_segment_or_without_memory_for_its_bus_is_refused() {
-    let (driver, model) = enabled(CAP, ECAP, Mode::Legacy);
-    let good = root(0x1000, 4);
-    driver.attach(DEVICE, DOMAIN, good).unwrap();
-    let device = DeviceId(1 << 16 | DEVICE.0);
-    let elsewhere = UnitAttachError::Elsewhere { device, segment: 0 };
-    assert_eq!(driver.attach(device, DOMAIN, good), Err(elsewhere));
-    let memory = driver.memory();
-    while memory.allocate(4096).is_ok() {}
-    let other = DeviceId::pci(4, 0, 0);
-    assert!(matches!(
-        driver.attach(other, DOMAIN, good),
-        Err(UnitAttachError::NoTables { device, .. }) if device == other
-    ));
-    assert_eq!(model.look_up(0x0400), None);
-    assert_eq!(received(&model), []);
-}
-
-#[test]
-fn in_caching_mode_what_was_not_there_is_forgotten_too() {
-    let (driver, model) = enabled(CAP | CACHING_MODE, ECAP, Mode::Legacy);
-    let domain = DomainId(0);
-    assert_eq!(
-        driver.attach(DEVICE, domain, root(0x1000, 4)),
-        Err(UnitAttachError::ReservedDomain { domain })
-    );
-    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
-    assert_eq!(
-        received(&model),
-        [
-            Received::Contexts(3, 0, SOURCE),
-            Received::Iotlb(2, 7, None),
-            Received::Wait(0)
-        ]
-    );
-    // Leaves only is not said: a table may stand where the unit remembers none.
-    let what = Invalidation::of(Span::new(0x5000, 0x1000), 1, false);
-    driver.invalidate(DOMAIN, &what).unwrap();
-    assert_eq!(
-        received(&model),
-        [
-            Received::Iotlb(3, 7, Some((0x5000, 0, false))),
-            Received::Wait(0)
-        ]
-    );
 }
 
 #[test]
