@@ -72,7 +72,7 @@ fn amd_vi() -> Result<(), Box<dyn Error>> {
     let machine = Machine::start(PC, &["amd-iommu,dma-remap=on", "amd-iommu,pt=off"])?;
     let memory = machine.table_memory()?;
 
-    // What no register says, IVRS does: how many devices, and here that the unit remembers absent entries (NpCache), as
+    // IVRS says what no register does: how many devices, and here that the unit remembers absent entries (NpCache), as
     // emulated ones do. The device table is one piece of 32 bytes a device, so 8 KiB are enough for bus 0.
     let config = amdvi::Config {
         last_device: 0xff,
@@ -92,7 +92,7 @@ fn smmuv3() -> Result<(), Box<dyn Error>> {
     let machine = Machine::start(ARM, &[])?;
     let memory = machine.table_memory()?;
 
-    // What no register says, IORT does: which StreamIDs there are. Here they are requester ids, so `DEVICE` is one; bus 0
+    // IORT says what no register does: which StreamIDs there are. Here they are requester ids, so `DEVICE` is one; bus 0
     // has 256.
     let config = smmuv3::Config {
         last_device: 0xff,

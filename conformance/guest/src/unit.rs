@@ -261,7 +261,7 @@ const SMMU: Layout = Layout {
 struct Prompt {
     memory: Arc<HeapTables>,
     layout: &'static Layout,
-    /// By offset, with a place for each 32 bits.
+    /// Values by offset, with a place for each 32 bits.
     registers: Vec<AtomicU64>,
     head: AtomicU64,
 }

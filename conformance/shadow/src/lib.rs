@@ -173,10 +173,10 @@ impl Shadow {
         })
     }
 
-    /// By page of memory: whether it is pinned, and whether it is charged, at least and at most. Nothing is,
-    /// unless devices are attached (`live`).
+    /// Three bits for each page of memory: it is pinned, it is charged at least, and at most. None is set unless
+    /// devices are attached (`live`).
     ///
-    /// What is released keeps its charge for its return. What is taken out besides keeps it or not: that
+    /// A released page keeps its charge for its return. One that is taken out besides keeps it or not: that
     /// depends on which came first, and nobody is promised it.
     pub fn held(&self, live: bool) -> [Vec<bool>; 3] {
         let mut held = [(); 3].map(|()| vec![false; self.memory]);

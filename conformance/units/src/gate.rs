@@ -73,7 +73,7 @@ impl Place {
     }
 }
 
-/// The gate before a command queue, for whoever stops it.
+/// The gate before a command queue.
 pub(crate) struct Gate {
     machine: Arc<Machine>,
     registers: Registers,
@@ -143,8 +143,8 @@ impl Gate {
                     false => u64::from(self.registers.read32(place.tail)),
                 };
                 let base = (self.registers.read64(place.base) & place.address) << place.shift;
-                // A failure of the machine is told by the unit, which goes on as if nothing were.
-                let at = base + (before * place.counts & 0xfff);
+                // Where the machine fails, the unit does not stop, which the life finds.
+                let at = base + ((before * place.counts) & 0xfff);
                 let _ = self.machine.write(at, &[0xff; 16]);
                 (state.queue, state.met) = (Queue::Open, true);
             }

@@ -27,7 +27,7 @@ pub struct Done {
     pub leaves: BTreeMap<u64, u64>,
     /// What flushes took: which, commands, waits.
     pub costs: Vec<(&'static str, u64, u64)>,
-    /// What a life had, if it was one.
+    /// Counts of a life, if it was one.
     pub life: Option<Counts>,
 }
 

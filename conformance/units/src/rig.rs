@@ -105,7 +105,7 @@ impl Place {
 
 /// Larger tables than those of 4 KiB, or other use of their memory.
 pub(crate) enum LargeTables {
-    /// What devices reach is in it.
+    /// Data.
     None(Arc<Mapping>),
     K16(Arc<Arena<MappedStorage, 14>>),
     K64(Arc<Arena<MappedStorage, 16>>),
@@ -301,7 +301,7 @@ impl Rig {
         &self.machine
     }
 
-    /// The machine, for whoever outlives a look at the rig.
+    /// The machine, shared with registers.
     pub(crate) fn machine_shared(&self) -> Arc<Machine> {
         Arc::clone(&self.machine)
     }
@@ -394,7 +394,7 @@ impl Rig {
         self.life.set(Some(counts));
     }
 
-    /// What was noted.
+    /// The counts that were noted.
     pub const fn life(&self) -> Option<Counts> {
         self.life.get()
     }

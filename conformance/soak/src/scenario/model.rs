@@ -12,7 +12,7 @@ use shadow::{Page, Shadow};
 use super::dirty::Touched;
 use super::scene::Expect;
 
-/// What devices may expect at a page.
+/// Expectation of devices at a page.
 pub(crate) fn expect(page: Option<Page>) -> Expect {
     match page.filter(Page::is_there) {
         Some(Page { memory, write, .. }) => Expect::Mapped {

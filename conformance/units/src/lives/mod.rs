@@ -11,7 +11,7 @@
 //! # After each step
 //!
 //! * Devices read and write at the edges of what has changed, at the first and last bytes of the pages on both sides.
-//!   What is there arrives, what is not faults: the unit's faults are drained and compared after each access, with
+//!   Memory that is mapped is reached, and all other accesses fault: the unit's faults are drained and compared after each access, with
 //!   device, address and access where QEMU tells them.
 //! * Areas are those of the shadow, and what is charged lies between what it is to be at least and at most.
 //! * Now and then every page of both tables leads where the shadow says.

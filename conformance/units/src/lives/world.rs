@@ -57,7 +57,7 @@ fn now() -> Duration {
     CLOCK.with(|clock| Duration::from_millis(clock.get()))
 }
 
-/// What may wait for a lazy flush: so many steps long.
+/// Lazy flushing: so many holds wait, and so many steps long.
 const LAZY: Flushing = Flushing::Lazy {
     holds: 12,
     age: Duration::from_millis(8),
@@ -94,7 +94,7 @@ pub(super) struct World<'r> {
     pub(super) counts: Counts,
 }
 
-/// What a life had.
+/// Counts of a life.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Operations.
@@ -433,7 +433,7 @@ impl<'r> World<'r> {
         Ok(())
     }
 
-    /// What devices have written to is found, and no more; or the unit cannot tell.
+    /// Harvests: no page is found to which no device has written, or the unit cannot tell.
     fn harvest(
         &mut self,
         number: usize,
@@ -578,7 +578,7 @@ impl<'r> World<'r> {
         Ok(())
     }
 
-    /// What is flushed is found by no device.
+    /// After a flush no device finds what was unmapped.
     fn settle(&mut self) {
         for space in &mut self.spaces {
             if space.ioas.retired() == 0 {
@@ -645,7 +645,7 @@ impl<'r> World<'r> {
         Ok(())
     }
 
-    /// What is charged is what both address spaces hold of the memory that is pinned.
+    /// The charge is that of what both address spaces hold of the memory that is pinned.
     fn look_at_charge(&self) -> anyhow::Result<()> {
         let mut charged = [0, 0];
         for (nth, charged) in charged.iter_mut().enumerate() {

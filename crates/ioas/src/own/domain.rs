@@ -90,7 +90,7 @@ impl Domain {
         }
     }
 
-    /// Whether `unit` can walk the table, demands no more of its changes than it keeps, and translates through it
+    /// True when `unit` can walk the table, demands no more of its changes than it keeps, and translates through it
     /// as the others do.
     pub(crate) fn suits(&self, unit: &dyn Unit, dirty: bool) -> bool {
         let can = unit.capabilities();

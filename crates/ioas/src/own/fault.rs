@@ -1,7 +1,7 @@
 //! Faults of a unit, with the areas of the address space in which they happened.
 //!
-//! A unit's records belong to whoever drives the unit: it [drains](iommu::Unit::drain_faults) them, at most as many
-//! as its log holds, and asks the address spaces of its devices. [`Ioas::locate`] takes two looks at the areas and
+//! A program that drives a unit [drains](iommu::Unit::drain_faults) its records, at most as many as its log holds, and
+//! asks the address spaces of its devices. [`Ioas::locate`] takes two looks at the areas and
 //! copies what it names, so a flood of faults costs as much as the log is long, however many there were.
 
 use core::fmt;

@@ -35,7 +35,7 @@ fn a_table_that_has_grown_is_walked_from_its_new_root_by_all_devices_of_the_doma
     assert!(matches!(failed, Err(FlushError::Unit { .. })));
     model.state().broken.mute = false;
     model.received();
-    // The stores are done. The unit has not heard of them, and is told again.
+    // The unit has not heard of the stores, and is told again.
     let flushed = gather
         .flush_with(|what| driver.invalidate(DOMAIN, what))
         .unwrap();
