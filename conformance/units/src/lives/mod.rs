@@ -2,10 +2,10 @@
 //!
 //! # The world
 //!
-//! Two [`Ioas`] over one driver, and so two domains; two `edu` and an NVMe controller, each in one of them or in none;
+//! Two [`Ioas`](ioas::Ioas) over one driver, and so two domains; two `edu` and an NVMe controller, each in one of them or in none;
 //! two nodes of the machine as memory, one of which this process shares, so that it is pinned and charged, while the
 //! other has fixed runs of 16 KiB. Operations come from the generator that the soak has too, and change the same
-//! [shadow](shadow). Some meet a command queue that is deaf, or that stops at a command that it does not know; now and
+//! [`shadow`]. Some meet a command queue that is deaf, or that stops at a command that it does not know; now and
 //! then the queue is filled to its last place, or the unit gets another driver.
 //!
 //! # After each step
