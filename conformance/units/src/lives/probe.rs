@@ -44,34 +44,62 @@ impl World<'_> {
         let mut looked = Vec::new();
         for range in changed {
             let inside = pages_of(*range);
-            for edge in [inside.start, inside.end] {
-                looked.extend([edge.checked_sub(1), Some(edge)].into_iter().flatten());
-            }
+            // First the pages inside, which were reached before.
+            looked.extend([inside.start, inside.end - 1, inside.end]);
+            looked.extend(inside.start.checked_sub(1));
         }
         self.random.shuffle(&mut looked);
         looked.truncate(EDGES);
-        let any = (0..ANYWHERE).map(|_| self.random.usize(..pages()));
-        looked.extend(any.collect::<Vec<_>>());
-        looked.retain(|page| *page < pages());
         for page in looked {
-            // A device that is attached elsewhere finds the other address space there.
+            let device = self.regular(number, page);
+            self.look(device, number, page)?;
+        }
+        for _ in 0..ANYWHERE {
             let device = self.random.usize(..DEVICES.len());
-            let number = self.places[device].unwrap_or(number);
-            if self.spaces[number].stale[page] {
-                continue;
-            }
-            let find = self.find(device, number, page);
-            let what = || format!("device {device} at page {page} of space {number}: {find:x?}");
-            if device == NVME {
-                self.command(number, page, find).with_context(what)?;
-                continue;
-            }
-            let offset = if self.random.bool() { 0 } else { PAGE - BYTES };
-            self.read(device, page, offset, find).with_context(what)?;
-            self.write(device, number, page, offset, find)
-                .with_context(what)?;
+            let page = self.random.usize(..pages());
+            self.look(device, number, page)?;
         }
         Ok(())
+    }
+
+    /// Devices of an address space come to pages at both ends of ranges that are about to change, so that their unit
+    /// has them in its caches. Those that look at the edges afterwards are the same.
+    pub(super) fn warm(&mut self, number: usize, changing: &[Span<Iova>]) -> anyhow::Result<()> {
+        for range in changing.iter().take(EDGES / 2) {
+            let inside = pages_of(*range);
+            for page in [inside.start, inside.end - 1] {
+                let device = self.regular(number, page);
+                self.look(device, number, page)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The device of an address space that looks at a page, always the same while devices stay.
+    fn regular(&mut self, number: usize, page: usize) -> usize {
+        let mine = |device: &usize| self.places[*device] == Some(number);
+        let mine: Vec<usize> = (0..DEVICES.len()).filter(mine).collect();
+        match mine.len() {
+            0 => self.random.usize(..DEVICES.len()),
+            count => mine[page % count],
+        }
+    }
+
+    /// A device looks at a page of its address space, or of `number` if it has none.
+    fn look(&mut self, device: usize, number: usize, page: usize) -> anyhow::Result<()> {
+        let number = self.places[device].unwrap_or(number);
+        if page >= pages() || self.spaces[number].stale[page] {
+            return Ok(());
+        }
+        let find = self.find(device, number, page);
+        let what = || format!("device {device} at page {page} of space {number}: {find:x?}");
+        if device == NVME {
+            return self.command(number, page, find).with_context(what);
+        }
+        let offset = if self.random.bool() { 0 } else { PAGE - BYTES };
+        self.read(device, page, offset, find).with_context(what)?;
+        self.write(device, number, page, offset, find)
+            .with_context(what)
     }
 
     fn find(&self, device: usize, number: usize, page: usize) -> Find {

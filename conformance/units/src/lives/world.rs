@@ -231,6 +231,14 @@ impl<'r> World<'r> {
             _ => Queue::Open,
         };
         self.last = format!("space {number}, queue {stopped:?}, {operation:x?}");
+        let changing = match &operation {
+            Operation::Unmap(range)
+            | Operation::UnmapCutting(range)
+            | Operation::TakeOut(range) => vec![*range],
+            Operation::Release(memory, parts) => self.ranges_over(number, *memory, parts),
+            _ => Vec::new(),
+        };
+        self.warm(number, &changing).context("before it")?;
         self.gate.stop(stopped);
         let done = self.make(number, &operation);
         let met = self.gate.open() && stopped != Queue::Open;
