@@ -240,15 +240,17 @@ impl<'r> World<'r> {
         };
         self.warm(number, &changing).context("before it")?;
         self.gate.stop(stopped);
-        let done = self.make(number, &operation);
+        let (result, changed) = self.make(number, &operation)?;
+        if let Ok(Some(change)) = result {
+            self.change(number, &changed, change)?;
+        }
+        if stopped == Queue::Deaf {
+            self.before_it_hears(number, &operation, &changed)
+                .context("under a deaf queue")?;
+        }
         let met = self.gate.open() && stopped != Queue::Open;
-        let (result, changed) = done?;
         match result {
-            Ok(change) => {
-                if let Some(change) = change {
-                    self.change(number, &changed, change)?;
-                }
-            }
+            Ok(_) => {}
             Err(cause) if met => {
                 self.counts.failed += 1;
                 self.last.push_str(&format!(": {cause:#}"));
@@ -263,6 +265,28 @@ impl<'r> World<'r> {
             self.flush_all().context("a flush after a stop")?;
         }
         Ok(changed)
+    }
+
+    /// The unit has not heard of the operation: what is done holds all the same, and what is not done stays charged,
+    /// since devices may reach it.
+    fn before_it_hears(
+        &mut self,
+        number: usize,
+        operation: &Operation,
+        changed: &[Span<Iova>],
+    ) -> anyhow::Result<()> {
+        let moves = matches!(operation, Operation::Attach(_) | Operation::Detach(_));
+        let [least, _] = self.to_be_charged();
+        let found = self.ledger.in_use();
+        ensure!(
+            moves || least <= found,
+            "{found:#x} bytes are charged, not {least:#x}"
+        );
+        self.settle();
+        if self.spaces[number].ioas.retired() == 0 && !moves {
+            self.warm(number, changed)?;
+        }
+        Ok(())
     }
 
     /// Calls the address space. Yields what came of it, an error only if a stopped queue explains it, and where.
@@ -655,6 +679,18 @@ impl<'r> World<'r> {
 
     /// The charge is that of what both address spaces hold of the memory that is pinned.
     fn look_at_charge(&self) -> anyhow::Result<()> {
+        let [least, most] = self.to_be_charged();
+        let waits = self.spaces.iter().any(|space| space.ioas.retired() > 0);
+        let found = self.ledger.in_use();
+        ensure!(
+            least <= found && (found <= most || waits),
+            "{found:#x} bytes are charged, not {least:#x} to {most:#x}"
+        );
+        Ok(())
+    }
+
+    /// Bytes that are to be charged, at least and at most.
+    fn to_be_charged(&self) -> [u64; 2] {
         let mut charged = [0, 0];
         for (nth, charged) in charged.iter_mut().enumerate() {
             let held = self.spaces.iter().map(|space| {
@@ -667,14 +703,7 @@ impl<'r> World<'r> {
             let any = |page: &usize| held.iter().any(|held| held[*page]);
             *charged = (0..pages).filter(any).count() as u64 * PAGE;
         }
-        let [least, most] = charged;
-        let waits = self.spaces.iter().any(|space| space.ioas.retired() > 0);
-        let found = self.ledger.in_use();
-        ensure!(
-            least <= found && (found <= most || waits),
-            "{found:#x} bytes are charged, not {least:#x} to {most:#x}"
-        );
-        Ok(())
+        charged
     }
 
     /// Where a page of memory lies in the machine.
