@@ -115,6 +115,7 @@ pub(crate) enum LargeTables {
 ///
 /// They may do DMA, and the unit is as it was after reset.
 pub struct Rig {
+    qemu: Qemu,
     unit: Unit,
     kind: Kind,
     place: Place,
@@ -254,6 +255,7 @@ impl Rig {
         };
         let at = place.structures().start;
         let rig = Self {
+            qemu: qemu.clone(),
             unit,
             kind,
             place,
@@ -279,6 +281,11 @@ impl Rig {
     /// The command line `dmaspace`.
     pub(crate) fn dmaspace(&self) -> &Path {
         &self.dmaspace
+    }
+
+    /// The emulator.
+    pub(crate) const fn qemu(&self) -> &Qemu {
+        &self.qemu
     }
 
     /// The unit.

@@ -11,6 +11,7 @@ mod handover;
 mod nvme;
 mod riscv;
 mod suite;
+mod two_units;
 mod vtd_by_hand;
 
 /// A check.
@@ -115,6 +116,14 @@ pub const CHECKS: &[Check] = &[
         |unit, _| unit == Unit::VtdFirst,
         changes::dirty,
     ),
+    Check {
+        random: true,
+        ..check(
+            "dirty bits of an address space",
+            |unit, _| unit == Unit::VtdFirst,
+            lives::dirty,
+        )
+    },
     check(
         "directories",
         |unit, kind| unit.board() == Board::RiscvVirt && is_usual(unit, kind),
@@ -124,6 +133,11 @@ pub const CHECKS: &[Check] = &[
         "processes",
         |unit, kind| unit == Unit::Riscv && kind.format == FormatId::RiscV,
         riscv::processes,
+    ),
+    check(
+        "two units, on two nodes",
+        |unit, kind| unit == Unit::SmmuBoth && is_usual(unit, kind),
+        two_units::nodes,
     ),
     check("cost of a flush", is_usual, changes::flush_costs),
 ];

@@ -19,12 +19,14 @@
 //! An operation that a stopped queue has failed was done in part: the shadow takes over what the areas say then, and
 //! after a flush that succeeds everything is held to that.
 
+mod dirty;
 mod node;
 mod probe;
 mod world;
 
 use anyhow::Context as _;
 
+pub(crate) use dirty::dirty;
 pub use world::Counts;
 use world::World;
 
