@@ -192,6 +192,7 @@ const NOT_MODELLED: &str = "
 | VT-d's second stage with 5 levels, concatenated roots of Arm's stage 2, DART | Linux's table code (`cargo xtask conformance`) |
 | contiguous hints of Arm | known answers (`crates/iopt/tests/known_answers/arm_lpae`); units ignore them and translate |
 | accessed and dirty bits, except VT-d's first stage | the software unit (`crates/iommu/src/software/tests/dirty.rs`) and walkers with updates |
+| two units of VT-d or AMD-Vi on one machine | two SMMUv3 |
 | PASIDs, devices' TLBs, AMD's guest tables | models in the tests of each driver |
 | addresses and flags in AMD's event log, denied accesses to cached leaves | a model (`crates/iommu/src/amdvi/tests/broken.rs`) |
 | units that answer late, wrongly or not at all | scripted registers and hostile units, in the tests of each driver |
