@@ -33,7 +33,7 @@ use world::World;
 use crate::Rig;
 
 /// Steps of a life.
-const STEPS: u64 = 200;
+const STEPS: u64 = 150;
 
 /// Lives one life.
 pub(crate) fn life(rig: &Rig) -> anyhow::Result<()> {
