@@ -153,18 +153,6 @@ impl Shadow {
         self.pages[pages].iter().all(Option::is_none)
     }
 
-    /// The pages are those of areas, without a hole.
-    pub fn is_whole(&self, pages: Range<usize>) -> bool {
-        self.pages[pages].iter().all(Option::is_some)
-    }
-
-    /// Changes these pages. False when an area was in the way of a map.
-    #[must_use]
-    pub fn change(&mut self, pages: impl IntoIterator<Item = usize>, change: Change) -> bool {
-        let mut pages = pages.into_iter();
-        pages.all(|number| change.apply(number, &mut self.pages[number]))
-    }
-
     /// The page leads to one of `memory`.
     pub fn leads_to(&self, page: usize, memory: &[Range<usize>]) -> bool {
         self.pages[page].is_some_and(|page| {
@@ -176,8 +164,8 @@ impl Shadow {
     /// Three bits for each page of memory: it is pinned, it is charged at least, and at most. None is set unless
     /// devices are attached (`live`).
     ///
-    /// A released page keeps its charge for its return. One that is taken out besides keeps it or not: that
-    /// depends on which came first, and nobody is promised it.
+    /// A released page keeps its charge for its return. One that is taken out besides keeps it or not, by which came
+    /// first: that is promised to no caller.
     pub fn held(&self, live: bool) -> [Vec<bool>; 3] {
         let mut held = [(); 3].map(|()| vec![false; self.memory]);
         if live {

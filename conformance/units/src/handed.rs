@@ -41,6 +41,26 @@ impl Handed {
         Ok(())
     }
 
+    fn moving(
+        &self,
+        device: DeviceId,
+        work: impl FnOnce(&dyn Live) -> Result<(), UnitAttachError>,
+    ) -> Result<(), UnitAttachError> {
+        let cause = GONE;
+        let none = || Err(UnitAttachError::Unit { device, cause });
+        self.read().as_deref().map_or_else(none, work)
+    }
+
+    fn flushing(
+        &self,
+        domain: DomainId,
+        work: impl FnOnce(&dyn Live) -> Result<(), FlushError>,
+    ) -> Result<(), FlushError> {
+        let cause = GONE;
+        let none = || Err(FlushError::Unit { domain, cause });
+        self.read().as_deref().map_or_else(none, work)
+    }
+
     /// Ends it.
     pub(crate) fn disable(&self) -> anyhow::Result<()> {
         let driver = self.read();
@@ -74,49 +94,24 @@ impl iommu::Unit for Handed {
         domain: DomainId,
         root: Root,
     ) -> Result<(), UnitAttachError> {
-        match self.read().as_ref() {
-            Some(driver) => driver.attach(device, domain, root),
-            None => Err(UnitAttachError::Unit {
-                device,
-                cause: GONE,
-            }),
-        }
+        self.moving(device, |driver| driver.attach(device, domain, root))
     }
 
     fn detach(&self, device: DeviceId) -> Result<(), UnitAttachError> {
-        match self.read().as_ref() {
-            Some(driver) => driver.detach(device),
-            None => Err(UnitAttachError::Unit {
-                device,
-                cause: GONE,
-            }),
-        }
+        self.moving(device, |driver| driver.detach(device))
     }
 
     fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
-        match self.read().as_ref() {
-            Some(driver) => driver.invalidate(domain, what),
-            None => Err(FlushError::Unit {
-                domain,
-                cause: GONE,
-            }),
-        }
+        self.flushing(domain, |driver| driver.invalidate(domain, what))
     }
 
     fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
-        match self.read().as_ref() {
-            Some(driver) => driver.invalidate_domain(domain),
-            None => Err(FlushError::Unit {
-                domain,
-                cause: GONE,
-            }),
-        }
+        self.flushing(domain, |driver| driver.invalidate_domain(domain))
     }
 
     fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
         let driver = self.read();
-        driver
-            .as_ref()
-            .map_or(0, |driver| driver.drain_faults(sink))
+        let drained = driver.as_ref().map(|driver| driver.drain_faults(sink));
+        drained.unwrap_or(0)
     }
 }

@@ -75,7 +75,7 @@ fn devices_reach_memory_as_it_comes_and_goes() {
     other.close().unwrap();
     space.close().unwrap();
     assert_eq!((ledger.in_use(), iommu.unit().tables().in_use()), (0, 0));
-    // Nor does the IOMMU keep memory, whose physical addresses others have now.
+    // The IOMMU keeps no memory, whose physical addresses others have now.
     assert_eq!(Arc::strong_count(&memory), 1);
 }
 
