@@ -6,7 +6,7 @@ use dmaspace::firmware::FirmwareTable;
 
 use super::finding::{At, Evidence, Place, plain};
 use super::folds::Folds;
-use super::read::config::Configuration;
+use crate::inspect::Guest;
 
 /// The most facts of one kind that are kept.
 pub(super) const MOST: usize = 65_536;
@@ -50,7 +50,7 @@ pub(super) struct Facts {
     /// Kernel command lines.
     pub(super) command_lines: Vec<Known<String>>,
     /// Guests' configurations.
-    pub(super) configurations: Vec<Known<Configuration>>,
+    pub(super) configurations: Vec<Known<Guest>>,
     /// Firmware tables; the offset of their structures counts where the file is the table.
     pub(super) tables: Vec<Known<TableFact>>,
     /// Dumps of I/O page tables as text.

@@ -42,9 +42,9 @@ pub use advice::Advice;
 pub(crate) use command::{InspectArgs, run};
 pub use cost::FormatCost;
 #[cfg(test)]
-pub use guest::{GivenDevice, Interface};
-pub use guest::{Guest, Host, Ram, Remapped, libvirt, of_areas, qemu_line};
-pub(crate) use guest::{Pairs, address, libvirt_bytes, pairs, pool_by_name};
+pub use guest::GivenDevice;
+pub(crate) use guest::{BusPlace, libvirt_rough, qemu_rough};
+pub use guest::{Guest, Host, Interface, Monitor, Ram, Remapped, libvirt, of_areas, qemu_line};
 pub use machine::{Ats, MachineReport};
 #[cfg(test)]
 pub use machine::{GroupDevice, GroupReport, MachineFinding, UnitReport};

@@ -438,9 +438,8 @@ mod tests {
                     times: 5,
                 }),
                 devices: vec![GivenDevice {
-                    address: "0000:01:00.0".into(),
                     name: Some("Intel Corporation 82574L".into()),
-                    disk: false,
+                    ..GivenDevice::from("0000:01:00.0".to_owned())
                 }],
                 ..Guest::default()
             }),

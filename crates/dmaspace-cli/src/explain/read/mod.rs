@@ -397,7 +397,7 @@ impl<'f> Text<'f> {
         true
     }
 
-    fn configuration(&mut self, number: u64, raw: &str, new: config::Configuration) {
+    fn configuration(&mut self, number: u64, raw: &str, new: crate::inspect::Guest) {
         const MOST_CONFIGURATIONS: usize = 1024;
         if self.facts.configurations.len() >= MOST_CONFIGURATIONS {
             *self.facts.dropped.entry("configurations").or_default() += 1;

@@ -2,7 +2,7 @@
 
 use super::super::facts::{Facts, Known};
 use super::super::finding::{Advice, Finding, quoted};
-use super::super::read::config::{BusPlace, Configuration};
+use crate::inspect::{BusPlace, Guest, Monitor};
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     for one in &facts.configurations {
@@ -11,7 +11,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-fn nodes(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) {
+fn nodes(facts: &Facts, one: &Known<Guest>, found: &mut Vec<Finding>) {
     let config = &one.fact;
     if config.nodes < 2 {
         return;
@@ -19,11 +19,11 @@ fn nodes(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) {
     let hanging: Vec<&str> = config
         .devices
         .iter()
-        .filter(|device| device.place == BusPlace::Default)
+        .filter(|device| device.place == BusPlace::Root)
         .map(|device| device.address.as_str())
         .collect();
     // A file that was not given may have the expander.
-    if !hanging.is_empty() && !config.buses_unread {
+    if !hanging.is_empty() && !config.elsewhere {
         let hosts: Vec<_> = facts
             .device_nodes
             .iter()
@@ -56,7 +56,7 @@ fn nodes(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) {
                         count => format!("{count} devices hang"),
                     }
                 ))
-                .advise(Advice::text(if config.libvirt {
+                .advise(Advice::text(if config.monitor == Monitor::Libvirt {
                     "An expander bus for each node, with its devices below it: <controller type='pci' \
                      model='pcie-expander-bus'> with <target><node>N</node></target>, and a pcie-root-port on it."
                 } else {
@@ -69,7 +69,7 @@ fn nodes(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) {
     let unbound: Vec<_> = config
         .memory
         .iter()
-        .filter(|part| part.nodes.is_empty())
+        .filter(|part| part.host_nodes.is_empty())
         .collect();
     if !unbound.is_empty() && !config.devices.is_empty() {
         let names: Vec<String> = unbound
@@ -84,7 +84,7 @@ fn nodes(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) {
                     "Memory of the guest's nodes {} is bound to no node of the host.",
                     names.join(", ")
                 ))
-                .advise(Advice::text(if config.libvirt {
+                .advise(Advice::text(if config.monitor == Monitor::Libvirt {
                     "<numatune> with a <memnode cellid='N' mode='strict' nodeset='N'/> for each cell."
                 } else {
                     "host-nodes=N,policy=bind at each memory object."
@@ -93,7 +93,7 @@ fn nodes(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) {
     }
 }
 
-fn unread(one: &Known<Configuration>, found: &mut Vec<Finding>) {
+fn unread(one: &Known<Guest>, found: &mut Vec<Finding>) {
     if one.fact.unread.is_empty() {
         return;
     }

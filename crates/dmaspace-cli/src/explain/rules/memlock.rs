@@ -2,7 +2,7 @@
 
 use super::super::facts::{Facts, Known, Line};
 use super::super::finding::{Advice, Certainty, Evidence, Finding};
-use super::super::read::config::Configuration;
+use crate::inspect::{Guest, Interface};
 
 const ENOMEM: i32 = 12;
 const ENOSPC: i32 = 28;
@@ -15,7 +15,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
 }
 
 /// The configuration, where there is only one.
-fn only(facts: &Facts) -> Option<&Known<Configuration>> {
+fn only(facts: &Facts) -> Option<&Known<Guest>> {
     match facts.configurations.as_slice() {
         [one] => Some(one),
         _ => None,
@@ -86,7 +86,7 @@ fn exceeded(facts: &Facts, found: &mut Vec<Finding>) {
         )
         .evidence(evidence);
         let of_one = only(facts).filter(|_| facts.of_one_machine());
-        let need = of_one.and_then(|one| Some((one, one.fact.bytes?)));
+        let need = of_one.and_then(|one| Some((one, one.fact.known_bytes()?)));
         if let Some((one, need)) = need.filter(|_| !limits.is_empty()) {
             text += &format!(" The guest that was given has {}.", bytes(need));
             finding = finding.evidence([&one.evidence]).advise(Advice::text(format!(
@@ -113,8 +113,8 @@ fn by_limit(facts: &Facts, found: &mut Vec<Finding>) {
     });
     let of_one = only(facts).filter(|_| facts.of_one_machine());
     let need = of_one.and_then(|one| {
-        let mapped = one.fact.type1 && one.fact.mediated.is_none();
-        Some((one.fact.bytes.filter(|_| mapped)?, &one.evidence))
+        let mapped = one.fact.interface == Some(Interface::Type1) && one.fact.mediated.is_empty();
+        Some((one.fact.known_bytes().filter(|_| mapped)?, &one.evidence))
     });
     let source = "Linux drivers/vfio/vfio_iommu_type1.c, vfio_lock_acct; Documentation/userspace-api/iommufd.rst";
     if let (Some((Some(limit), at)), Some((need, of))) = (limit, need) {
@@ -180,7 +180,7 @@ fn per_device(facts: &Facts, found: &mut Vec<Finding>) {
     };
     let (config, lines) = (&one.fact, &facts.lines);
     let count = config.devices.len() as u64;
-    let Some(memory) = config.bytes else {
+    let Some(memory) = config.known_bytes() else {
         return;
     };
     // A limit that holds the memory once and not once for each device.
@@ -195,7 +195,7 @@ fn per_device(facts: &Facts, found: &mut Vec<Finding>) {
         _ => false,
     });
     let about: Vec<_> = about.collect();
-    if about.is_empty() || count < 2 || !config.type1 {
+    if about.is_empty() || count < 2 || config.interface != Some(Interface::Type1) {
         return;
     }
     let total = total(memory, count);

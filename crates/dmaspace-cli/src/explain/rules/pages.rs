@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::facts::{Facts, Known, Line};
 use super::super::finding::{Advice, Finding};
-use super::super::read::config::Configuration;
+use crate::inspect::Guest;
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     let mut counted = false;
@@ -32,17 +32,17 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
 }
 
 /// Need and counts; true where both were given.
-fn pools(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) -> bool {
+fn pools(facts: &Facts, one: &Known<Guest>, found: &mut Vec<Finding>) -> bool {
     let mut need: BTreeMap<u64, u64> = BTreeMap::new();
     let mut bound: BTreeMap<(u64, Vec<u32>), u64> = BTreeMap::new();
     for part in &one.fact.memory {
-        let Some(page) = part.pool.filter(|page| *page > 0) else {
+        let Some(page) = part.pool_bytes.filter(|page| *page > 0) else {
             continue;
         };
         let pages = part.bytes.div_ceil(page);
         *need.entry(page).or_default() += pages;
-        if part.bound && !part.nodes.is_empty() {
-            *bound.entry((page, part.nodes.clone())).or_default() += pages;
+        if part.bound && !part.host_nodes.is_empty() {
+            *bound.entry((page, part.host_nodes.clone())).or_default() += pages;
         }
     }
     let mut counted = false;

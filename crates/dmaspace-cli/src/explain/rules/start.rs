@@ -2,7 +2,7 @@
 
 use super::super::facts::{Facts, Known, Line};
 use super::super::finding::{Advice, Certainty, Evidence, Finding};
-use super::super::read::config::Configuration;
+use crate::inspect::{Guest, Interface, Monitor};
 
 /// BARs whose pages take time: 4 KiB pages of 4 GiB are a million calls.
 const LARGE_BAR: u64 = 4 << 30;
@@ -15,14 +15,13 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     bars(facts, found);
 }
 
-fn small_pages(one: &Known<Configuration>, found: &mut Vec<Finding>) {
+fn small_pages(one: &Known<Guest>, found: &mut Vec<Finding>) {
     let config = &one.fact;
-    let mapped = (config.type1 || config.iommufd)
-        && !config.devices.is_empty()
-        && config.confidential.is_none();
+    let mapped =
+        config.interface.is_some() && !config.devices.is_empty() && config.confidential.is_none();
     let parts = config.memory.iter();
     let small: u64 = parts
-        .filter(|part| part.pool.is_none() && !part.shared && !part.prealloc)
+        .filter(|part| part.pool_bytes.is_none() && !part.shared && part.prealloc_threads == 0)
         .fold(0, |sum, part| sum.saturating_add(part.bytes));
     if !mapped || small == 0 {
         return;
@@ -35,7 +34,7 @@ fn small_pages(one: &Known<Configuration>, found: &mut Vec<Finding>) {
                  in, page by page.",
                 crate::size::bytes(small)
             ))
-            .advise(Advice::text(if config.libvirt {
+            .advise(Advice::text(if config.monitor == Monitor::Libvirt {
                 "<memoryBacking><hugepages/></memoryBacking>: pages of a pool."
             } else {
                 "-object memory-backend-memfd,hugetlb=on,prealloc=on: pages of a pool."
@@ -45,13 +44,13 @@ fn small_pages(one: &Known<Configuration>, found: &mut Vec<Finding>) {
 }
 
 /// One thread that brings memory in: QEMU 5.0 to 7.0.
-fn threads(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) {
+fn threads(facts: &Facts, one: &Known<Guest>, found: &mut Vec<Finding>) {
     let config = &one.fact;
-    if config.libvirt
+    if config.monitor == Monitor::Libvirt
         || !config
             .memory
             .iter()
-            .any(|part| part.prealloc && !part.threads)
+            .any(|part| part.prealloc_threads > 0 && !part.threads_given)
     {
         return;
     }
@@ -60,15 +59,16 @@ fn threads(facts: &Facts, one: &Known<Configuration>, found: &mut Vec<Finding>) 
         _ => None,
     });
     let one_thread = |version: (u32, u32)| ((5, 0)..=(7, 0)).contains(&version);
-    let (certainty, evidence): (Certainty, Option<&Evidence>) = match (version, config.machine) {
-        (Some((version, evidence)), _) if one_thread(version) => {
-            (Certainty::Certain, Some(evidence))
-        }
-        (Some(_), _) => return,
-        // The type of the machine is of this version or an older one.
-        (None, Some(machine)) if machine > (7, 0) => return,
-        (None, _) => (Certainty::Likely, None),
-    };
+    let (certainty, evidence): (Certainty, Option<&Evidence>) =
+        match (version, config.machine_version) {
+            (Some((version, evidence)), _) if one_thread(version) => {
+                (Certainty::Certain, Some(evidence))
+            }
+            (Some(_), _) => return,
+            // The type of the machine is of this version or an older one.
+            (None, Some(machine)) if machine > (7, 0) => return,
+            (None, _) => (Certainty::Likely, None),
+        };
     found.push(
         Finding::new("start.prealloc-threads", certainty, "QEMU backends/hostmem.c, host_memory_backend_init; commit f8d426a685 (7.1)")
             .evidence([&one.evidence])
@@ -96,7 +96,7 @@ fn bars(facts: &Facts, found: &mut Vec<Finding>) {
     let type1: Vec<&str> = facts
         .configurations
         .iter()
-        .filter(|one| one.fact.type1)
+        .filter(|one| one.fact.interface == Some(Interface::Type1))
         .flat_map(|one| {
             one.fact
                 .devices

@@ -21,12 +21,11 @@ use crate::devices::Names;
 use crate::size::{self, SizeError};
 
 pub use libvirt::libvirt;
-pub(crate) use libvirt::scaled as libvirt_bytes;
+pub(crate) use libvirt::libvirt_rough;
 pub use process::of_areas;
 pub(super) use process::of_process;
-use qemu::qemu;
 pub use qemu::qemu_line;
-pub(crate) use qemu::{Pairs, address, pairs};
+pub(crate) use qemu::qemu_rough;
 use qemu::{added, has_variable};
 
 /// Where hugetlbfs files lie: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
@@ -41,6 +40,8 @@ pub(super) const SMALL: u64 = 4096;
 /// A page of the largest pool that there is, of Arm and POWER: Linux `Documentation/arch/arm64/hugetlbpage.rst` and
 /// `arch/powerpc/mm/book3s64/hash_utils.c`.
 const LARGEST: u64 = 16 << 30;
+/// Files and variables that are kept.
+const MOST_UNREAD: usize = 64;
 /// Numbers of processors and threads.
 const CPUS: RangeInclusive<u64> = 1..=MOST_CPUS as u64;
 
@@ -70,8 +71,24 @@ pub struct Guest {
     pub confidential: Option<String>,
     /// Memory that is mapped more than once while it starts.
     pub remapped: Option<Remapped>,
+    /// The version of QEMU that the machine's type names, major and minor: the monitor is of this one or a newer one.
+    pub machine_version: Option<(u32, u32)>,
     /// Its monitor is known to give iommufd shared memory by its file (`IOMMU_IOAS_MAP_FILE`): QEMU from 10.1 on.
     pub by_file: bool,
+    /// Mediated devices by name: they pin on demand, not all memory.
+    pub mediated: Vec<String>,
+    /// The limit of the monitor's memory that libvirt sets, and that of locked memory with it, bytes.
+    pub hard_limit_bytes: Option<u64>,
+    /// All memory is locked, which faults it in.
+    pub locked: bool,
+    /// Memory nodes that it sees with memory of their own.
+    #[serde(skip)]
+    pub nodes: usize,
+    /// Files and variables whose content was not given.
+    pub unread: Vec<String>,
+    /// Options are in files that were not given, so that nothing is known from the absence of one.
+    #[serde(skip)]
+    pub elsewhere: bool,
     /// Contiguous physical ranges of its memory; 0 is unknown. A report has them beside the guest.
     #[serde(skip)]
     pub runs: u64,
@@ -124,6 +141,9 @@ pub struct GivenDevice {
     /// QEMU drives it as a disk, which it does by type 1 only: `util/vfio-helpers.c`.
     #[serde(skip)]
     pub disk: bool,
+    /// The bus of the guest that it hangs on.
+    #[serde(skip)]
+    pub place: BusPlace,
 }
 
 impl From<String> for GivenDevice {
@@ -132,8 +152,21 @@ impl From<String> for GivenDevice {
             address,
             name: None,
             disk: false,
+            place: BusPlace::default(),
         }
     }
+}
+
+/// The bus that a device hangs on, by its root.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BusPlace {
+    /// The guest's own root bus.
+    #[default]
+    Root,
+    /// The bus of an expander, which has a node.
+    Expander,
+    /// A bus that is not defined in what was given.
+    Unknown,
 }
 
 /// What runs a virtual machine.
@@ -180,18 +213,36 @@ pub struct Ram {
     pub asks_for_huge: Option<bool>,
     /// Threads that fault it in before the guest runs; 0 leaves that to the guest and to pins.
     pub prealloc_threads: u32,
+    /// The number of threads is configured, and not the monitor's choice.
+    #[serde(skip)]
+    pub threads_given: bool,
+    /// Nodes of the host that it is from; none where any will do.
+    pub host_nodes: Vec<u32>,
+    /// Pages of other nodes are refused: `policy=bind`, `mode='strict'`.
+    pub bound: bool,
+    /// Properties of QEMU's memory object that are not modelled, as they are written.
+    #[serde(skip)]
+    pub properties: Vec<(String, String)>,
 }
 
-/// Whether QEMU, which has a machine of this type, gives iommufd memory by its file: a type is named by the version
-/// that introduced it (`vfio_container_dma_map`, `hw/vfio/container-base.c`).
-fn maps_by_file(machine: &str) -> bool {
+/// The version of QEMU that a machine's type names, which introduced it: `pc-q35-10.1`.
+fn version(machine: &str) -> Option<(u32, u32)> {
     // Proxmox adds a version of its own: `pc-q35-9.0+pve1`.
     let machine = machine.split('+').next().unwrap_or_default();
-    let version = machine.rsplit('-').next().and_then(|text| {
-        let (major, minor) = text.split_once('.')?;
-        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
-    });
-    version.is_some_and(|version| version >= (10, 1))
+    let (major, minor) = machine.rsplit('-').next()?.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Variables of a template in a text: `${NAME}`, `{{ name }}`.
+fn variables(text: &str) -> impl Iterator<Item = String> {
+    [("${", "}"), ("{{", "}}")]
+        .into_iter()
+        .flat_map(move |(open, close)| {
+            let parts = text.split(open).skip(1).take(16);
+            let inside = parts.filter_map(move |part| Some(part.split_once(close)?.0));
+            let named = inside.filter(|inside| !inside.contains('"') && inside.len() < 64);
+            named.map(move |inside| plain(&format!("{open}{inside}{close}")))
+        })
 }
 
 impl Guest {
@@ -220,6 +271,23 @@ impl Guest {
         kind.is_some_and(|kind| !["SEV", "SEV-ES", "PEF", "s390-pv"].contains(&kind))
     }
 
+    /// Notes the type of its machine.
+    fn typed(&mut self, machine: &str) {
+        self.machine_version = version(machine);
+        // `vfio_container_dma_map`, QEMU `hw/vfio/container-base.c`.
+        self.by_file = self
+            .machine_version
+            .is_some_and(|version| version >= (10, 1));
+    }
+
+    /// Notes what was not given: a file, or the value of a variable.
+    fn lacks(&mut self, what: &str) {
+        let what = plain(what);
+        if self.unread.len() < MOST_UNREAD && !self.unread.contains(&what) {
+            self.unread.push(what);
+        }
+    }
+
     /// Names a setting that is not part of the estimate.
     fn ignore(&mut self, setting: &str) {
         self.ignored.push(plain(setting));
@@ -238,10 +306,27 @@ impl Guest {
         }
     }
 
+    /// Judges by its name which of its files are of a pool: of another machine nothing else is known.
+    pub(crate) fn name_pools(&mut self, default_pool: u64) {
+        for ram in self
+            .memory
+            .iter_mut()
+            .filter(|ram| ram.pool_bytes.is_none())
+        {
+            let file = ram.file.as_deref();
+            ram.pool_bytes = file.and_then(|file| pool_by_name(file, default_pool));
+        }
+    }
+
     /// Bytes of its memory.
     pub(crate) fn bytes(&self) -> u64 {
         let parts = self.memory.iter().map(|ram| ram.bytes);
         parts.fold(0, u64::saturating_add)
+    }
+
+    /// The same; `None` where no part is known.
+    pub(crate) fn known_bytes(&self) -> Option<u64> {
+        Some(self.bytes()).filter(|bytes| *bytes > 0)
     }
 }
 
@@ -395,7 +480,7 @@ fn is_pool(path: &str) -> bool {
 
 /// Bytes of a page of the pool that a path names: `/dev/hugepages1G`, `/run/hugepages/kvm/2048kB`. `default_pool` is
 /// that of a name without a size, and `None` is a path of no pool.
-pub(crate) fn pool_by_name(path: &str, default_pool: u64) -> Option<u64> {
+fn pool_by_name(path: &str, default_pool: u64) -> Option<u64> {
     // Numbers of the name, in KiB where they are so large.
     const SIZES: [(&str, u64); 7] = [
         ("1048576", 1 << 30),

@@ -7,7 +7,7 @@ use std::fs;
 
 use hostmem::read_at_most;
 
-use super::{Guest, Interface, Monitor, Ram, qemu};
+use super::{Guest, Interface, Monitor, Ram, qemu_rough};
 use crate::inspect::process::{Area, AreaKind, MOST_TEXT};
 
 /// Smaller areas are guest RAM only if a command line gives their size: video memory has 16 MiB, an arena of the
@@ -48,10 +48,7 @@ pub fn of_areas(areas: &mut [Area], arguments: &[String], default_pool: u64) -> 
         ..Guest::default()
     };
     if monitor == Monitor::Qemu {
-        match qemu(arguments, default_pool) {
-            Ok(configured) => guest = configured,
-            Err(error) => guest.ignored.push(format!("the command line ({error})")),
-        }
+        guest = qemu_rough(arguments, default_pool);
     }
     let sizes = std::mem::take(&mut guest.memory);
     mark(areas, &sizes);
@@ -64,13 +61,12 @@ pub fn of_areas(areas: &mut [Area], arguments: &[String], default_pool: u64) -> 
             (asks, false) => asks.then_some(true),
         };
         let ram = Ram {
-            id: String::new(),
             bytes: area.bytes,
             pool_bytes: pool,
             shared: area.shared,
             file: path.filter(|path| !path.starts_with("/memfd:") && pool.is_none()),
             asks_for_huge: asks,
-            prealloc_threads: 0,
+            ..Ram::default()
         };
         // One object may be several areas.
         match guest.memory.last_mut() {
@@ -86,8 +82,14 @@ pub fn of_areas(areas: &mut [Area], arguments: &[String], default_pool: u64) -> 
     for ram in &mut guest.memory {
         let size = |known: &&Ram| known.bytes == ram.bytes;
         if let Some(known) = sizes.iter().find(size) {
-            ram.id.clone_from(&known.id);
-            ram.prealloc_threads = known.prealloc_threads;
+            *ram = Ram {
+                bytes: ram.bytes,
+                pool_bytes: ram.pool_bytes,
+                shared: ram.shared,
+                file: ram.file.take(),
+                asks_for_huge: ram.asks_for_huge,
+                ..known.clone()
+            };
         }
     }
     Some(guest)
@@ -196,6 +198,7 @@ VmFlags: rd wr ex mr mw me ac hg
             shared: true,
             asks_for_huge: Some(true),
             prealloc_threads: 2,
+            threads_given: true,
             ..Ram::default()
         };
         assert_eq!(guest.memory, [ram]);

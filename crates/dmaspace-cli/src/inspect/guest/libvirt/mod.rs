@@ -1,0 +1,755 @@
+//! libvirt's XML of a domain: the elements that decide about memory and VFIO.
+//!
+//! Source: libvirt `docs/formatdomain.rst`, "Memory Backing", "NUMA Node Tuning", "Host device assignment";
+//! memory of a pool is brought in at the start (`qemuBuildMemoryBackendProps` of `src/qemu/qemu_command.c`),
+//! by QEMU with as many threads as the guest has processors, unless a number is given.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use dmaspace::topology::{MOST_MEMORY, MOST_NODES};
+use quick_xml::Reader;
+use quick_xml::events::{BytesStart, Event};
+
+use super::qemu::Reading;
+use super::{
+    BusPlace, ConfigError, Guest, Interface, Monitor, Ram, Remapped, SMALL, added, cpus,
+    has_variable, memory, number, page, variables,
+};
+use crate::inspect::process::plain;
+
+/// Elements within elements; libvirt has fewer than ten.
+const DEEPEST: usize = 64;
+/// The most cells, and of what is kept for each of several elements.
+const MOST: usize = MOST_NODES;
+/// Elements that have no text of their own.
+const GROUPS: [&str; 5] = [
+    "/domain",
+    "/domain/cpu",
+    "/domain/cpu/numa",
+    "/domain/devices",
+    "/domain/memoryBacking",
+];
+/// Numbers of buses.
+const BUSES: RangeInclusive<u64> = 0..=0xff;
+/// Numbers of cells.
+const CELLS: RangeInclusive<u64> = 0..=MOST_NODES as u64 - 1;
+
+/// The machine that libvirt makes of a `<domain>`. `default_pool` is the size of a page of the pool that is
+/// used where none is named.
+pub fn libvirt(text: &str, default_pool: u64) -> Result<Guest, ConfigError> {
+    read(text, default_pool, Reading::Exact)?.in_range()
+}
+
+/// As [`libvirt`], of a part of a log: what is not understood is named as ignored.
+pub(crate) fn libvirt_rough(text: &str, default_pool: u64) -> Result<Guest, ConfigError> {
+    read(text, default_pool, Reading::Rough)
+}
+
+fn read(text: &str, default_pool: u64, reading: Reading) -> Result<Guest, ConfigError> {
+    let mut reader = Reader::from_str(text);
+    let mut domain = Domain {
+        default_pool,
+        reading,
+        ..Domain::default()
+    };
+    // The names of the open elements, with a slash before each, and the text of the innermost.
+    let (mut path, mut depth, mut inner) = (String::new(), 0, String::new());
+    loop {
+        let at = reader.buffer_position();
+        let damaged = |source| ConfigError::Xml { at, source };
+        let event = reader.read_event().map_err(damaged)?;
+        match event {
+            Event::Start(ref element) | Event::Empty(ref element) => {
+                depth += 1;
+                if depth > DEEPEST {
+                    return Err(ConfigError::Deep { most: DEEPEST });
+                }
+                let name = plain(&text_of(element.name().as_ref()));
+                if depth == 1 && name != "domain" {
+                    return Err(ConfigError::NotADomain { found: name });
+                }
+                path += "/";
+                path += &name;
+                inner.clear();
+                let attributes = Attributes::of(element).map_err(damaged)?;
+                let opened = domain.open(&path, &attributes);
+                domain.or_named(opened)?;
+                if matches!(event, Event::Empty(_)) {
+                    let ended = domain.end(&path);
+                    domain.or_named(ended)?;
+                    close(&mut path, &mut depth);
+                }
+            }
+            Event::Text(part) => {
+                let part = text_of(&part);
+                domain.between(&path, part.trim());
+                inner += &part;
+            }
+            Event::End(_) => {
+                let taken = domain.text(&path, inner.trim());
+                domain.or_named(taken)?;
+                let ended = domain.end(&path);
+                domain.or_named(ended)?;
+                inner.clear();
+                close(&mut path, &mut depth);
+            }
+            Event::Eof if depth == 0 => break,
+            Event::Eof => {
+                let missing = quick_xml::errors::SyntaxError::UnclosedTag;
+                return Err(damaged(missing.into()));
+            }
+            _ => {}
+        }
+    }
+    domain.guest()
+}
+
+/// A part of what was a text as a whole.
+fn text_of(part: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(part)
+}
+
+fn close(path: &mut String, depth: &mut usize) {
+    path.truncate(path.rfind('/').unwrap_or(0));
+    *depth = depth.saturating_sub(1);
+}
+
+/// The attributes of an element.
+struct Attributes(Vec<(String, String)>);
+
+impl Attributes {
+    fn of(element: &BytesStart<'_>) -> Result<Self, quick_xml::Error> {
+        let pairs = element.attributes().map(|attribute| {
+            let attribute = attribute?;
+            let (key, value) = (text_of(attribute.key.as_ref()), text_of(&attribute.value));
+            Ok((plain(&key), plain(&value)))
+        });
+        pairs.collect::<Result<_, quick_xml::Error>>().map(Self)
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        let mut found = self.0.iter().filter(|(known, _)| known == name);
+        found.next().map(|(_, value)| value.as_str())
+    }
+}
+
+/// What the elements say.
+#[derive(Default)]
+struct Domain {
+    guest: Guest,
+    reading: Reading,
+    default_pool: u64,
+    /// The unit of the size whose element is open.
+    unit: String,
+    memory: Option<u64>,
+    /// Pages of pools: their size, and the cells that get them.
+    pages: Vec<(u64, Option<Set>)>,
+    huge: bool,
+    source: Option<String>,
+    shared: Option<bool>,
+    /// Memory is brought in before the guest runs, by so many threads.
+    immediate: bool,
+    threads: Option<u32>,
+    cells: Vec<Ram>,
+    cells_shared: Vec<Option<bool>>,
+    /// Modules, and bytes of all memory devices.
+    modules: Vec<Module>,
+    plugged: u64,
+    /// The type of the machine, and whether its firmware is in flash.
+    kind: String,
+    flash: bool,
+    /// The `<memory>` of a device that is open is a module.
+    module: bool,
+    /// All devices use iommufd.
+    iommufd: bool,
+    /// The device whose element is open, and all that VFIO gives.
+    device: Option<Device>,
+    devices: Vec<Device>,
+    /// Nodes of the host for each cell, and for all memory.
+    memnodes: BTreeMap<u64, Nodes>,
+    tune: Option<Nodes>,
+    /// Controllers of PCI by number.
+    controller: Option<(u64, Controller)>,
+    controllers: BTreeMap<u64, Controller>,
+    /// Arguments for QEMU.
+    arguments: Vec<String>,
+}
+
+/// Nodes of the host that memory is from.
+#[derive(Clone, Default)]
+struct Nodes {
+    set: Vec<u32>,
+    /// Pages of other nodes are refused.
+    bound: bool,
+}
+
+/// A controller of PCI.
+#[derive(Clone, Copy, Default)]
+struct Controller {
+    /// It is an expander, which has a memory node.
+    expander: bool,
+    /// The bus that it hangs on.
+    above: Option<u64>,
+}
+
+/// A module of memory.
+#[derive(Default)]
+struct Module {
+    ram: Ram,
+    /// The cell that it is plugged into.
+    cell: String,
+    /// Bytes of the pages that it asks for.
+    pages: Option<u64>,
+    shared: Option<bool>,
+}
+
+/// A device of the host.
+#[derive(Default)]
+struct Device {
+    kind: DeviceKind,
+    /// The model of a mediated one.
+    model: String,
+    /// Given by iommufd, as far as its element says so.
+    iommufd: Option<bool>,
+    address: Option<String>,
+    /// The bus of the guest.
+    bus: Option<u64>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum DeviceKind {
+    Pci,
+    Mediated,
+    /// A disk that QEMU drives by VFIO.
+    Disk,
+    /// A device that needs no VFIO.
+    #[default]
+    Other,
+}
+
+impl Domain {
+    fn open(&mut self, path: &str, attributes: &Attributes) -> Result<(), ConfigError> {
+        let get = |name: &str| attributes.get(name);
+        let of = |name: &str| format!("{path} {name}");
+        let unit = || get("unit").unwrap_or("KiB").to_owned();
+        for (_, value) in &attributes.0 {
+            variables(value).for_each(|variable| self.guest.lacks(&variable));
+        }
+        let known = |name, known: &'static str| match get(name) {
+            Some(value) if !known.split(", ").any(|one| one == value) => Err(ConfigError::Value {
+                of: of(name),
+                value: value.into(),
+                known,
+            }),
+            value => Ok(value),
+        };
+        match path {
+            "/domain/memory"
+            | "/domain/devices/memory/target/size"
+            | "/domain/devices/memory/source/pagesize"
+            | "/domain/memtune/hard_limit" => self.unit = unit(),
+            "/domain/numatune/memory" => {
+                self.tune = get("nodeset").map(|text| nodes(text, get("mode")))
+            }
+            "/domain/numatune/memnode" => {
+                let cell = get("cellid").map(|text| number(of("cellid"), text, &CELLS));
+                if let (Some(cell), Some(text)) = (cell.transpose()?, get("nodeset")) {
+                    self.memnodes.insert(cell, nodes(text, get("mode")));
+                }
+            }
+            "/domain/devices/controller" if get("type") == Some("pci") => {
+                let index = get("index").map_or(Ok(0), |text| based(of("index"), text, &BUSES))?;
+                let model = get("model").unwrap_or_default();
+                let controller = Controller {
+                    expander: matches!(model, "pcie-expander-bus" | "pci-expander-bus"),
+                    above: (index != 0).then_some(0),
+                };
+                self.controller = Some((index, controller));
+            }
+            "/domain/devices/controller/address" => {
+                if let (Some((_, controller)), Some(bus)) = (&mut self.controller, get("bus")) {
+                    controller.above = Some(based(of("bus"), bus, &BUSES)?);
+                }
+            }
+            "/domain/devices/hostdev/address" | "/domain/devices/interface/address" => {
+                if let (Some(device), Some(bus)) = (&mut self.device, get("bus")) {
+                    device.bus = Some(based(of("bus"), bus, &BUSES)?);
+                }
+            }
+            // Another process maps the guest's memory.
+            "/domain/devices/filesystem/driver" if get("type") == Some("virtiofs") => {
+                one_more(path, &self.guest.ignored)?;
+                self.guest.ignore("<filesystem> virtiofs");
+            }
+            "/domain/memoryBacking/locked" => {
+                self.guest.locked = true;
+                self.guest.ignore("<locked>");
+            }
+            "/domain/launchSecurity" => {
+                self.guest.confidential = Some(match get("type").unwrap_or_default() {
+                    "sev" => "SEV".into(),
+                    "sev-snp" => "SEV-SNP".into(),
+                    "tdx" => "TDX".into(),
+                    kind => kind.into(),
+                });
+            }
+            "/domain/devices/iommu" => {
+                self.guest.viommu = Some(get("model").unwrap_or("without a model").into());
+            }
+            "/domain/os" => self.flash |= get("firmware") == Some("efi"),
+            "/domain/os/loader" => self.flash |= get("type") == Some("pflash"),
+            "/domain/os/type" => self.kind = get("machine").unwrap_or_default().to_owned(),
+            "/domain/memoryBacking/hugepages" => self.huge = true,
+            "/domain/memoryBacking/hugepages/page" => {
+                let bytes = scaled(&of("size"), get("size").unwrap_or_default(), &unit())?;
+                let cells = get("nodeset").map(|text| {
+                    Set::of(text).ok_or_else(|| ConfigError::Value {
+                        of: of("nodeset"),
+                        value: text.into(),
+                        known: "sets of cells like 0-3,^2, of 1024 cells",
+                    })
+                });
+                one_more(path, &self.pages)?;
+                self.pages
+                    .push((page(of("size"), bytes)?, cells.transpose()?));
+            }
+            "/domain/memoryBacking/source" => {
+                self.source = known("type", "anonymous, file, memfd")?.map(Into::into);
+            }
+            "/domain/memoryBacking/access" => {
+                self.shared = known("mode", "private, shared")?.map(|mode| mode == "shared");
+            }
+            "/domain/memoryBacking/allocation" => {
+                let mode = known("mode", "immediate, ondemand")?;
+                self.immediate = mode == Some("immediate");
+                let threads = get("threads").map(|text| cpus(of("threads"), text));
+                self.threads = threads.transpose()?;
+            }
+            "/domain/cpu/numa/cell" => {
+                let bytes = scaled(&of("memory"), get("memory").unwrap_or_default(), &unit())?;
+                one_more(path, &self.cells)?;
+                let id = get("id").map(|text| number(of("id"), text, &CELLS));
+                let id = id.transpose()?.unwrap_or(self.cells.len() as u64);
+                let shared = known("memAccess", "private, shared")?;
+                self.cells_shared.push(shared.map(|mode| mode == "shared"));
+                self.cells.push(Ram {
+                    id: id.to_string(),
+                    bytes: memory(of("memory"), bytes, MOST_MEMORY)?,
+                    ..Ram::default()
+                });
+            }
+            "/domain/iommufd" => self.iommufd = get("enabled") == Some("yes"),
+            "/domain/devices/memory" => {
+                let model = get("model").unwrap_or("without a model");
+                self.module = model == "dimm";
+                one_more(path, &self.modules)?;
+                one_more(path, &self.guest.ignored)?;
+                let shared = known("access", "private, shared")?;
+                match self.module {
+                    true => self.modules.push(Module {
+                        shared: shared.map(|mode| mode == "shared"),
+                        ..Module::default()
+                    }),
+                    false => self.guest.ignore(&format!("<memory> {model}")),
+                }
+            }
+            "/domain/devices/hostdev" | "/domain/devices/interface" | "/domain/devices/disk" => {
+                let (_, element) = path.rsplit_once('/').unwrap_or_default();
+                let kind = match (element, get("type").unwrap_or_default()) {
+                    ("hostdev", "pci") | ("interface", "hostdev") => DeviceKind::Pci,
+                    ("hostdev", "mdev") => DeviceKind::Mediated,
+                    ("disk", "nvme") => DeviceKind::Disk,
+                    // Memory that other processes or the kernel map.
+                    (_, kind @ ("vdpa" | "vhostuser" | "vhostvdpa")) => {
+                        one_more(path, &self.guest.ignored)?;
+                        self.guest.ignore(&format!("<{element}> {kind}"));
+                        DeviceKind::Other
+                    }
+                    _ => DeviceKind::Other,
+                };
+                self.device = Some(Device {
+                    kind,
+                    model: get("model").unwrap_or("vfio-pci").into(),
+                    ..Device::default()
+                });
+            }
+            "/domain/devices/hostdev/driver" | "/domain/devices/interface/driver" => {
+                if let (Some(device), Some(how)) = (&mut self.device, get("iommufd")) {
+                    if device.kind != DeviceKind::Other {
+                        known("iommufd", "yes, no")?;
+                        device.iommufd = Some(how == "yes");
+                    }
+                }
+            }
+            "/domain/devices/hostdev/source/address"
+            | "/domain/devices/interface/source/address"
+            | "/domain/devices/disk/source/address" => {
+                let part = |name, most| based(of(name), get(name).unwrap_or("0"), &(0..=most));
+                match &mut self.device {
+                    Some(device) if matches!(device.kind, DeviceKind::Pci | DeviceKind::Disk) => {
+                        let (domain, bus) = (part("domain", u32::MAX.into())?, part("bus", 0xff)?);
+                        let (slot, function) = (part("slot", 0x1f)?, part("function", 7)?);
+                        let address = format!("{domain:04x}:{bus:02x}:{slot:02x}.{function}");
+                        one_more(path, &self.devices)?;
+                        device.address = Some(address);
+                    }
+                    Some(device) if device.kind == DeviceKind::Mediated => {
+                        one_more(path, &self.guest.ignored)?;
+                        one_more(path, &self.devices)?;
+                        let (id, model) = (get("uuid").unwrap_or_default(), &device.model);
+                        let text = format!("mediated device {id} of {model}, which pins on demand");
+                        self.guest.ignore(&text);
+                        self.guest.mediated.push(id.to_owned());
+                    }
+                    _ => {}
+                }
+            }
+            _ => return self.foreign(path, attributes),
+        }
+        Ok(())
+    }
+
+    /// Names what was not understood as ignored, where it is not to be an error.
+    fn or_named(&mut self, read: Result<(), ConfigError>) -> Result<(), ConfigError> {
+        match read {
+            Err(error) if self.reading == Reading::Rough => {
+                self.guest.ignore(&error.to_string());
+                Ok(())
+            }
+            read => read,
+        }
+    }
+
+    /// A template's text in the place of elements.
+    fn between(&mut self, path: &str, text: &str) {
+        if GROUPS.contains(&path) && (has_variable(text) || text.contains("{%")) {
+            self.guest
+                .ignore(&format!("{text} in the place of elements of {path}"));
+        }
+    }
+
+    /// Elements of QEMU's namespace, whose prefix is the document's choice.
+    fn foreign(&mut self, path: &str, attributes: &Attributes) -> Result<(), ConfigError> {
+        let rest = path.strip_prefix("/domain/");
+        let Some((prefix, rest)) = rest.and_then(|path| path.split_once(':')) else {
+            return Ok(());
+        };
+        let argument = rest.strip_prefix("commandline/");
+        let argument = argument.and_then(|name| name.strip_prefix(prefix));
+        if argument == Some(":arg") {
+            one_more(path, &self.arguments)?;
+            let value = attributes.get("value").map(str::to_owned);
+            self.arguments.extend(value);
+        } else if rest.starts_with("override/") && rest.ends_with(":property") {
+            one_more(path, &self.guest.ignored)?;
+            let name = attributes.get("name").unwrap_or_default();
+            self.guest.ignore(&format!("{name} of <{prefix}:override>"));
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, path: &str, text: &str) -> Result<(), ConfigError> {
+        match path {
+            "/domain/name" => self.guest.name = Some(plain(text)),
+            "/domain/vcpu" => self.guest.cpus = cpus(path, text)?,
+            "/domain/memory" => {
+                let bytes =
+                    scaled(path, text, &self.unit).inspect_err(|_| self.guest.lacks(text))?;
+                self.memory = Some(memory(path, bytes, MOST_MEMORY)?);
+            }
+            "/domain/memtune/hard_limit" => {
+                self.guest.hard_limit_bytes = Some(scaled(path, text, &self.unit)?);
+            }
+            "/domain/devices/memory/target/size" => {
+                let bytes = scaled(path, text, &self.unit)?;
+                let bytes = memory(path, bytes, MOST_MEMORY)?;
+                self.plugged = self.plugged.saturating_add(bytes);
+                if let Some(module) = self.modules.last_mut().filter(|_| self.module) {
+                    module.ram.bytes = bytes;
+                }
+            }
+            "/domain/devices/memory/target/node" => {
+                if let Some(module) = self.modules.last_mut().filter(|_| self.module) {
+                    module.cell = plain(text);
+                }
+            }
+            "/domain/devices/memory/source/pagesize" => {
+                if let Some(module) = self.modules.last_mut().filter(|_| self.module) {
+                    module.pages = Some(page(path, scaled(path, text, &self.unit)?)?);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// An element ends, with a text or without.
+    fn end(&mut self, path: &str) -> Result<(), ConfigError> {
+        match path {
+            "/domain/devices/controller" => {
+                if let Some((index, controller)) = self.controller.take() {
+                    self.controllers.insert(index, controller);
+                }
+            }
+            "/domain/devices/hostdev" | "/domain/devices/interface" | "/domain/devices/disk" => {
+                let device = self.device.take().unwrap_or_default();
+                if device.kind == DeviceKind::Other {
+                    return Ok(());
+                }
+                if device.address.is_none() && device.kind != DeviceKind::Mediated {
+                    one_more(path, &self.guest.ignored)?;
+                    self.guest.ignore(&format!("{path} without an address"));
+                }
+                one_more(path, &self.devices)?;
+                self.devices.push(device);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn guest(mut self) -> Result<Guest, ConfigError> {
+        for device in std::mem::take(&mut self.devices) {
+            let place = self.place(device.bus);
+            match (device.kind, device.address) {
+                (DeviceKind::Disk, Some(address)) => self.guest.give_disk(address),
+                (_, address) => {
+                    let iommufd = device.iommufd.unwrap_or(self.iommufd);
+                    let given = address.is_some();
+                    self.guest.give(iommufd, address);
+                    if let Some(last) = self.guest.devices.last_mut().filter(|_| given) {
+                        last.place = place;
+                    }
+                }
+            }
+        }
+        self.guest.nodes = self.cells.len();
+        self.add();
+        if self.cells.is_empty() && self.guest.memory.is_empty() {
+            // Without cells, memory devices are a part of all memory; with them, cells are what is left.
+            let bytes = self.memory.map(|bytes| bytes.saturating_sub(self.plugged));
+            match bytes.filter(|bytes| *bytes > 0) {
+                Some(bytes) => {
+                    self.cells.push(Ram {
+                        bytes,
+                        ..Ram::default()
+                    });
+                    self.cells_shared.push(None);
+                }
+                None => self.or_named(Err(ConfigError::NoMemory))?,
+            }
+        }
+        let begins = self.cells.iter().map(|cell| cell.bytes);
+        let begins = begins.fold(self.guest.bytes(), u64::saturating_add);
+        self.guest.typed(&self.kind);
+        self.guest.remapped = Remapped::of(&self.kind, self.flash, begins, None);
+        let modules = std::mem::take(&mut self.modules);
+        let cells = std::mem::take(&mut self.cells)
+            .into_iter()
+            .zip(&self.cells_shared);
+        let all: Vec<_> = cells.map(|(ram, shared)| (ram, *shared)).collect();
+        let cells = all.into_iter().map(|(mut ram, shared)| {
+            ram.pool_bytes = self.pool(&ram.id);
+            let cell = ram.id.parse().unwrap_or(0);
+            let nodes = self.memnodes.get(&cell).or(self.tune.as_ref());
+            let nodes = nodes.cloned().unwrap_or_default();
+            (ram.host_nodes, ram.bound) = (nodes.set, nodes.bound);
+            (ram, shared)
+        });
+        let modules = modules.into_iter().map(|mut module| {
+            module.ram.pool_bytes = match module.pages {
+                Some(bytes) => Some(bytes).filter(|bytes| *bytes > SMALL),
+                None => self.pool(&module.cell),
+            };
+            (module.ram, module.shared)
+        });
+        let parts: Vec<_> = cells.chain(modules).collect();
+        for (mut ram, shared) in parts {
+            let memfd = self.source.as_deref() == Some("memfd");
+            ram.shared = shared.or(self.shared).unwrap_or(memfd);
+            if self.source.as_deref() == Some("file") && ram.pool_bytes.is_none() {
+                // `memory_backing_dir` of qemu.conf.
+                ram.file = Some("/var/lib/libvirt/qemu/ram".into());
+            }
+            ram.asks_for_huge = Some(true);
+            if self.immediate || ram.pool_bytes.is_some() {
+                ram.prealloc_threads = self.threads.unwrap_or(self.guest.cpus).max(1);
+                // libvirt names a number to QEMU in any case.
+                ram.threads_given = true;
+            }
+            self.guest.memory.push(ram);
+        }
+        self.guest.monitor = Monitor::Libvirt;
+        Ok(self.guest)
+    }
+
+    /// The root of the bus that a device hangs on.
+    fn place(&self, bus: Option<u64>) -> BusPlace {
+        let mut bus = bus.unwrap_or(0);
+        // As many as there are numbers: a ring ends, too.
+        for _ in BUSES {
+            match self.controllers.get(&bus) {
+                Some(Controller { expander: true, .. }) => return BusPlace::Expander,
+                Some(Controller {
+                    above: Some(above), ..
+                }) if *above != bus => bus = *above,
+                None if bus != 0 => return BusPlace::Unknown,
+                _ => return BusPlace::Root,
+            }
+        }
+        BusPlace::Unknown
+    }
+
+    /// Adds what arguments for QEMU give.
+    fn add(&mut self) {
+        let arguments = std::mem::take(&mut self.arguments);
+        match added(&arguments, self.guest.cpus, self.default_pool) {
+            Ok(added) => {
+                // Cells have memory of their own.
+                match self.cells.is_empty() {
+                    true => self.guest.memory = added.memory,
+                    false => {
+                        for ram in added.memory {
+                            self.guest.ignore(&format!("memory object {:?}", ram.id));
+                        }
+                    }
+                }
+                self.guest.devices.extend(added.devices);
+                self.guest.mediated.extend(added.mediated);
+                self.guest.locked |= added.locked;
+                self.guest.elsewhere |= added.elsewhere;
+                added.unread.iter().for_each(|what| self.guest.lacks(what));
+                if let Some(interface) = added.interface {
+                    self.guest.give(interface == Interface::Iommufd, None);
+                }
+                self.guest.ignored.extend(added.ignored);
+                self.guest.viommu = self.guest.viommu.take().or(added.viommu);
+                self.guest.confidential = self.guest.confidential.take().or(added.confidential);
+            }
+            Err(error) => self.guest.ignore(&format!("arguments for QEMU ({error})")),
+        }
+    }
+
+    /// The pool of a cell: one that names it, else one that names no cell.
+    fn pool(&self, cell: &str) -> Option<u64> {
+        let cell = cell.parse().unwrap_or(0);
+        let named = |(_, cells): &&(u64, Option<Set>)| {
+            cells.as_ref().is_some_and(|cells| cells.holds(cell))
+        };
+        let open = |(_, cells): &&(u64, Option<Set>)| cells.is_none();
+        let page = self
+            .pages
+            .iter()
+            .find(named)
+            .or(self.pages.iter().find(open));
+        match page {
+            // Small pages are those of no pool.
+            Some((bytes, _)) => Some(*bytes).filter(|bytes| *bytes > SMALL),
+            None => (self.huge && self.pages.is_empty()).then_some(self.default_pool),
+        }
+    }
+}
+
+/// Nodes of the host. Source: libvirt `docs/formatdomain.rst`, "NUMA Node Tuning": the mode is strict where none is given.
+fn nodes(set: &str, mode: Option<&str>) -> Nodes {
+    Nodes {
+        set: Set::of(set).map_or_else(Vec::new, |set| set.all()),
+        bound: mode.is_none_or(|mode| mode == "strict"),
+    }
+}
+
+/// A set of cells: `0-3,^2,7`. Those behind a `^` are in none of the rest.
+struct Set {
+    within: Vec<RangeInclusive<u64>>,
+    without: Vec<RangeInclusive<u64>>,
+}
+
+impl Set {
+    fn of(text: &str) -> Option<Self> {
+        let (mut within, mut without) = (Vec::new(), Vec::new());
+        for part in text.split(',').map(str::trim) {
+            let (into, part) = match part.strip_prefix('^') {
+                Some(part) => (&mut without, part),
+                None => (&mut within, part),
+            };
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let cell = |text: &str| number("", text.trim(), &CELLS).ok();
+            into.push(cell(first)?..=cell(last)?);
+        }
+        Some(Self { within, without })
+    }
+
+    fn all(&self) -> Vec<u32> {
+        let all = CELLS.filter(|cell| self.holds(*cell));
+        all.map(|cell| cell as u32).collect()
+    }
+
+    fn holds(&self, cell: u64) -> bool {
+        let any = |ranges: &[RangeInclusive<u64>]| ranges.iter().any(|range| range.contains(&cell));
+        any(&self.within) && !any(&self.without)
+    }
+}
+
+/// There is room for one more.
+fn one_more<T>(of: &str, all: &[T]) -> Result<(), ConfigError> {
+    match all.len() < MOST {
+        true => Ok(()),
+        false => Err(ConfigError::Many {
+            of: of.into(),
+            most: MOST,
+        }),
+    }
+}
+
+/// A number in a range: hexadecimal behind `0x`, octal behind `0`. Source: libvirt `virPCIDeviceAddressParseXML`, by
+/// `virStrToLong_uip` with base 0.
+fn based(of: String, text: &str, range: &RangeInclusive<u64>) -> Result<u64, ConfigError> {
+    let (digits, radix) = match (text.strip_prefix("0x"), text.strip_prefix('0')) {
+        (Some(digits), _) => (digits, 16),
+        (None, Some(digits)) if !digits.is_empty() => (digits, 8),
+        (None, _) => (text, 10),
+    };
+    let known = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let number = u64::from_str_radix(digits, radix).ok().filter(|_| known);
+    let number = number.filter(|number| range.contains(number));
+    number.ok_or_else(|| ConfigError::Number {
+        of,
+        value: text.into(),
+        least: *range.start(),
+        most: *range.end(),
+    })
+}
+
+/// A size in bytes; what has no room in 64 bits is all that have.
+///
+/// Source: libvirt `docs/formatdomain.rst`, "Memory Allocation"; `virScaleInteger`.
+fn scaled(of: &str, text: &str, unit: &str) -> Result<u64, ConfigError> {
+    let scale: u64 = match unit.to_ascii_lowercase().as_str() {
+        "b" | "byte" | "bytes" => 1,
+        "kb" => 1000,
+        "" | "k" | "kib" => 1 << 10,
+        "mb" => 1000 * 1000,
+        "m" | "mib" => 1 << 20,
+        "gb" => 1000 * 1000 * 1000,
+        "g" | "gib" => 1 << 30,
+        "tb" => 1000 * 1000 * 1000 * 1000,
+        "t" | "tib" => 1 << 40,
+        "pb" => 1000 * 1000 * 1000 * 1000 * 1000,
+        "p" | "pib" => 1 << 50,
+        "eb" => 1000 * 1000 * 1000 * 1000 * 1000 * 1000,
+        "e" | "eib" => 1 << 60,
+        _ => {
+            return Err(ConfigError::Value {
+                of: format!("{of} unit"),
+                value: plain(unit),
+                known: "bytes, KB, KiB, MB, MiB, GB, GiB, TB, TiB",
+            });
+        }
+    };
+    Ok(number(of, text, &(0..=u64::MAX))?.saturating_mul(scale))
+}
+
+#[cfg(test)]
+mod tests;

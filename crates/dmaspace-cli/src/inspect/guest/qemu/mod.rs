@@ -1,0 +1,766 @@
+//! QEMU's command line: the options that decide about memory and VFIO.
+//!
+//! Source: QEMU 10.0 `qemu-options.hx`, `qapi/qom.json` (`MemoryBackendProperties`), `util/keyval.c`,
+//! `docs/about/removed-features.rst`; QEMU asks for transparent huge pages for all guest RAM (`ram_block_add` of `system/physmem.c`).
+
+mod buses;
+mod value;
+
+use super::{ConfigError, Guest, Monitor, Ram, Remapped, cpus, memory, page, variables};
+use crate::inspect::process::plain;
+use crate::size;
+
+use buses::Buses;
+pub(super) use value::has_variable;
+use value::{Pairs, address, bytes, host_address, pairs, set};
+
+/// Memory without `-m`.
+const DEFAULT: u64 = 128 << 20;
+const BACKENDS: &str = "memory-backend-ram, memory-backend-memfd, memory-backend-file, memory-backend-shm, \
+    memory-backend-memfd-private";
+/// Threads without `prealloc-threads`: as many as the guest has processors.
+const EACH: u32 = u32::MAX;
+/// Properties of memory objects that do not change the estimate.
+const NEUTRAL: [&str; 15] = [
+    "align",
+    "discard-data",
+    "dump",
+    "id",
+    "merge",
+    "offset",
+    "pmem",
+    "policy",
+    "prealloc-context",
+    "qom-type",
+    "readonly",
+    "reserve",
+    "rom",
+    "seal",
+    "x-use-canonical-path-for-ramblock-id",
+];
+
+/// Options without a value that decide nothing here, of QEMU 5 to 10 (`qemu-options.hx`).
+const FLAGS: &str = "alt-grab async-teardown ctrl-grab curses daemonize enable-fips enable-kvm \
+    enable-sync-profile full-screen h help jitdump mem-prealloc no-acpi no-fd-bootchk no-frame no-hpet \
+    no-quit no-reboot no-shutdown no-user-config nodefaults nodefconfig nographic old-param \
+    only-migratable perfmap portrait preconfig S s semihosting show-cursor singlestep snapshot usb \
+    version win2k-hack xen-attach xen-domid-restrict";
+/// Options with a value.
+const VALUED: &str = "accel acpitable action add-fd append audio audiodev balloon bios blockdev \
+    boot cdrom chardev chroot compat cpu D d debugcon device dfilter display drive dtb dump-vmstate echr \
+    fda fdb fsdev fw_cfg g gdb global hda hdb hdc hdd icount incoming initrd iscsi k kernel L loadvm M m \
+    machine mem-path mon monitor msg mtdblock name net netdev nic numa object option-rom overcommit \
+    parallel pflash pidfile plugin prom-env qmp qmp-pretty qtest qtest-log readconfig realtime rotate rtc \
+    run-with runas sandbox sd seed semihosting-config serial set shim smbios smp soundhw spice tb-size \
+    tpmdev trace usbdevice uuid vga virtfs vnc watchdog watchdog-action writeconfig xen-domid";
+
+/// Options without a value that older versions had, of QEMU before 5 and of qemu-kvm.
+const REMOVED_FLAGS: &str = "audio-help cirrusvga defconfig enable-kqemu enable-nesting igd-passthru kernel-kqemu \
+    localtime no-kqemu no-kvm no-kvm-irqchip no-kvm-pit no-kvm-pit-reinjection no-rtc rtc-td-hack sdl std-vga \
+    tdf trace-unassigned virtfs_synth vmwarevga xen-create";
+/// Options with a value that they had, and `-id` of Proxmox.
+const REMOVED_VALUED: &str = "bootp bt clock cpu_vendor hdachs id kvm-shadow-memory nvram osk pcidevice redir smb \
+    startdate tftp virtioconsole";
+/// Beginnings of the parts of names of options that may decide about memory or devices.
+const DECISIVE: [&str; 7] = ["dev", "huge", "mem", "numa", "object", "ram", "vfio"];
+/// Programs that run another one, which may stand before QEMU.
+const WRAPPERS: [&str; 14] = [
+    "chrt",
+    "doas",
+    "env",
+    "exec",
+    "ionice",
+    "nice",
+    "nohup",
+    "numactl",
+    "setsid",
+    "strace",
+    "sudo",
+    "systemd-run",
+    "taskset",
+    "time",
+];
+/// Objects that keep a guest's memory from the host, and what they are called.
+const CONFIDENTIAL: [(&str, &str); 6] = [
+    ("pef-guest", "PEF"),
+    ("rme-guest", "Arm CCA"),
+    ("s390-pv-guest", "s390-pv"),
+    ("sev-guest", "SEV"),
+    ("sev-snp-guest", "SEV-SNP"),
+    ("tdx-guest", "TDX"),
+];
+
+/// The machine that QEMU makes of this line, which may have a shell's quotes. `default_pool` is the size of a
+/// page of the pool that is used where none is named.
+pub fn qemu_line(line: &str, default_pool: u64) -> Result<Guest, ConfigError> {
+    let line = line.replace("\r\n", "\n");
+    let mut line = command(&line).trim_end();
+    // The rest of a command that goes on in a line that is not there.
+    if let Some(rest) = line.strip_suffix('\\') {
+        line = if rest.ends_with(char::is_whitespace) {
+            rest
+        } else {
+            line
+        };
+    }
+    let words = shlex::split(line).ok_or(ConfigError::Quotes)?;
+    // `virsh domxml-to-native` writes the environment first.
+    let assigned = words.iter().take_while(|word| word.contains('=')).count();
+    let words = words.get(assigned..).unwrap_or_default();
+    let program = words.first().map_or("", |path| base_name(path));
+    let at = match is_qemu(program) {
+        true => Some(0),
+        false if WRAPPERS.contains(&program) => position(words),
+        false => None,
+    };
+    let Some((before, arguments)) = at.and_then(|at| words.split_at_checked(at)) else {
+        return Err(ConfigError::NotQemu {
+            program: plain(program),
+        });
+    };
+    let options = arguments.get(1..).unwrap_or_default();
+    let mut found = ParsedOptions::of(options, default_pool, Reading::Exact)?;
+    if !before.is_empty() {
+        let before = before.join(" ");
+        found.guest.ignore(&format!("{before} before QEMU"));
+    }
+    match found.refused.take() {
+        Some(error) => Err(error),
+        None => found.guest(),
+    }
+}
+
+/// The end of a text that is not understood.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// An error.
+    #[default]
+    Exact,
+    /// A setting that is named as ignored: of a process, perhaps of a newer QEMU, and of a log.
+    Rough,
+}
+
+/// The command in a text: behind a shell's prompt, and behind lines of libvirt's log that are before it.
+fn command(text: &str) -> &str {
+    // The second one would be a comment in a shell's words.
+    let prompts = ["$ ", "# "];
+    let unprompted = |text: &'_ str| -> usize {
+        let space = text.len() - text.trim_start().len();
+        let rest = text.trim_start();
+        space
+            + prompts
+                .iter()
+                .find(|prompt| rest.starts_with(**prompt))
+                .map_or(0, |prompt| prompt.len())
+    };
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        let begin = unprompted(line);
+        let word = line
+            .get(begin..)
+            .and_then(|line| line.split_whitespace().next());
+        let begins = |word: &str| {
+            let name = base_name(word);
+            word.contains('=') || is_qemu(name) || WRAPPERS.contains(&name)
+        };
+        if word.is_some_and(begins) {
+            return text.get(at + begin..).unwrap_or(text);
+        }
+        at += line.len();
+    }
+    text.get(unprompted(text)..).unwrap_or(text)
+}
+
+/// A program without its folder.
+fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+fn is_qemu(program: &str) -> bool {
+    let variable = has_variable(program) && program.to_ascii_lowercase().contains("qemu");
+    variable || matches!(program, "qemu" | "qemu-kvm" | "kvm" | "kvm-spice") || is_system(program)
+}
+
+/// `qemu-system-x86_64`, `qemu-lite-system-x86_64`
+fn is_system(program: &str) -> bool {
+    program.starts_with("qemu-") && program.contains("-system-")
+}
+
+/// The place of QEMU behind a program that runs it: `qemu` alone may be a user or a group.
+fn position(words: &[String]) -> Option<usize> {
+    let find = |is: fn(&str) -> bool| words.iter().position(|word| is(base_name(word)));
+    find(|name| is_system(name) || name == "qemu-kvm").or_else(|| find(is_qemu))
+}
+
+/// Reads options that libvirt adds to its own, of a guest with so many processors: devices, and objects in the place of
+/// all memory. Other settings of memory are named as ignored: which part they replace is not known.
+pub(super) fn added(
+    arguments: &[String],
+    cpus: u32,
+    default_pool: u64,
+) -> Result<Guest, ConfigError> {
+    let mut found = ParsedOptions::of(arguments, default_pool, Reading::Rough)?;
+    found.guest.cpus = cpus;
+    if let Some(error) = found.refused.take() {
+        found.guest.ignore(&error.to_string());
+    }
+    found.guest.viommu = found.viommu.take();
+    found.guest.confidential = found.confidential();
+    let nodes = std::mem::take(&mut found.nodes);
+    found.back(nodes)?;
+    // The buses that they name are libvirt's.
+    found.buses.place(&mut found.guest);
+    let size = found
+        .bytes
+        .map(|bytes| format!("-m {}", size::bytes(bytes)));
+    let path = found.path.take().map(|path| format!("-mem-path {path}"));
+    let objects = std::mem::take(&mut found.objects).into_iter();
+    let objects = objects.map(|ram| format!("memory object {:?}", ram.id));
+    for part in objects.chain(size).chain(path) {
+        found.guest.ignore(&part);
+    }
+    Ok(found.guest)
+}
+
+/// As [`qemu_line`], of arguments that are known to be QEMU's: what is not understood is named as ignored.
+pub(crate) fn qemu_rough(arguments: &[String], default_pool: u64) -> Guest {
+    let read = || {
+        let mut found = ParsedOptions::of(arguments, default_pool, Reading::Rough)?;
+        if let Some(error) = found.refused.take() {
+            found.guest.ignore(&error.to_string());
+        }
+        found.guest()
+    };
+    read().unwrap_or_else(|error: ConfigError| {
+        let mut guest = Guest::default();
+        guest.ignore(&format!("the command line ({error})"));
+        guest
+    })
+}
+
+/// What the options say.
+#[derive(Default)]
+struct ParsedOptions {
+    guest: Guest,
+    reading: Reading,
+    bytes: Option<u64>,
+    /// The size is given and not understood.
+    unknown: bool,
+    path: Option<String>,
+    prealloc: bool,
+    stopped: bool,
+    libvirt: bool,
+    /// The first word that QEMU does not know and that may decide about memory or devices.
+    refused: Option<ConfigError>,
+    /// The type of the machine, its limit of memory below 4 GiB, and whether its firmware is in flash.
+    kind: Option<String>,
+    most_below_4g: Option<u64>,
+    flash: bool,
+    objects: Vec<Ram>,
+    /// Objects that are the machine's memory, and of modules plugged in.
+    machine: Option<String>,
+    nodes: Vec<String>,
+    modules: Vec<String>,
+    /// The object that keeps the machine's memory from the host, and all that can: name and kind.
+    protection: Option<String>,
+    protections: Vec<(String, String)>,
+    /// Devices that are virtual IOMMUs.
+    viommu: Option<String>,
+    buses: Buses,
+}
+
+impl ParsedOptions {
+    fn of(arguments: &[String], pool: u64, reading: Reading) -> Result<Self, ConfigError> {
+        let mut found = Self {
+            reading,
+            ..Self::default()
+        };
+        let mut arguments = arguments.iter().map(String::as_str).peekable();
+        while let Some(argument) = arguments.next() {
+            let Some(option) = argument.strip_prefix('-') else {
+                // A shell's next command.
+                if matches!(argument, "|" | "||" | "&" | "&&" | ";") {
+                    break;
+                }
+                found.word(argument);
+                continue;
+            };
+            let option = option.strip_prefix('-').unwrap_or(option);
+            let is_in = |options: &str| options.split_whitespace().any(|known| known == option);
+            if is_in(VALUED) || is_in(REMOVED_VALUED) {
+                let value = arguments.next().ok_or_else(|| ConfigError::NoValue {
+                    option: option.into(),
+                });
+                let taken = value.and_then(|value| found.take(option, value, pool));
+                if taken.is_err() {
+                    found.unknown |= option == "m";
+                }
+                found.or_named(taken)?;
+            } else if !is_in(FLAGS) && !is_in(REMOVED_FLAGS) {
+                let value = arguments.next_if(|word| !word.starts_with('-'));
+                found.unknown(option, value.unwrap_or_default());
+            }
+            found.prealloc |= option == "mem-prealloc";
+            found.stopped |= option == "S";
+        }
+        Ok(found)
+    }
+
+    /// Names what was not understood as ignored, where it is not to be an error.
+    fn or_named(&mut self, read: Result<(), ConfigError>) -> Result<(), ConfigError> {
+        match read {
+            Err(error) if self.reading == Reading::Rough => {
+                self.guest.ignore(&error.to_string());
+                Ok(())
+            }
+            read => read,
+        }
+    }
+
+    /// A word that is no option is an image of a disk, unless it stands for something else.
+    fn word(&mut self, word: &str) {
+        if word.starts_with([
+            '\u{2010}', '\u{2011}', '\u{2012}', '\u{2013}', '\u{2014}', '\u{2212}',
+        ]) {
+            let word = plain(word);
+            self.refused.get_or_insert(ConfigError::Dash { word });
+        } else if has_variable(word) || word.contains("...") || word.contains('\u{2026}') {
+            self.guest
+                .ignore(&format!("{word} in the place of options"));
+        }
+    }
+
+    /// An option that no QEMU is known to have.
+    fn unknown(&mut self, option: &str, value: &str) {
+        let decides = |part: &str| DECISIVE.iter().any(|known| part.starts_with(known));
+        match option.split(['-', '_']).any(decides) {
+            true => {
+                let option = plain(option);
+                self.refused.get_or_insert(ConfigError::Option { option });
+            }
+            false => self.guest.ignore(format!("-{option} {value}").trim_end()),
+        }
+    }
+
+    fn take(&mut self, option: &str, value: &str, pool: u64) -> Result<(), ConfigError> {
+        variables(value).for_each(|variable| self.guest.lacks(&variable));
+        let implied = match option {
+            "readconfig" => {
+                self.guest.elsewhere = true;
+                self.guest.lacks(value);
+                self.guest
+                    .ignore(&format!("-readconfig {value}, which is not read"));
+                return Ok(());
+            }
+            // A property of a device or an object.
+            "set" => {
+                self.guest.ignore(&format!("-set {value}"));
+                return Ok(());
+            }
+            "pcidevice" => {
+                self.guest
+                    .ignore(&format!("-pcidevice {value}, by KVM and not by VFIO"));
+                return Ok(());
+            }
+            "blockdev" | "netdev" | "overcommit" | "realtime" => "driver",
+            "m" => "size",
+            "machine" | "M" | "numa" => "type",
+            "object" => "qom-type",
+            "device" => "driver",
+            "smp" => "cpus",
+            "name" => "guest",
+            "drive" => "file",
+            "mem-path" => {
+                self.path = Some(plain(value));
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        let mut pairs = match pairs(option, value, implied) {
+            // Disks and networks are known by few of theirs.
+            Err(error) if matches!(option, "blockdev" | "netdev") => {
+                self.guest.ignore(&error.to_string());
+                return Ok(());
+            }
+            pairs => pairs?,
+        };
+        let mut text = |name: &str| pairs.remove(name);
+        match option {
+            // Without a unit it is MiB.
+            "m" => {
+                if let Some(value) = text("size") {
+                    let unit = if value.ends_with(|c: char| c.is_ascii_digit()) {
+                        "M"
+                    } else {
+                        ""
+                    };
+                    // None is what the machine has without the option.
+                    self.bytes = match value.trim_matches('0').is_empty() {
+                        true => None,
+                        false => Some(bytes("-m", &format!("{value}{unit}"))?),
+                    };
+                }
+            }
+            "machine" | "M" => {
+                self.machine = text("memory-backend").or(self.machine.take());
+                self.kind = text("type").or(self.kind.take());
+                self.flash |= text("pflash0").is_some();
+                let protection = text("confidential-guest-support");
+                let protection = protection.or_else(|| text("memory-encryption"));
+                self.protection = protection.or(self.protection.take());
+                let viommu = match text("iommu").as_deref() {
+                    None | Some("off" | "none") => None,
+                    // The only one when there was no choice.
+                    Some("on") => Some("intel-iommu".to_owned()),
+                    Some(model) => Some(model.to_owned()),
+                };
+                self.viommu = viommu.or(self.viommu.take());
+                if let Some(value) = text("memory.size") {
+                    self.bytes = Some(bytes("-machine memory.size", &value)?);
+                }
+                if let Some(number) = text("smp.cpus") {
+                    self.guest.cpus = cpus("-machine smp.cpus", &number)?;
+                }
+                if let Some(most) = text("max-ram-below-4g") {
+                    let of = "-machine max-ram-below-4g";
+                    self.most_below_4g = Some(memory(of, bytes(of, &most)?, 4 << 30)?);
+                }
+            }
+            "drive" => {
+                self.flash |= text("if").is_some_and(|kind| kind == "pflash");
+                // `nvme://0000:44:00.0/1`
+                let file = text("file").unwrap_or_default();
+                let host = file
+                    .strip_prefix("nvme://")
+                    .and_then(|rest| rest.split('/').next());
+                if let Some(host) = host {
+                    self.guest.give_disk(host_address(option, host)?);
+                }
+            }
+            "blockdev" => self.block(pairs)?,
+            "netdev" => {
+                let kind = text("driver").or_else(|| text("type")).unwrap_or_default();
+                if matches!(kind.as_str(), "vhost-user" | "vhost-vdpa") {
+                    self.guest.ignore(&format!("-netdev {kind}"));
+                }
+            }
+            "overcommit" | "realtime" => {
+                let names = ["mem-lock", "mlock"];
+                let locked = names.into_iter().find_map(|name| Some((name, text(name)?)));
+                if let Some((name, value)) = locked.filter(|(_, value)| value != "off") {
+                    self.guest.locked = true;
+                    self.guest.ignore(&format!("-{option} {name}={value}"));
+                }
+            }
+            "numa" => {
+                if text("type").is_some_and(|kind| kind == "node") {
+                    let object = text("memdev");
+                    let own = object.is_some() || text("mem").is_some();
+                    self.guest.nodes += usize::from(own);
+                    self.nodes.extend(object);
+                }
+            }
+            "smp" => {
+                let number = text("cpus").map(|number| cpus("-smp cpus", &number));
+                self.guest.cpus = match number.transpose()? {
+                    Some(number) => number,
+                    None => product(&mut pairs)?,
+                };
+            }
+            "name" => {
+                self.libvirt |= text("debug-threads").is_some();
+                self.guest.name = text("guest");
+            }
+            "device" => self.device(pairs)?,
+            _ => self.object(pairs, pool)?,
+        }
+        Ok(())
+    }
+
+    fn device(&mut self, mut pairs: Pairs) -> Result<(), ConfigError> {
+        let driver = pairs.remove("driver").unwrap_or_default();
+        self.buses.add(&driver, &pairs);
+        match driver.as_str() {
+            "vfio-pci" | "vfio-pci-nohotplug" | "vfio-ap" | "vfio-ccw" => {
+                let host = match pairs.remove("host") {
+                    Some(host) => Some(host_address(&format!("device {driver}, host"), &host)?),
+                    None => None,
+                };
+                // A PCI device's folder has the name of its address, that of a mediated one its UUID.
+                let folder = pairs.remove("sysfsdev");
+                let folder = folder
+                    .as_deref()
+                    .map(|path| base_name(path.trim_end_matches('/')));
+                let host = host.or_else(|| folder.and_then(address));
+                if host.is_none() {
+                    let id = pairs
+                        .get("id")
+                        .map(|id| format!(" {id}"))
+                        .unwrap_or_default();
+                    let text = match (folder, pairs.get("fd")) {
+                        (Some(name), _) => {
+                            self.guest.mediated.push(plain(name));
+                            format!("{driver}{id}: mediated device {name}, which pins on demand")
+                        }
+                        (None, Some(fd)) => format!("{driver}{id}: a device by fd={fd}"),
+                        (None, None) => format!("{driver}{id}: no device is named"),
+                    };
+                    self.guest.ignore(&text);
+                }
+                if host.is_some() {
+                    let at = self.guest.devices.len();
+                    self.buses.hang(at, pairs.remove("bus"));
+                }
+                self.guest.give(pairs.contains_key("iommufd"), host);
+            }
+            "pci-assign" | "kvm-pci-assign" => {
+                let host = pairs.remove("host").unwrap_or_default();
+                self.guest
+                    .ignore(&format!("{driver} {host}, by KVM and not by VFIO"));
+            }
+            "pc-dimm" => self.modules.extend(pairs.remove("memdev")),
+            "intel-iommu" | "amd-iommu" | "arm-smmuv3" | "riscv-iommu-pci" | "riscv-iommu-sys" => {
+                self.viommu = Some(driver);
+            }
+            name if name.starts_with("virtio-iommu") => self.viommu = Some(driver),
+            // Other memory, and devices whose memory other processes or the kernel map.
+            name if ["memdev", "volatile-memdev", "persistent-memdev"]
+                .iter()
+                .any(|property| pairs.contains_key(*property))
+                || ["vhost-user", "vhost-vdpa", "vfio-", "xen-pci-passthrough"]
+                    .iter()
+                    .any(|kind| name.starts_with(kind))
+                || has_variable(name) =>
+            {
+                self.guest.ignore(name);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Disks that QEMU drives by VFIO, and those of other processes.
+    fn block(&mut self, mut pairs: Pairs) -> Result<(), ConfigError> {
+        let driver = pairs.remove("driver").unwrap_or_default();
+        // A format may have its file in line.
+        let inner = pairs.remove("file.driver").unwrap_or_default();
+        for (driver, device) in [(driver, "device"), (inner, "file.device")] {
+            match (driver.as_str(), pairs.get(device)) {
+                ("nvme", Some(host)) => {
+                    let host = host_address("blockdev nvme, device", host)?;
+                    self.guest.give_disk(host);
+                }
+                (name, _) if name.starts_with("virtio-blk-v") || name == "nvme-io_uring" => {
+                    self.guest.ignore(&format!("-blockdev {name}"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The technology that keeps the machine's memory from the host, by the object that the machine names; one
+    /// that it does not name does nothing.
+    fn confidential(&mut self) -> Option<String> {
+        let named = self.protection.take();
+        let all = std::mem::take(&mut self.protections);
+        let mut kind = None;
+        for (id, told) in all {
+            match named.as_ref() == Some(&id) {
+                true => kind = Some(told),
+                false => self.guest.ignore(&format!("object {id:?} ({told})")),
+            }
+        }
+        kind.or(named)
+    }
+
+    fn object(&mut self, mut pairs: Pairs, pool: u64) -> Result<(), ConfigError> {
+        let kind = pairs.remove("qom-type").unwrap_or_default();
+        self.libvirt |= pairs.get("id").is_some_and(|id| id == "masterKey0");
+        if let Some((_, told)) = CONFIDENTIAL.iter().find(|(known, _)| *known == kind) {
+            let id = pairs.remove("id").unwrap_or_default();
+            // Bit 2 of the policy encrypts registers too: AMD SEV API, `SEV_POLICY_ES`.
+            let policy = pairs.remove("policy").unwrap_or_default();
+            let policy = match policy.strip_prefix("0x") {
+                Some(digits) => u64::from_str_radix(digits, 16).ok(),
+                None => policy.parse().ok(),
+            };
+            let registers = *told == "SEV" && policy.is_some_and(|policy| policy & 4 != 0);
+            let told = if registers { "SEV-ES" } else { told };
+            self.protections.push((id, told.into()));
+            return Ok(());
+        }
+        if has_variable(&kind) {
+            self.guest.ignore(&format!("-object {kind}"));
+        }
+        let Some(backend) = kind.strip_prefix("memory-backend-") else {
+            return Ok(());
+        };
+        let shared = match backend {
+            "ram" | "file" => false,
+            "memfd" | "shm" | "memfd-private" => true,
+            // Pages of SGX are not mapped for devices.
+            "epc" => return Ok(()),
+            _ => {
+                return Err(ConfigError::Value {
+                    of: "-object".into(),
+                    value: kind,
+                    known: BACKENDS,
+                });
+            }
+        };
+        let of = |name: &str| format!("-object {kind}, {name}");
+        let mut flag = |name: &str, default| match pairs.remove(name).as_deref() {
+            None => Ok(default),
+            Some("on" | "yes" | "true" | "y") => Ok(true),
+            Some("off" | "no" | "false" | "n") => Ok(false),
+            Some(value) => Err(ConfigError::Value {
+                of: of(name),
+                value: value.into(),
+                known: "on, off",
+            }),
+        };
+        let (shared, huge) = (flag("share", shared)?, flag("hugetlb", false)?);
+        let prealloc = flag("prealloc", false)?;
+        let size = |value: Option<String>, name| match value {
+            None => Ok(None),
+            Some(value) => bytes(&of(name), &value).map(Some),
+        };
+        let bytes = size(pairs.remove("hugetlbsize"), "hugetlbsize")?;
+        let pages = bytes.map(|bytes| page(of("hugetlbsize"), bytes));
+        let pages = pages.transpose()?;
+        let threads = match pairs.remove("prealloc-threads") {
+            None => EACH,
+            Some(value) => cpus(of("prealloc-threads"), &value)?,
+        };
+        let mut host_nodes: Vec<u32> = Vec::new();
+        pairs.retain(|name, value| {
+            let is_node = name.starts_with("host-nodes");
+            host_nodes.extend(is_node.then(|| set(value)).into_iter().flatten());
+            !is_node
+        });
+        host_nodes.sort_unstable();
+        host_nodes.dedup();
+        let modelled = ["id", "size", "mem-path"];
+        let properties = pairs
+            .iter()
+            .filter(|(name, _)| !modelled.contains(&name.as_str()));
+        let properties: Vec<_> = properties
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        let ram = Ram {
+            id: pairs.get("id").cloned().unwrap_or_default(),
+            bytes: size(pairs.remove("size"), "size")?.unwrap_or_default(),
+            pool_bytes: huge.then(|| pages.unwrap_or(pool)),
+            shared,
+            file: pairs.remove("mem-path"),
+            asks_for_huge: Some(true),
+            prealloc_threads: if prealloc { threads } else { 0 },
+            threads_given: threads != EACH,
+            bound: pairs.get("policy").is_some_and(|policy| policy == "bind"),
+            host_nodes,
+            properties,
+        };
+        let unknown = pairs
+            .into_keys()
+            .filter(|name| !NEUTRAL.contains(&name.as_str()));
+        let named = unknown.map(|name| format!("{name} of {:?}", ram.id));
+        self.guest.ignored.extend(named);
+        self.objects.push(ram);
+        Ok(())
+    }
+
+    /// Makes these objects the guest's memory.
+    fn back(&mut self, ids: impl IntoIterator<Item = String>) -> Result<(), ConfigError> {
+        for id in ids {
+            let at = self.objects.iter().position(|ram| ram.id == id);
+            let Some(mut ram) = at.map(|at| self.objects.remove(at)) else {
+                self.or_named(Err(ConfigError::NoObject { id }))?;
+                continue;
+            };
+            if ram.bytes == 0 {
+                ram.bytes = self.bytes.unwrap_or(DEFAULT);
+            }
+            if self.prealloc && ram.prealloc_threads == 0 || ram.prealloc_threads == EACH {
+                ram.prealloc_threads = self.guest.cpus.max(1);
+            }
+            self.guest.memory.push(ram);
+        }
+        Ok(())
+    }
+
+    fn guest(mut self) -> Result<Guest, ConfigError> {
+        self.guest.viommu = self.viommu.take();
+        self.guest.confidential = self.confidential();
+        let machine: Vec<_> = match self.machine.take() {
+            Some(id) => {
+                // A file that is not read may define it; the machine has as much as `-m` says.
+                if self.guest.elsewhere && !self.objects.iter().any(|ram| ram.id == id) {
+                    self.guest
+                        .ignore(&format!("memory object {id:?}, which may be in that file"));
+                    self.objects.push(Ram {
+                        id: id.clone(),
+                        asks_for_huge: Some(true),
+                        ..Ram::default()
+                    });
+                }
+                vec![id]
+            }
+            None => std::mem::take(&mut self.nodes),
+        };
+        let cpus = self.guest.cpus.max(1);
+        if machine.is_empty() && !self.unknown {
+            self.guest.memory.push(Ram {
+                bytes: self.bytes.unwrap_or(DEFAULT),
+                file: self.path.take(),
+                asks_for_huge: Some(true),
+                prealloc_threads: if self.prealloc { cpus } else { 0 },
+                ..Ram::default()
+            });
+        }
+        let modules = std::mem::take(&mut self.modules);
+        self.back(machine.into_iter().chain(modules))?;
+        let unused = self
+            .objects
+            .iter()
+            .map(|ram| format!("memory object {:?}", ram.id));
+        self.guest.ignored.extend(unused);
+        // Modules come behind what the machine begins with.
+        let begins = self.bytes.unwrap_or_else(|| self.guest.bytes());
+        let kind = self.kind.as_deref().unwrap_or("pc");
+        self.guest.typed(kind);
+        self.buses.place(&mut self.guest);
+        self.guest.remapped = Remapped::of(kind, self.flash, begins, self.most_below_4g);
+        self.guest.monitor = match self.libvirt && self.stopped {
+            true => Monitor::Libvirt,
+            false => Monitor::Qemu,
+        };
+        match self.reading {
+            Reading::Exact => self.guest.in_range(),
+            Reading::Rough => Ok(self.guest),
+        }
+    }
+}
+
+/// Processors of `-smp sockets=2,cores=4`.
+fn product(pairs: &mut Pairs) -> Result<u32, ConfigError> {
+    let levels = [
+        "drawers", "books", "sockets", "dies", "clusters", "modules", "cores", "threads",
+    ];
+    let mut all = None;
+    for level in levels {
+        if let Some(number) = pairs.remove(level) {
+            let number = cpus(format!("-smp {level}"), &number)?;
+            all = Some(all.unwrap_or(1u32).saturating_mul(number));
+        }
+    }
+    match all {
+        Some(all) => cpus("-smp", &all.to_string()),
+        None => pairs
+            .remove("maxcpus")
+            .map_or(Ok(0), |number| cpus("-smp maxcpus", &number)),
+    }
+}
+
+#[cfg(test)]
+mod tests;
