@@ -6,7 +6,7 @@ use hostmem::ThpMode;
 use serde::Serialize;
 
 use super::ProcessReport;
-use super::guest::{GIANT, Guest, Host, Interface, Monitor, THP};
+use super::guest::{DeviceDriver, GIANT, Guest, Host, Interface, Monitor, Ram, THP};
 use super::start::Estimate;
 use crate::pool;
 use crate::size::{Short, bytes};
@@ -18,6 +18,8 @@ pub struct Advice {
     pub finding: String,
     /// Lines for QEMU's command line, libvirt's XML or a shell, to be copied.
     pub setting: Vec<String>,
+    /// Settings and versions that the estimate takes for granted and the configuration does not show.
+    pub assumes: Vec<String>,
     /// It needs a reboot of the host.
     pub reboot: bool,
     /// A start with it; `None` without a calibration, or where it is not about time.
@@ -61,7 +63,11 @@ impl Now<'_> {
             // Pages of private memory are those of guest_memfd.
             Change::Transparent | Change::Pool(_) => self.guest.keeps_private_memory(),
             Change::ByFile if self.guest.keeps_private_memory() => true,
-            Change::Iommufd | Change::ByFile => self.guest.devices.iter().any(|device| device.disk),
+            Change::Iommufd | Change::ByFile => self
+                .guest
+                .devices
+                .iter()
+                .any(|device| device.driver == DeviceDriver::Nvme),
             _ => false,
         };
         if unfit {
@@ -170,6 +176,7 @@ pub(super) fn changes(
             let advice = Advice {
                 finding: change.to_string(),
                 setting: change.lines(now, &guest, &host),
+                assumes: change.assumes(now, &guest),
                 reboot: change == Change::Pool(GIANT),
                 estimate: after,
                 saved_ns: saved,
@@ -299,6 +306,51 @@ impl Change {
     }
 }
 
+impl Change {
+    /// Settings that the configuration does not show; `guest` is as with the change.
+    fn assumes(self, now: &Now<'_>, guest: &Guest) -> Vec<String> {
+        let mut found = Vec::new();
+        let is_qemu = matches!(guest.monitor, Monitor::Qemu | Monitor::Libvirt);
+        if now.guest.interface.is_none() && matches!(self, Self::Iommufd | Self::ByFile) {
+            found.push("a device that is given, which the configuration lacks".into());
+        }
+        // QEMU 9.0 `qapi/qom.json`, IOMMUFDProperties ("Since: 9.0"); Linux 6.6 `drivers/vfio/device_cdev.c`.
+        let known = now
+            .guest
+            .machine_version
+            .is_some_and(|version| version >= (9, 0));
+        if is_qemu
+            && !known
+            && self == Self::Iommufd
+            && now.guest.interface != Some(Interface::Iommufd)
+        {
+            found.push("QEMU 9.0 and Linux 6.6, or later".into());
+        }
+        let pairs = now.guest.memory.iter().zip(&guest.memory);
+        let any =
+            |is: fn(&Ram, &Ram) -> bool| pairs.clone().any(|(before, after)| is(before, after));
+        if any(|before, after| before.prealloc_threads == 0 && after.prealloc_threads > 0) {
+            found.push("memory is brought in before the start (prealloc)".into());
+        }
+        if is_qemu && any(|before, after| !before.shared && after.shared) {
+            found.push("shared memory, as a memfd is by default".into());
+        }
+        let mut lost: Vec<&str> = Vec::new();
+        for (before, after) in pairs.clone() {
+            let names = before.properties.iter().map(|(name, _)| name.as_str());
+            let of_file = before.file.is_some() && after.file.is_none();
+            lost.extend(names.filter(|name| of_file && OF_FILES.contains(name)));
+        }
+        if !lost.is_empty() {
+            found.push(format!("no file, and so none of {}", lost.join(", ")));
+        }
+        found
+    }
+}
+
+/// Properties of memory objects that are those of files alone: QEMU 10.0 `qapi/qom.json`, MemoryBackendFileProperties.
+const OF_FILES: [&str; 6] = ["align", "discard-data", "offset", "pmem", "readonly", "rom"];
+
 /// What gives devices by iommufd.
 fn iommufd(guest: &Guest) -> Vec<String> {
     match guest.monitor {
@@ -314,7 +366,7 @@ fn iommufd(guest: &Guest) -> Vec<String> {
     }
 }
 
-/// QEMU's memory objects.
+/// QEMU's memory objects, with all properties that they have.
 fn objects(guest: &Guest) -> Vec<String> {
     let mut lines = Vec::new();
     for ram in &guest.memory {
@@ -331,12 +383,14 @@ fn objects(guest: &Guest) -> Vec<String> {
             (None, false) => "ram",
         };
         let mut line = format!(
-            "-object memory-backend-{kind},id={id},size={}",
+            "-object memory-backend-{kind},id={},size={}",
+            value(id),
             Short(ram.bytes)
         );
         if let Some(file) = &ram.file {
             line += &format!(
-                ",mem-path={file},share={}",
+                ",mem-path={},share={}",
+                value(file),
                 if ram.shared { "on" } else { "off" }
             );
         } else if let Some(page) = ram.pool_bytes {
@@ -347,9 +401,25 @@ fn objects(guest: &Guest) -> Vec<String> {
             1 => line += ",prealloc=on",
             threads => line += &format!(",prealloc=on,prealloc-threads={threads}"),
         }
+        let nodes = ram
+            .host_nodes
+            .iter()
+            .map(|node| format!(",host-nodes={node}"));
+        line.extend(nodes);
+        for (name, text) in &ram.properties {
+            if kind == "file" || !OF_FILES.contains(&name.as_str()) {
+                line += &format!(",{name}={}", value(text));
+            }
+        }
         lines.push(line);
     }
     lines
+}
+
+/// The value of a property, in which commas are written twice; with a shell's quotes where it needs them.
+fn value(text: &str) -> String {
+    let text = text.replace(',', ",,");
+    shlex::try_quote(&text).map_or_else(|_| text.clone(), Into::into)
 }
 
 /// Findings about limits and nodes.
@@ -359,6 +429,7 @@ pub(super) fn others(report: &ProcessReport) -> Vec<Advice> {
         found.push(Advice {
             finding,
             setting: vec![setting.into()],
+            assumes: Vec::new(),
             reboot: false,
             estimate: None,
             saved_ns: None,
@@ -510,6 +581,12 @@ mod tests {
         let expected = "-object iommufd,id=iommufd0\n\
             -device vfio-pci,host=0000:01:00.0,iommufd=iommufd0";
         assert_eq!(iommufd, expected);
+        let bound = "qemu -machine q35,memory-backend=a -object memory-backend-ram,id=a,size=4G,host-nodes=0-1,\
+            policy=bind,reserve=off,x-foo=a,,b";
+        let expected = "-object memory-backend-memfd,id=a,size=4G,hugetlb=on,hugetlbsize=1G,host-nodes=0,host-nodes=1,\
+            policy=bind,reserve=off,x-foo='a,,b'";
+        let giant = lines(&qemu(bound), "hugetlb pages of 1 GiB");
+        assert!(giant.ends_with(expected), "{giant}");
         let guest = qemu(
             "qemu -machine memory-backend=a -object memory-backend-file,id=a,size=2560M,mem-path=/f",
         );

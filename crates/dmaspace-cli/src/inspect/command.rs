@@ -8,7 +8,7 @@ use crate::inspect::{
 use anyhow::Context as _;
 use clap::{ArgGroup, Args};
 use dmaspace::devices::Places;
-use hostmem::text_at_most;
+use hostmem::read_at_most;
 
 use super::text as report;
 use crate::devices::Names;
@@ -74,9 +74,9 @@ pub(crate) fn run(args: &InspectArgs) -> u8 {
         (Some(pid), _, _) => process(args, pid),
         (_, Some(line), _) => configuration(args, |pool| Ok(qemu_line(line, pool)?)),
         (_, _, Some(file)) => configuration(args, |pool| {
-            let text = text_at_most(file, MOST_XML)
+            let bytes = read_at_most(file, MOST_XML)
                 .with_context(|| format!("cannot read {}", file.display()))?;
-            Ok(libvirt(&text, pool)?)
+            Ok(libvirt(&String::from_utf8_lossy(&bytes), pool)?)
         }),
         _ => machine(args),
     };

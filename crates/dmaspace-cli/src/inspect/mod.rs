@@ -43,8 +43,10 @@ pub(crate) use command::{InspectArgs, run};
 pub use cost::FormatCost;
 #[cfg(test)]
 pub use guest::GivenDevice;
-pub(crate) use guest::{BusPlace, libvirt_rough, qemu_rough};
-pub use guest::{Guest, Host, Interface, Monitor, Ram, Remapped, libvirt, of_areas, qemu_line};
+pub(crate) use guest::{BusPlace, begins, libvirt_rough, logged, qemu_rough};
+pub use guest::{
+    DeviceDriver, Guest, Host, Interface, Monitor, Ram, Remapped, libvirt, of_areas, qemu_line,
+};
 pub use machine::{Ats, MachineReport};
 #[cfg(test)]
 pub use machine::{GroupDevice, GroupReport, MachineFinding, UnitReport};

@@ -1,8 +1,8 @@
 //! A process, or the machine, as text.
 
 use crate::inspect::{
-    Advice, Area, AreaReport, Ats, ConfigurationReport, Estimate, Guest, MachineReport, Missing,
-    ProcessReport, Ram, Remapped, StartReport,
+    Advice, Area, AreaReport, Ats, ConfigurationReport, DeviceDriver, Estimate, Guest,
+    MachineReport, Missing, ProcessReport, Ram, Remapped, StartReport,
 };
 
 use crate::draw::sheet::{Paint, Sheet};
@@ -107,7 +107,12 @@ fn memory(sheet: &mut Sheet, guest: &Guest) {
     }
     for (nth, device) in guest.devices.iter().enumerate() {
         let name = device.name.as_deref().unwrap_or_default();
+        let by = match device.driver {
+            DeviceDriver::Vfio => "",
+            DeviceDriver::Nvme => " (a disk of QEMU's NVMe driver)",
+        };
         let text = format!("{} {name}", device.address);
+        let text = format!("{}{by}", text.trim_end());
         sheet.value(if nth == 0 { "devices" } else { "" }, text.trim_end());
     }
     if let Some(model) = &guest.viommu {
@@ -135,7 +140,11 @@ fn backed(ram: &Ram) -> String {
         0 => String::new(),
         threads => format!(", brought in by {}", counted(threads.into(), "thread")),
     };
-    format!("{memory}{huge}{threads}")
+    let guess = match (ram.pool_bytes, ram.pool_by_name) {
+        (Some(page), true) => format!(" (by its name, pages of {} of a pool)", bytes(page)),
+        _ => String::new(),
+    };
+    format!("{memory}{guess}{huge}{threads}")
 }
 
 fn present(found: &ProcessReport) -> String {
@@ -298,6 +307,9 @@ fn advice(sheet: &mut Sheet, others: &[Advice]) {
         for line in &advice.setting {
             sheet.copied(&format!("     {line}"));
         }
+        if !advice.assumes.is_empty() {
+            sheet.line(&format!("     assumes {}", advice.assumes.join("; ")));
+        }
     }
 }
 
@@ -410,6 +422,7 @@ mod tests {
         Advice {
             finding: finding.into(),
             setting: vec![setting.into()],
+            assumes: Vec::new(),
             reboot,
             estimate: Some(after),
             saved_ns: Some(seconds(1.4, 0.2).total_ns - after.total_ns),

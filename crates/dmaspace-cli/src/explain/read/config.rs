@@ -2,58 +2,16 @@
 //! [`inspect`](crate::inspect) reads them.
 
 use crate::inspect::{Guest, libvirt_rough, qemu_rough};
+pub(in crate::explain) use crate::inspect::{begins, logged as qemu_words};
 
 /// The longest line or document that is read.
 pub(in crate::explain) const MOST_TEXT: usize = 10 << 20;
 /// Pages of a pool whose size is not on the line (x86-64).
 const DEFAULT_POOL: u64 = 2 << 20;
 
-/// Words of a command line from QEMU's name on; `None` where there is none.
-pub(in crate::explain) fn qemu_words(line: &str) -> Option<Vec<String>> {
-    let words = shlex::split(line)?;
-    let at = words.iter().position(|word| is_qemu(word))?;
-    // Only what may stand before it: variables, a prompt, programs with their options.
-    let before = words.get(..at)?;
-    let named = |word: &String| {
-        word.contains('=')
-            || [
-                "$", "#", "sudo", "exec", "env", "taskset", "numactl", "nice", "chrt",
-            ]
-            .contains(&word.as_str())
-    };
-    let opened = before.first().is_none_or(named);
-    let options = words
-        .get(at + 1..)?
-        .iter()
-        .any(|word| word.starts_with('-'));
-    (opened && options).then(|| words.get(at..).map(<[String]>::to_vec))?
-}
-
-/// True for `qemu-system-x86_64`, with a path or without.
-fn is_qemu(word: &str) -> bool {
-    let name = word.rsplit('/').next().unwrap_or(word);
-    let system = name.strip_prefix("qemu-system-").is_some_and(|rest| {
-        !rest.is_empty()
-            && rest
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-    });
-    system || matches!(name, "qemu-kvm" | "kvm" | "qemu")
-}
-
-/// True where a line may begin a command line of QEMU that goes on in the next one.
-pub(in crate::explain) fn begins(line: &str) -> bool {
-    line.split_whitespace()
-        .take(12)
-        .any(|word| is_qemu(word.trim_matches('"')))
-        || line.split_whitespace().next().is_some_and(|word| {
-            word.contains('=') && word.starts_with(|c: char| c.is_ascii_uppercase())
-        })
-}
-
-/// The guest of a command line, whose first word is QEMU's name.
-pub(in crate::explain) fn qemu(words: &[String]) -> Guest {
-    let mut guest = qemu_rough(words.get(1..).unwrap_or_default(), DEFAULT_POOL);
+/// The guest of a command line's arguments.
+pub(in crate::explain) fn qemu(arguments: &[String]) -> Guest {
+    let mut guest = qemu_rough(arguments, DEFAULT_POOL);
     guest.name_pools(DEFAULT_POOL);
     guest
 }
@@ -92,16 +50,6 @@ mod tests {
         assert_eq!(new.devices[1].place, BusPlace::Root);
         assert_eq!(new.viommu.as_deref(), Some("intel-iommu"));
         assert_eq!(new.interface, Some(Interface::Type1));
-    }
-
-    #[test]
-    fn messages_of_qemu_are_no_command_lines() {
-        assert_eq!(
-            qemu_words("qemu-system-x86_64: -device vfio-pci,host=b0:00.0: warning: x"),
-            None
-        );
-        assert_eq!(qemu_words("the kvm -m 4G line"), None);
-        assert!(qemu_words("LC_ALL=C PATH=/bin /usr/bin/kvm -m 4G").is_some());
     }
 
     #[test]

@@ -25,8 +25,8 @@ pub(crate) use libvirt::libvirt_rough;
 pub use process::of_areas;
 pub(super) use process::of_process;
 pub use qemu::qemu_line;
-pub(crate) use qemu::qemu_rough;
 use qemu::{added, has_variable};
+pub(crate) use qemu::{begins, logged, qemu_rough};
 
 /// Where hugetlbfs files lie: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
 const HUGETLBFS: u32 = 0x9584_58f6;
@@ -138,9 +138,8 @@ pub struct GivenDevice {
     pub address: String,
     /// Its name in the system's list of PCI devices.
     pub name: Option<String>,
-    /// QEMU drives it as a disk, which it does by type 1 only: `util/vfio-helpers.c`.
-    #[serde(skip)]
-    pub disk: bool,
+    /// The driver in the monitor that has it.
+    pub driver: DeviceDriver,
     /// The bus of the guest that it hangs on.
     #[serde(skip)]
     pub place: BusPlace,
@@ -151,10 +150,21 @@ impl From<String> for GivenDevice {
         Self {
             address,
             name: None,
-            disk: false,
+            driver: DeviceDriver::default(),
             place: BusPlace::default(),
         }
     }
+}
+
+/// A monitor's driver for a device of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceDriver {
+    /// The guest has it.
+    #[default]
+    Vfio,
+    /// QEMU has it as a disk, and maps by type 1 only: `util/vfio-helpers.c`.
+    Nvme,
 }
 
 /// The bus that a device hangs on, by its root.
@@ -205,6 +215,8 @@ pub struct Ram {
     pub bytes: u64,
     /// Bytes of a page of the hugetlb pool that it is from; `None` when it is from none.
     pub pool_bytes: Option<u64>,
+    /// Only the name of the file tells of a pool: no such file system is mounted here.
+    pub pool_by_name: bool,
     /// It is mapped shared: a memfd or another file.
     pub shared: bool,
     /// The file, where it has a path.
@@ -259,7 +271,7 @@ impl Guest {
     fn give_disk(&mut self, address: String) {
         self.give(false, None);
         self.devices.push(GivenDevice {
-            disk: true,
+            driver: DeviceDriver::Nvme,
             ..address.into()
         });
     }
@@ -463,19 +475,29 @@ impl Host {
                 }
                 // `/dev/hugepages` is a plain directory where hugetlbfs is not mounted.
                 Some((place, _))
-                    if is_pool(&place.to_string_lossy()) && !file.starts_with("/dev/hugepages") =>
+                    if pool_part(&place.to_string_lossy()).is_some()
+                        && !file.starts_with("/dev/hugepages") =>
                 {
                     None
                 }
-                _ => pool_by_name(file, self.default_pool),
+                _ => {
+                    let named = pool_by_name(file, self.default_pool);
+                    ram.pool_by_name = named.is_some();
+                    named
+                }
             };
         }
     }
 }
 
-/// True for the path of a pool, by its name.
-fn is_pool(path: &str) -> bool {
-    path.contains("huge")
+/// The part of a path that tells of a pool: from a folder on whose name begins so.
+fn pool_part(path: &str) -> Option<&str> {
+    let mut starts = path.match_indices('/').map(|(at, _)| at + 1);
+    let begins = |part: &&str| {
+        part.get(..4)
+            .is_some_and(|name| name.eq_ignore_ascii_case("huge"))
+    };
+    starts.find_map(|at| path.get(at..).filter(begins))
 }
 
 /// Bytes of a page of the pool that a path names: `/dev/hugepages1G`, `/run/hugepages/kvm/2048kB`. `default_pool` is
@@ -491,8 +513,9 @@ fn pool_by_name(path: &str, default_pool: u64) -> Option<u64> {
         ("32M", 32 << 20),
         ("2M", 2 << 20),
     ];
-    let named = SIZES.iter().find(|(name, _)| path.contains(name));
-    is_pool(path).then(|| named.map_or(default_pool, |(_, bytes)| *bytes))
+    let part = pool_part(path)?.to_ascii_uppercase();
+    let named = SIZES.iter().find(|(name, _)| part.contains(name));
+    Some(named.map_or(default_pool, |(_, bytes)| *bytes))
 }
 
 /// Why a machine's configuration cannot be understood.
@@ -608,6 +631,12 @@ pub enum ConfigError {
         /// Its name.
         id: String,
     },
+    /// The memory is not on the line.
+    #[error("the line says nothing of memory, and {variable} stands for options that may")]
+    Elsewhere {
+        /// The variable.
+        variable: String,
+    },
     /// The text is no XML.
     #[error("the XML is damaged near byte {at}")]
     Xml {
@@ -619,6 +648,12 @@ pub enum ConfigError {
     /// The root is another element.
     #[error("the root element is <{found}>; libvirt's is <domain>")]
     NotADomain {
+        /// Its name.
+        found: String,
+    },
+    /// More than one document.
+    #[error("the XML has a second root element, <{found}>")]
+    SecondRoot {
         /// Its name.
         found: String,
     },
@@ -674,6 +709,10 @@ mod tests {
             ("/run/hugepages/kvm/2048kB", Some(2 << 20)),
             ("/hugepages2M/", Some(2 << 20)),
             ("/mnt/huge", Some(4096)),
+            ("/mnt/huge1g/vm", Some(1 << 30)),
+            ("/mnt/Huge_1GB", Some(1 << 30)),
+            ("/home/u/vm-1G-huge.img", None),
+            ("/home/u1G/hugepages", Some(4096)),
             ("/dev/shm/1G", None),
         ] {
             assert_eq!(pool_by_name(path, 4096), page, "{path}");

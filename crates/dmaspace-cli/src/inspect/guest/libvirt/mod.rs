@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 
 use dmaspace::topology::{MOST_MEMORY, MOST_NODES};
 use quick_xml::Reader;
+use quick_xml::escape::unescape;
 use quick_xml::events::{BytesStart, Event};
 
 use super::qemu::Reading;
@@ -23,6 +24,10 @@ use crate::inspect::process::plain;
 const DEEPEST: usize = 64;
 /// The most cells, and of what is kept for each of several elements.
 const MOST: usize = MOST_NODES;
+/// Documents that a domain is a part of: its status, a snapshot, a checkpoint.
+const AROUND: [&str; 3] = ["domstatus", "domainsnapshot", "domaincheckpoint"];
+/// Hypervisors whose devices VFIO gives.
+const BY_VFIO: [&str; 3] = ["kvm", "qemu", "hvf"];
 /// Elements that have no text of their own.
 const GROUPS: [&str; 5] = [
     "/domain",
@@ -56,6 +61,8 @@ fn read(text: &str, default_pool: u64, reading: Reading) -> Result<Guest, Config
     };
     // The names of the open elements, with a slash before each, and the text of the innermost.
     let (mut path, mut depth, mut inner) = (String::new(), 0, String::new());
+    // Elements around the domain's own, and whether a root has ended.
+    let (mut around, mut over) = (0, false);
     loop {
         let at = reader.buffer_position();
         let damaged = |source| ConfigError::Xml { at, source };
@@ -67,6 +74,13 @@ fn read(text: &str, default_pool: u64, reading: Reading) -> Result<Guest, Config
                     return Err(ConfigError::Deep { most: DEEPEST });
                 }
                 let name = plain(&text_of(element.name().as_ref()));
+                if depth == 1 && over {
+                    return Err(ConfigError::SecondRoot { found: name });
+                }
+                if depth == 1 && AROUND.contains(&name.as_str()) {
+                    around = 1;
+                    continue;
+                }
                 if depth == 1 && name != "domain" {
                     return Err(ConfigError::NotADomain { found: name });
                 }
@@ -80,12 +94,19 @@ fn read(text: &str, default_pool: u64, reading: Reading) -> Result<Guest, Config
                     let ended = domain.end(&path);
                     domain.or_named(ended)?;
                     close(&mut path, &mut depth);
+                    over |= depth <= around;
                 }
             }
             Event::Text(part) => {
                 let part = text_of(&part);
                 domain.between(&path, part.trim());
                 inner += &part;
+            }
+            Event::CData(part) => inner += &text_of(&part),
+            Event::GeneralRef(name) => {
+                let name = text_of(&name);
+                let text = format!("&{name};");
+                inner += &unescape(&text).unwrap_or(Cow::Borrowed(&text));
             }
             Event::End(_) => {
                 let taken = domain.text(&path, inner.trim());
@@ -94,6 +115,7 @@ fn read(text: &str, default_pool: u64, reading: Reading) -> Result<Guest, Config
                 domain.or_named(ended)?;
                 inner.clear();
                 close(&mut path, &mut depth);
+                over |= depth <= around;
             }
             Event::Eof if depth == 0 => break,
             Event::Eof => {
@@ -124,6 +146,7 @@ impl Attributes {
         let pairs = element.attributes().map(|attribute| {
             let attribute = attribute?;
             let (key, value) = (text_of(attribute.key.as_ref()), text_of(&attribute.value));
+            let value = unescape(&value).unwrap_or(Cow::Borrowed(&value));
             Ok((plain(&key), plain(&value)))
         });
         pairs.collect::<Result<_, quick_xml::Error>>().map(Self)
@@ -160,6 +183,8 @@ struct Domain {
     /// The type of the machine, and whether its firmware is in flash.
     kind: String,
     flash: bool,
+    /// Memory is of blocks of 256 MiB, as on POWER, and not of 1 MiB.
+    blocks: bool,
     /// The `<memory>` of a device that is open is a module.
     module: bool,
     /// All devices use iommufd.
@@ -298,9 +323,19 @@ impl Domain {
             "/domain/devices/iommu" => {
                 self.guest.viommu = Some(get("model").unwrap_or("without a model").into());
             }
+            "/domain" => {
+                if let Some(kind) = get("type").filter(|kind| !BY_VFIO.contains(kind)) {
+                    self.guest.ignore(&format!(
+                        "a domain of {kind}, which gives devices without VFIO"
+                    ));
+                }
+            }
             "/domain/os" => self.flash |= get("firmware") == Some("efi"),
             "/domain/os/loader" => self.flash |= get("type") == Some("pflash"),
-            "/domain/os/type" => self.kind = get("machine").unwrap_or_default().to_owned(),
+            "/domain/os/type" => {
+                self.kind = get("machine").unwrap_or_default().to_owned();
+                self.blocks = get("arch").is_some_and(|arch| arch.starts_with("ppc64"));
+            }
             "/domain/memoryBacking/hugepages" => self.huge = true,
             "/domain/memoryBacking/hugepages/page" => {
                 let bytes = scaled(&of("size"), get("size").unwrap_or_default(), &unit())?;
@@ -375,6 +410,16 @@ impl Domain {
                     ..Device::default()
                 });
             }
+            // A function of the network's pool that a running guest has.
+            "/domain/devices/interface/actual" if get("type") == Some("hostdev") => {
+                if let Some(device) = &mut self.device {
+                    device.kind = DeviceKind::Pci;
+                }
+            }
+            "/domain/devices/hostdev/driver" if get("name") == Some("kvm") => {
+                self.guest.ignore("<hostdev> by KVM and not by VFIO");
+                self.device = None;
+            }
             "/domain/devices/hostdev/driver" | "/domain/devices/interface/driver" => {
                 if let (Some(device), Some(how)) = (&mut self.device, get("iommufd")) {
                     if device.kind != DeviceKind::Other {
@@ -383,8 +428,20 @@ impl Domain {
                     }
                 }
             }
+            // A network may be a pool of functions: libvirt `docs/formatnetwork.rst`, `<forward mode='hostdev'>`.
+            "/domain/devices/interface/source" => {
+                let network = get("network").filter(|name| *name != "default");
+                if let Some(name) = network {
+                    one_more(path, &self.guest.ignored)?;
+                    let text = format!(
+                        "interface of network {name:?}, which may give a function of the host"
+                    );
+                    self.guest.ignore(&text);
+                }
+            }
             "/domain/devices/hostdev/source/address"
             | "/domain/devices/interface/source/address"
+            | "/domain/devices/interface/actual/source/address"
             | "/domain/devices/disk/source/address" => {
                 let part = |name, most| based(of(name), get(name).unwrap_or("0"), &(0..=most));
                 match &mut self.device {
@@ -526,6 +583,13 @@ impl Domain {
             }
         }
         self.guest.nodes = self.cells.len();
+        // `qemuDomainGetMemorySizeAlignment` of libvirt's `src/qemu/qemu_domain.c`.
+        let block = if self.blocks { 256 << 20 } else { 1 << 20 };
+        let whole = |bytes: u64| bytes.checked_next_multiple_of(block).unwrap_or(bytes);
+        self.memory = self.memory.map(whole);
+        self.cells
+            .iter_mut()
+            .for_each(|cell| cell.bytes = whole(cell.bytes));
         self.add();
         if self.cells.is_empty() && self.guest.memory.is_empty() {
             // Without cells, memory devices are a part of all memory; with them, cells are what is left.
@@ -572,6 +636,9 @@ impl Domain {
             if self.source.as_deref() == Some("file") && ram.pool_bytes.is_none() {
                 // `memory_backing_dir` of qemu.conf.
                 ram.file = Some("/var/lib/libvirt/qemu/ram".into());
+            }
+            if ram.bytes == 0 {
+                continue;
             }
             ram.asks_for_huge = Some(true);
             if self.immediate || ram.pool_bytes.is_some() {

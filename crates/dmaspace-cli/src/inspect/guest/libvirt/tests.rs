@@ -92,7 +92,6 @@ fn cells_have_pages_of_their_own_and_modules_are_added() {
     let expected = [
         (4 << 30, small, false),
         (4 << 30, giant, true),
-        (0, small, false),
         (1 << 30, small, false),
     ];
     assert_eq!(found, expected);
@@ -272,9 +271,11 @@ fn units_are_as_libvirt_reads_them() {
         ("unit='PiB'", 4 << 50),
         ("unit='Byte'", 4),
     ] {
+        // libvirt rounds up to whole MiB.
+        let whole = u64::next_multiple_of(bytes, 1 << 20);
         assert_eq!(
             parsed(&format!("<memory {unit}>4</memory>")).bytes(),
-            bytes,
+            whole,
             "{unit}"
         );
     }
@@ -606,4 +607,45 @@ fn what_is_not_understood_is_refused_by_name() {
     );
     let open = libvirt("<domain><memory>4</memory>", POOL).unwrap_err();
     assert!(open.to_string().starts_with("the XML is damaged"), "{open}");
+}
+
+#[test]
+fn memory_is_of_the_hosts_nodes_that_numatune_names() {
+    let cells = "<memory unit='GiB'>2</memory><cpu><numa><cell id='0' memory='1' unit='GiB'/>\
+        <cell id='1' memory='1' unit='GiB'/></numa></cpu>";
+    let guest = parsed(&format!(
+        "{cells}<numatune><memory mode='preferred' nodeset='0-3,^2'/><memnode cellid='1' nodeset='2'/></numatune>"
+    ));
+    let nodes = guest
+        .memory
+        .iter()
+        .map(|ram| (ram.host_nodes.clone(), ram.bound));
+    let nodes: Vec<_> = nodes.collect();
+    assert_eq!(nodes, [(vec![0, 1, 3], false), (vec![2], true)]);
+}
+
+#[test]
+fn a_domain_is_found_in_what_libvirt_keeps_of_it() {
+    let device = "<interface type='network'><source network='sriov'/><actual type='hostdev'><source>\
+        <address type='pci' bus='0x3b' slot='0' function='1'/></source></actual></interface>";
+    let domain = format!(
+        "<domain type='kvm'><memory unit='GiB'>2</memory><devices>{device}</devices></domain>"
+    );
+    let status = format!("<domstatus state='running'><pid>7</pid>{domain}</domstatus>");
+    let guest = libvirt(&status, POOL).unwrap();
+    assert_eq!(guest.devices[0].address, "0000:3b:00.1");
+    assert_eq!(guest.bytes(), 2 << 30);
+    let twice = libvirt(&domain.repeat(2), POOL).unwrap_err();
+    assert_eq!(
+        twice.to_string(),
+        "the XML has a second root element, <domain>"
+    );
+}
+
+#[test]
+fn references_and_cdata_are_text() {
+    let domain = "<domain type='kvm'><memory unit='&#71;iB'><![CDATA[1]]>&#54;</memory></domain>";
+    assert_eq!(libvirt(domain, POOL).unwrap().bytes(), 16 << 30);
+    let entity = libvirt("<domain><memory>&mem;</memory></domain>", POOL).unwrap_err();
+    assert!(entity.to_string().contains("\"&mem;\""), "{entity}");
 }

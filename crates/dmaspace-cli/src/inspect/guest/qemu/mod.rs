@@ -4,20 +4,27 @@
 //! `docs/about/removed-features.rst`; QEMU asks for transparent huge pages for all guest RAM (`ram_block_add` of `system/physmem.c`).
 
 mod buses;
+mod command;
+mod config_file;
+mod script;
 mod value;
+
+use std::fs;
 
 use super::{ConfigError, Guest, Monitor, Ram, Remapped, cpus, memory, page, variables};
 use crate::inspect::process::plain;
 use crate::size;
 
 use buses::Buses;
+use command::{base_name, command};
+pub(crate) use command::{begins, logged};
 pub(super) use value::has_variable;
 use value::{Pairs, address, bytes, host_address, pairs, set};
 
 /// Memory without `-m`.
 const DEFAULT: u64 = 128 << 20;
 const BACKENDS: &str = "memory-backend-ram, memory-backend-memfd, memory-backend-file, memory-backend-shm, \
-    memory-backend-memfd-private";
+    memory-backend-memfd-private, memory-backend-guest-memfd";
 /// Threads without `prealloc-threads`: as many as the guest has processors.
 const EACH: u32 = u32::MAX;
 /// Properties of memory objects that do not change the estimate.
@@ -63,23 +70,6 @@ const REMOVED_VALUED: &str = "bootp bt clock cpu_vendor hdachs id kvm-shadow-mem
     startdate tftp virtioconsole";
 /// Beginnings of the parts of names of options that may decide about memory or devices.
 const DECISIVE: [&str; 7] = ["dev", "huge", "mem", "numa", "object", "ram", "vfio"];
-/// Programs that run another one, which may stand before QEMU.
-const WRAPPERS: [&str; 14] = [
-    "chrt",
-    "doas",
-    "env",
-    "exec",
-    "ionice",
-    "nice",
-    "nohup",
-    "numactl",
-    "setsid",
-    "strace",
-    "sudo",
-    "systemd-run",
-    "taskset",
-    "time",
-];
 /// Objects that keep a guest's memory from the host, and what they are called.
 const CONFIDENTIAL: [(&str, &str); 6] = [
     ("pef-guest", "PEF"),
@@ -93,36 +83,15 @@ const CONFIDENTIAL: [(&str, &str); 6] = [
 /// The machine that QEMU makes of this line, which may have a shell's quotes. `default_pool` is the size of a
 /// page of the pool that is used where none is named.
 pub fn qemu_line(line: &str, default_pool: u64) -> Result<Guest, ConfigError> {
-    let line = line.replace("\r\n", "\n");
-    let mut line = command(&line).trim_end();
-    // The rest of a command that goes on in a line that is not there.
-    if let Some(rest) = line.strip_suffix('\\') {
-        line = if rest.ends_with(char::is_whitespace) {
-            rest
-        } else {
-            line
-        };
-    }
-    let words = shlex::split(line).ok_or(ConfigError::Quotes)?;
-    // `virsh domxml-to-native` writes the environment first.
-    let assigned = words.iter().take_while(|word| word.contains('=')).count();
-    let words = words.get(assigned..).unwrap_or_default();
-    let program = words.first().map_or("", |path| base_name(path));
-    let at = match is_qemu(program) {
-        true => Some(0),
-        false if WRAPPERS.contains(&program) => position(words),
-        false => None,
-    };
-    let Some((before, arguments)) = at.and_then(|at| words.split_at_checked(at)) else {
-        return Err(ConfigError::NotQemu {
-            program: plain(program),
-        });
-    };
-    let options = arguments.get(1..).unwrap_or_default();
-    let mut found = ParsedOptions::of(options, default_pool, Reading::Exact)?;
-    if !before.is_empty() {
-        let before = before.join(" ");
+    let command = command(line)?;
+    let mut found = ParsedOptions::of(&command.arguments, default_pool, Reading::Exact)?;
+    found.program = command.program;
+    if !command.before.is_empty() {
+        let before = command.before.join(" ");
         found.guest.ignore(&format!("{before} before QEMU"));
+    }
+    if command.more {
+        found.guest.ignore("further commands of QEMU in the text");
     }
     match found.refused.take() {
         Some(error) => Err(error),
@@ -138,58 +107,6 @@ pub(super) enum Reading {
     Exact,
     /// A setting that is named as ignored: of a process, perhaps of a newer QEMU, and of a log.
     Rough,
-}
-
-/// The command in a text: behind a shell's prompt, and behind lines of libvirt's log that are before it.
-fn command(text: &str) -> &str {
-    // The second one would be a comment in a shell's words.
-    let prompts = ["$ ", "# "];
-    let unprompted = |text: &'_ str| -> usize {
-        let space = text.len() - text.trim_start().len();
-        let rest = text.trim_start();
-        space
-            + prompts
-                .iter()
-                .find(|prompt| rest.starts_with(**prompt))
-                .map_or(0, |prompt| prompt.len())
-    };
-    let mut at = 0;
-    for line in text.split_inclusive('\n') {
-        let begin = unprompted(line);
-        let word = line
-            .get(begin..)
-            .and_then(|line| line.split_whitespace().next());
-        let begins = |word: &str| {
-            let name = base_name(word);
-            word.contains('=') || is_qemu(name) || WRAPPERS.contains(&name)
-        };
-        if word.is_some_and(begins) {
-            return text.get(at + begin..).unwrap_or(text);
-        }
-        at += line.len();
-    }
-    text.get(unprompted(text)..).unwrap_or(text)
-}
-
-/// A program without its folder.
-fn base_name(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or(path)
-}
-
-fn is_qemu(program: &str) -> bool {
-    let variable = has_variable(program) && program.to_ascii_lowercase().contains("qemu");
-    variable || matches!(program, "qemu" | "qemu-kvm" | "kvm" | "kvm-spice") || is_system(program)
-}
-
-/// `qemu-system-x86_64`, `qemu-lite-system-x86_64`
-fn is_system(program: &str) -> bool {
-    program.starts_with("qemu-") && program.contains("-system-")
-}
-
-/// The place of QEMU behind a program that runs it: `qemu` alone may be a user or a group.
-fn position(words: &[String]) -> Option<usize> {
-    let find = |is: fn(&str) -> bool| words.iter().position(|word| is(base_name(word)));
-    find(|name| is_system(name) || name == "qemu-kvm").or_else(|| find(is_qemu))
 }
 
 /// Reads options that libvirt adds to its own, of a guest with so many processors: devices, and objects in the place of
@@ -243,6 +160,12 @@ pub(crate) fn qemu_rough(arguments: &[String], default_pool: u64) -> Guest {
 struct ParsedOptions {
     guest: Guest,
     reading: Reading,
+    /// The program's name, where it is known: the machine that it makes by default depends on it.
+    program: String,
+    /// A variable stands for options.
+    variable: Option<String>,
+    /// Memory objects that are not brought in before the start, whatever `-mem-prealloc` says.
+    lazy: Vec<String>,
     bytes: Option<u64>,
     /// The size is given and not understood.
     unknown: bool,
@@ -324,7 +247,8 @@ impl ParsedOptions {
         ]) {
             let word = plain(word);
             self.refused.get_or_insert(ConfigError::Dash { word });
-        } else if has_variable(word) || word.contains("...") || word.contains('\u{2026}') {
+        } else if has_variable(word) {
+            self.variable.get_or_insert_with(|| plain(word));
             self.guest
                 .ignore(&format!("{word} in the place of options"));
         }
@@ -345,13 +269,7 @@ impl ParsedOptions {
     fn take(&mut self, option: &str, value: &str, pool: u64) -> Result<(), ConfigError> {
         variables(value).for_each(|variable| self.guest.lacks(&variable));
         let implied = match option {
-            "readconfig" => {
-                self.guest.elsewhere = true;
-                self.guest.lacks(value);
-                self.guest
-                    .ignore(&format!("-readconfig {value}, which is not read"));
-                return Ok(());
-            }
+            "readconfig" => return self.config_file(value, pool),
             // A property of a device or an object.
             "set" => {
                 self.guest.ignore(&format!("-set {value}"));
@@ -376,18 +294,55 @@ impl ParsedOptions {
             }
             _ => return Ok(()),
         };
-        let mut pairs = match pairs(option, value, implied) {
+        match pairs(option, value, implied) {
             // Disks and networks are known by few of theirs.
             Err(error) if matches!(option, "blockdev" | "netdev") => {
                 self.guest.ignore(&error.to_string());
-                return Ok(());
+                Ok(())
             }
-            pairs => pairs?,
+            pairs => self.apply(option, pairs?, pool),
+        }
+    }
+
+    /// Reads a file of `-readconfig`, if it is of this machine; else it is named.
+    fn config_file(&mut self, path: &str, pool: u64) -> Result<(), ConfigError> {
+        let is_file = || fs::metadata(path).is_ok_and(|found| found.is_file());
+        let read = || hostmem::text_at_most(path, config_file::MOST).ok();
+        let here = self.reading == Reading::Exact && is_file();
+        let sections = here.then(read).flatten();
+        let Some(sections) = sections.and_then(|text| config_file::sections(&text)) else {
+            self.guest.elsewhere = true;
+            self.guest.lacks(path);
+            self.guest
+                .ignore(&format!("-readconfig {path}, which is not read"));
+            return Ok(());
         };
+        for section in sections {
+            let option = match section.option.as_str() {
+                "memory" => "m",
+                "smp-opts" => "smp",
+                option => option,
+            };
+            self.apply(option, section.pairs, pool)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the properties of an option.
+    fn apply(&mut self, option: &str, mut pairs: Pairs, pool: u64) -> Result<(), ConfigError> {
         let mut text = |name: &str| pairs.remove(name);
         match option {
             // Without a unit it is MiB.
             "m" => {
+                let known = |name: &&String| ["size", "slots", "maxmem"].contains(&name.as_str());
+                if let Some(value) = pairs.keys().find(|name| !known(name)) {
+                    return Err(ConfigError::Value {
+                        of: "-m".into(),
+                        value: value.clone(),
+                        known: "size, slots, maxmem",
+                    });
+                }
+                let mut text = |name: &str| pairs.remove(name);
                 if let Some(value) = text("size") {
                     let unit = if value.ends_with(|c: char| c.is_ascii_digit()) {
                         "M"
@@ -453,12 +408,11 @@ impl ParsedOptions {
                 }
             }
             "numa" => {
-                if text("type").is_some_and(|kind| kind == "node") {
-                    let object = text("memdev");
-                    let own = object.is_some() || text("mem").is_some();
-                    self.guest.nodes += usize::from(own);
-                    self.nodes.extend(object);
-                }
+                let is_node = text("type").is_some_and(|kind| kind == "node");
+                let (object, own) = (text("memdev"), text("mem"));
+                let has_memory = is_node && (object.is_some() || own.is_some());
+                self.guest.nodes += usize::from(has_memory);
+                self.nodes.extend(object.filter(|_| is_node));
             }
             "smp" => {
                 let number = text("cpus").map(|number| cpus("-smp cpus", &number));
@@ -472,7 +426,9 @@ impl ParsedOptions {
                 self.guest.name = text("guest");
             }
             "device" => self.device(pairs)?,
-            _ => self.object(pairs, pool)?,
+            "object" => self.object(pairs, pool)?,
+            // A file may have any other.
+            _ => {}
         }
         Ok(())
     }
@@ -483,6 +439,11 @@ impl ParsedOptions {
         match driver.as_str() {
             "vfio-pci" | "vfio-pci-nohotplug" | "vfio-ap" | "vfio-ccw" => {
                 let host = match pairs.remove("host") {
+                    Some(host) if has_variable(&host) => {
+                        self.guest.ignore(&format!("{driver}: the device {host}"));
+                        self.guest.give(pairs.contains_key("iommufd"), None);
+                        return Ok(());
+                    }
                     Some(host) => Some(host_address(&format!("device {driver}, host"), &host)?),
                     None => None,
                 };
@@ -512,6 +473,13 @@ impl ParsedOptions {
                     self.buses.hang(at, pairs.remove("bus"));
                 }
                 self.guest.give(pairs.contains_key("iommufd"), host);
+            }
+            // Devices of the platform's bus.
+            name if name.starts_with("vfio-") && !name.starts_with("vfio-user") => {
+                let host = pairs.remove("host").unwrap_or_default();
+                self.guest
+                    .ignore(&format!("{driver} {host}, which is no PCI device"));
+                self.guest.give(pairs.contains_key("iommufd"), None);
             }
             "pci-assign" | "kvm-pci-assign" => {
                 let host = pairs.remove("host").unwrap_or_default();
@@ -598,9 +566,13 @@ impl ParsedOptions {
         };
         let shared = match backend {
             "ram" | "file" => false,
-            "memfd" | "shm" | "memfd-private" => true,
+            "memfd" | "shm" | "memfd-private" | "guest-memfd" => true,
             // Pages of SGX are not mapped for devices.
-            "epc" => return Ok(()),
+            "epc" => {
+                let id = pairs.remove("id").unwrap_or_default();
+                self.guest.ignore(&format!("memory object {id:?} ({kind})"));
+                return Ok(());
+            }
             _ => {
                 return Err(ConfigError::Value {
                     of: "-object".into(),
@@ -610,6 +582,7 @@ impl ParsedOptions {
             }
         };
         let of = |name: &str| format!("-object {kind}, {name}");
+        let told = pairs.contains_key("prealloc");
         let mut flag = |name: &str, default| match pairs.remove(name).as_deref() {
             None => Ok(default),
             Some("on" | "yes" | "true" | "y") => Ok(true),
@@ -660,7 +633,11 @@ impl ParsedOptions {
             bound: pairs.get("policy").is_some_and(|policy| policy == "bind"),
             host_nodes,
             properties,
+            ..Ram::default()
         };
+        if told && !prealloc {
+            self.lazy.push(ram.id.clone());
+        }
         let unknown = pairs
             .into_keys()
             .filter(|name| !NEUTRAL.contains(&name.as_str()));
@@ -681,7 +658,8 @@ impl ParsedOptions {
             if ram.bytes == 0 {
                 ram.bytes = self.bytes.unwrap_or(DEFAULT);
             }
-            if self.prealloc && ram.prealloc_threads == 0 || ram.prealloc_threads == EACH {
+            let wanted = self.prealloc && !self.lazy.contains(&ram.id);
+            if wanted && ram.prealloc_threads == 0 || ram.prealloc_threads == EACH {
                 ram.prealloc_threads = self.guest.cpus.max(1);
             }
             self.guest.memory.push(ram);
@@ -692,6 +670,7 @@ impl ParsedOptions {
     fn guest(mut self) -> Result<Guest, ConfigError> {
         self.guest.viommu = self.viommu.take();
         self.guest.confidential = self.confidential();
+        let by_machine = self.machine.is_some();
         let machine: Vec<_> = match self.machine.take() {
             Some(id) => {
                 // A file that is not read may define it; the machine has as much as `-m` says.
@@ -708,18 +687,35 @@ impl ParsedOptions {
             }
             None => std::mem::take(&mut self.nodes),
         };
+        let by_nodes = !by_machine && !machine.is_empty();
         let cpus = self.guest.cpus.max(1);
-        if machine.is_empty() && !self.unknown {
+        let default = default_bytes(&self.program, self.kind.as_deref());
+        if machine.is_empty() && !self.unknown && self.bytes.unwrap_or(default) > 0 {
+            // Options that are not here may say how much there is.
+            if let (None, Some(variable), Reading::Exact) =
+                (self.bytes, self.variable.take(), self.reading)
+            {
+                return Err(ConfigError::Elsewhere { variable });
+            }
             self.guest.memory.push(Ram {
-                bytes: self.bytes.unwrap_or(DEFAULT),
+                bytes: self.bytes.unwrap_or(default),
                 file: self.path.take(),
                 asks_for_huge: Some(true),
                 prealloc_threads: if self.prealloc { cpus } else { 0 },
                 ..Ram::default()
             });
         }
+        self.back(machine)?;
+        let nodes = self.guest.bytes();
+        // `numa_complete_configuration`, QEMU `hw/core/numa.c`.
+        if let Some(bytes) = self.bytes.filter(|bytes| by_nodes && *bytes != nodes) {
+            let (bytes, nodes) = (size::bytes(bytes), size::bytes(nodes));
+            self.guest.ignore(&format!(
+                "-m {bytes}, which is not the {nodes} of the nodes: QEMU refuses that"
+            ));
+        }
         let modules = std::mem::take(&mut self.modules);
-        self.back(machine.into_iter().chain(modules))?;
+        self.back(modules)?;
         let unused = self
             .objects
             .iter()
@@ -739,6 +735,43 @@ impl ParsedOptions {
             Reading::Exact => self.guest.in_range(),
             Reading::Rough => Ok(self.guest),
         }
+    }
+}
+
+/// Memory of a machine without `-m`: `default_ram_size` of QEMU 10.0 `hw/*/`, 128 MiB where it has none (`hw/core/machine.c`);
+/// the boards of the Raspberry Pi have what their revision says.
+fn default_bytes(program: &str, machine: Option<&str>) -> u64 {
+    const MIB: u64 = 1 << 20;
+    let target = program.rsplit('-').next().unwrap_or_default();
+    let machine = machine.unwrap_or(match target {
+        "ppc64" | "ppc64le" => "pseries",
+        "loongarch64" => "loongarch",
+        "hppa" => "hppa",
+        _ => "",
+    });
+    let is = |names: &[&str]| {
+        let mut names = names.iter();
+        names.any(|name| machine == *name || machine.starts_with(&format!("{name}-")))
+    };
+    match target {
+        _ if machine == "none" => 0,
+        _ if is(&["raspi4b"]) => 2048 * MIB,
+        _ if is(&[
+            "sbsa-ref",
+            "raspi2b",
+            "raspi3b",
+            "powernv",
+            "powernv8",
+            "powernv9",
+            "powernv10",
+        ]) =>
+        {
+            1024 * MIB
+        }
+        "loongarch64" => 1024 * MIB,
+        _ if is(&["pseries", "raspi0", "raspi1ap", "raspi3ap"]) => 512 * MIB,
+        "hppa" => 512 * MIB,
+        _ => DEFAULT,
     }
 }
 

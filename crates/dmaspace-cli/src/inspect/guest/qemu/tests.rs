@@ -525,7 +525,7 @@ fn what_is_not_understood_is_refused_by_name() {
         (
             "qemu -object memory-backend-disk,id=a",
             "-object: \"memory-backend-disk\" is not known; known are memory-backend-ram, \
-             memory-backend-memfd, memory-backend-file, memory-backend-shm, memory-backend-memfd-private",
+             memory-backend-memfd, memory-backend-file, memory-backend-shm, memory-backend-memfd-private, memory-backend-guest-memfd",
         ),
         (
             "qemu -object memory-backend-ram,share=maybe",
@@ -578,4 +578,91 @@ fn what_is_not_understood_is_refused_by_name() {
         let error = qemu_line(line, POOL).unwrap_err();
         assert_eq!(error.to_string(), said, "{line}");
     }
+}
+
+#[test]
+fn a_machine_has_the_memory_that_its_board_has() {
+    for (line, mib) in [
+        ("qemu-system-x86_64", 128),
+        ("qemu-system-x86_64 -M none", 0),
+        ("qemu-system-ppc64", 512),
+        ("qemu-system-ppc64 -M pseries-9.0", 512),
+        ("qemu-system-ppc64 -M powernv10", 1024),
+        ("qemu-system-aarch64 -M virt", 128),
+        ("qemu-system-aarch64 -M sbsa-ref", 1024),
+        ("qemu-system-aarch64 -M raspi4b", 2048),
+        ("qemu-system-loongarch64", 1024),
+    ] {
+        assert_eq!(parsed(line).bytes(), mib << 20, "{line}");
+    }
+}
+
+#[test]
+fn nodes_of_the_host_and_properties_are_kept() {
+    let guest = parsed(
+        "qemu -object memory-backend-ram,id=a,size=1G,host-nodes=0-1,host-nodes=3,policy=bind,reserve=off \
+         -object '{\"qom-type\":\"memory-backend-ram\",\"id\":\"b\",\"size\":1073741824,\"host-nodes\":[2],\"policy\":\"preferred\"}' \
+         -numa node,memdev=a -numa node,memdev=b",
+    );
+    let nodes = guest
+        .memory
+        .iter()
+        .map(|ram| (ram.host_nodes.clone(), ram.bound));
+    let nodes: Vec<_> = nodes.collect();
+    assert_eq!(nodes, [(vec![0, 1, 3], true), (vec![2], false)]);
+    let kept = |ram: &Ram| {
+        let names = ram
+            .properties
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"));
+        names.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(kept(&guest.memory[0]), "policy=bind reserve=off");
+    assert_eq!(guest.nodes, 2);
+}
+
+#[test]
+fn a_size_that_nodes_do_not_have_is_named() {
+    let line = "qemu -m 2G -object memory-backend-ram,id=a,size=3G -numa node,memdev=a";
+    let guest = parsed(line);
+    assert_eq!(guest.bytes(), 3 << 30);
+    let said = "-m 2 GiB, which is not the 3 GiB of the nodes: QEMU refuses that";
+    assert_eq!(guest.ignored, [said]);
+    assert!(parsed(&line.replace("2G", "3G")).ignored.is_empty());
+}
+
+#[test]
+fn an_object_says_more_than_mem_prealloc() {
+    let object = "-machine memory-backend=a -object memory-backend-ram,id=a,size=1G";
+    for (prealloc, threads) in [("", 2), (",prealloc=on", 2), (",prealloc=off", 0)] {
+        let guest = parsed(&format!("qemu -smp 2 -mem-prealloc {object}{prealloc}"));
+        assert_eq!(guest.memory[0].prealloc_threads, threads, "{prealloc}");
+    }
+}
+
+#[test]
+fn a_file_of_options_is_read_where_it_is() {
+    let path = std::env::temp_dir().join(format!("dmaspace-readconfig-{}", std::process::id()));
+    std::fs::write(
+        &path,
+        "[memory]\n  size = \"3G\"\n[device \"gpu\"]\n  driver = \"vfio-pci\"\n  host = \"0000:01:00.0\"\n",
+    )
+    .unwrap();
+    let guest = parsed(&format!("qemu -readconfig {}", path.display()));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!((guest.bytes(), guest.devices.len()), (3 << 30, 1));
+    assert!(guest.ignored.is_empty() && guest.unread.is_empty());
+}
+
+#[test]
+fn variables_that_may_hold_the_memory_are_refused() {
+    let error = |line: &str| qemu_line(line, POOL).unwrap_err().to_string();
+    let said = "the line says nothing of memory, and ${args[@]} stands for options that may";
+    assert_eq!(
+        error("args=(-m 8G)\nqemu-system-x86_64 \"${args[@]}\""),
+        said
+    );
+    let known = parsed("M=8G\nqemu-system-x86_64 -m $M $MORE");
+    assert_eq!(known.bytes(), 8 << 30);
+    assert_eq!(known.ignored, ["$MORE in the place of options"]);
 }

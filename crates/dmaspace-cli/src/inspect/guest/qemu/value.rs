@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::super::{ConfigError, SMALL, memory};
 use crate::inspect::process::plain;
-use crate::size;
+use crate::size::{self, SizeError};
 
 /// Bytes of the longest name of a property whose parts are properties of their own.
 const LONGEST: usize = 256;
@@ -21,12 +21,15 @@ pub(super) type Pairs = BTreeMap<String, String>;
 pub(super) fn bytes(of: &str, value: &str) -> Result<u64, ConfigError> {
     let bytes = match scaled(value).and_then(|bytes| bytes.checked_next_multiple_of(SMALL)) {
         Some(bytes) if bytes > 0 => bytes,
-        // No size, or more than 64 bits.
-        _ => size::parse(value).map_err(|source| ConfigError::Size {
-            of: of.into(),
-            value: value.into(),
-            source,
-        })?,
+        // No size, or more than 64 bits. Units are single letters, without a space before.
+        _ => {
+            let source = size::parse(value).err().unwrap_or(SizeError::NotANumber);
+            return Err(ConfigError::Size {
+                of: of.into(),
+                value: value.into(),
+                source,
+            });
+        }
     };
     memory(of, bytes, MOST_MEMORY)
 }
@@ -63,10 +66,12 @@ fn scaled(text: &str) -> Option<u64> {
     whole.checked_add(u64::try_from(fraction).ok()?)
 }
 
-/// True for a text with a variable of a shell or of a template: `$NAME`, `${NAME}`, `{{ name }}`, `<NAME>`, `@NAME@`.
+/// True for a text with a variable of a shell or of a template: `$NAME`, `${NAME}`, `{{ name }}`, `<NAME>`, `@NAME@`, or an
+/// ellipsis.
 pub(in super::super) fn has_variable(text: &str) -> bool {
     let enclosed = |open, close| text.starts_with(open) && text.ends_with(close) && text.len() > 2;
-    text.contains('$') || text.contains("{{") || enclosed('<', '>') || enclosed('@', '@')
+    let cut = text.contains("...") || text.contains('\u{2026}');
+    cut || text.contains('$') || text.contains("{{") || enclosed('<', '>') || enclosed('@', '@')
 }
 
 /// The address of a host's device in the value of an option.
@@ -96,7 +101,8 @@ pub(crate) fn address(text: &str) -> Option<String> {
 /// The properties of an option: JSON, or names and values with commas between them, where two commas stand for
 /// one of the value. A first value without a name is that of `implied`; any other name without a value is on.
 pub(super) fn pairs(option: &str, text: &str, implied: &str) -> Result<Pairs, ConfigError> {
-    if text.starts_with('{') {
+    let inner = text.strip_prefix('{').map(str::trim_start);
+    if inner.is_some_and(|inner| inner.is_empty() || inner.starts_with(['"', '}'])) {
         let object: serde_json::Map<String, Value> =
             serde_json::from_str(text).map_err(|source| ConfigError::Json {
                 option: option.into(),
