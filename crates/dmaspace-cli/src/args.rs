@@ -82,8 +82,6 @@ pub(crate) enum Command {
             change that helps, with its line for QEMU, libvirt or the shell. The calibration for the \
             estimate takes some hundred milliseconds. --pid also accepts processes that are not virtual \
             machines.\n\n\
-            --machine reports IOMMU units, how each group translates, kernel options, nodes, counters and \
-            recent faults, each finding with the setting that would change it.\n\n\
             Stops and changes nothing. Facts that require a missing privilege are left out and listed.\n\n\
             Exit status: 0; 2 when the process does not exist, may not be inspected or has no memory of \
             its own, or the configuration cannot be parsed.",
@@ -91,8 +89,7 @@ pub(crate) enum Command {
             dmaspace inspect --pid $(pidof -s qemu-system-x86_64)\n  \
             dmaspace inspect --pid 4711 --json | jq '.advice[0]'\n  \
             dmaspace inspect --qemu \"qemu-system-x86_64 -m 64G -device vfio-pci,host=01:00.0\"\n  \
-            dmaspace inspect --libvirt domain.xml\n  \
-            dmaspace inspect --machine"
+            dmaspace inspect --libvirt domain.xml"
     )]
     Inspect(InspectArgs),
     /// From logs, tables and listings of any machine to the cause and the setting that helps.

@@ -36,10 +36,8 @@ mod test_files;
 /// Parsers of any bytes, and explained walks by the thousand, for the fuzz targets.
 #[doc(hidden)]
 pub mod inside {
-    pub use crate::explain::explain_bytes;
-    pub use crate::inspect::{
-        Host, MachineReport, areas, configured, libvirt, node_bytes, of_areas, qemu_line,
-    };
+    pub use crate::explain::{explain_bytes, explain_machine};
+    pub use crate::inspect::{Host, areas, configured, libvirt, node_bytes, of_areas, qemu_line};
     pub use crate::numa::{GuestTopology, Plan};
     pub use crate::tables::{
         InDump, KernelTextError, Limits, Outcome, TableFile, Tables, diff, explain, survey,

@@ -389,13 +389,6 @@ fn a_process_without_memory_of_its_own_is_refused_by_name() {
 }
 
 #[test]
-fn what_is_of_a_process_is_not_taken_for_the_machine() {
-    let (stdout, stderr, status) = run(dmaspace(&["inspect", "--machine", "--no-times"]));
-    assert_eq!((stdout.as_str(), status), ("", Some(2)), "{stderr}");
-    assert!(stderr.contains("cannot be used with"), "{stderr}");
-}
-
-#[test]
 fn an_ordinary_user_hears_what_takes_root() {
     let Some(ordinary) = Ordinary::new("an_ordinary_user_hears_what_takes_root", 8) else {
         return;
@@ -491,15 +484,4 @@ fn a_tebibyte_of_holes_is_looked_at_all_the_same() {
     // Three pages of whichever size.
     assert!(number(large.unwrap(), "/present_bytes") <= 3 * 2 * MIB);
     assert!(number(&found, "/mappable_bytes") >= 1 << 40);
-}
-
-#[test]
-fn the_machine_is_described() {
-    let (stdout, stderr, status) = run(dmaspace(&["inspect", "--machine"]));
-    assert_eq!((stderr.as_str(), status), ("", Some(0)), "{stdout}");
-    for section in ["kernel", "units", "findings"] {
-        assert!(stdout.lines().any(|line| line == section), "{stdout}");
-    }
-    let found = report(dmaspace(&["inspect", "--machine", "--json"]));
-    assert!(found["units"].is_array() && found["groups"].is_array());
 }

@@ -36,7 +36,7 @@ fn reports(directory: &Path) -> Vec<Vec<String>> {
         format!("tables walk {one} 0xffff80001234"),
         "check --size 4M --backing 4k --devices 1".into(),
         "devices".into(),
-        "inspect --machine".into(),
+        "explain --machine".into(),
         format!("inspect --no-times --pid {pid}"),
         "numa".into(),
     ];
@@ -59,7 +59,7 @@ fn reports_fit_80_columns_and_are_ascii_where_the_locale_is() {
 
 #[test]
 fn reports_use_the_columns_that_there_are() {
-    let text = |columns| widest(&["inspect", "--machine"], &[("COLUMNS", columns)]);
+    let text = |columns| widest(&["explain", "--machine"], &[("COLUMNS", columns)]);
     let (narrow, narrow_text) = text("60");
     let (wide, wide_text) = text("200");
     assert!(narrow <= 60 && wide > 80, "{narrow_text}{wide_text}");

@@ -96,18 +96,17 @@ fn copy_on<I: Interface>(users: &[User<I>]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `dmaspace inspect --machine` reports tables that are far from devices, with the kernel's option where there is one.
+/// `dmaspace explain --machine` reports tables that are far from devices, with the kernel's option where there is one.
 pub(crate) fn reported(_: &Machine) -> anyhow::Result<()> {
     let has = Path::new(OPTION).exists();
     off_and_on(|by_node| {
-        let report = program::report(&["inspect", "--machine"])?;
+        let report = program::report(&["explain", "--machine"])?;
         let findings = report["findings"].as_array().context("no findings")?;
-        let far = findings.iter().find(|finding| {
-            let text = finding["finding"].as_str().unwrap_or_default();
-            text.contains("far from some")
-        });
+        let far = findings
+            .iter()
+            .find(|finding| finding["cause"] == "group.far-unit");
         ensure!(far.is_none() == by_node, "{findings:?}");
-        let setting = far.and_then(|far| far["setting"].as_str());
+        let setting = far.and_then(|far| far["advice"][0].as_str());
         let named = setting.is_some_and(|setting| setting.contains("iommu.node_domains=1"));
         ensure!(named == (has && !by_node), "{setting:?}");
         Ok(())

@@ -5,20 +5,20 @@
 //! device addresses are left out (they show what the firmware reserves), and so are addresses in refusals.
 
 use std::fs;
-use std::path::Path;
 
-use dmaspace::devices::Places;
+use dmaspace::devices::{DevicesReport, Places};
 use hostmem::{HugeSize, Machine, ThpMode};
 use serde_json::json;
 
 use super::report::CheckReport;
 use super::times::without_addresses;
-use crate::inspect::MachineReport;
+use crate::devices::units::units;
 
 /// The document for this machine.
 pub(super) fn write(report: &CheckReport) -> anyhow::Result<String> {
     let machine = Machine::probe()?;
-    let mut units = MachineReport::read(&Places::default(), Path::new("/proc"))?.units;
+    let places = Places::default();
+    let mut units = units(&places, &DevicesReport::read(&places)?);
     for unit in &mut units {
         unit.name = without_address(&unit.name).into();
     }

@@ -2,6 +2,7 @@
 
 mod names;
 mod text;
+pub(crate) mod units;
 
 use dmaspace::devices::{DevicesReport, Places};
 
@@ -9,6 +10,15 @@ use crate::draw::sheet::Paint;
 use crate::{exit, fail, json, print, refuse};
 
 pub(crate) use names::Names;
+use units::UnitReport;
+
+/// Devices and units.
+#[derive(serde::Serialize)]
+struct Machine {
+    #[serde(flatten)]
+    devices: DevicesReport,
+    units: Vec<UnitReport>,
+}
 
 /// The options of `dmaspace devices`.
 #[derive(Debug, clap::Args)]
@@ -24,8 +34,12 @@ pub(crate) struct DevicesArgs {
 
 /// `dmaspace devices`.
 pub(crate) fn run(args: &DevicesArgs) -> u8 {
-    let report = match DevicesReport::read(&Places::default()) {
-        Ok(report) => report,
+    let places = Places::default();
+    let report = match DevicesReport::read(&places) {
+        Ok(devices) => Machine {
+            units: units::units(&places, &devices),
+            devices,
+        },
         Err(error) => return fail(&error, exit::WRONG),
     };
     let text = if args.json {
@@ -34,7 +48,12 @@ pub(crate) fn run(args: &DevicesArgs) -> u8 {
             Err(error) => return fail(&error, exit::WRONG),
         }
     } else {
-        text::write(&report, &Names::open(), Paint::for_stdout())
+        text::write(
+            &report.devices,
+            &report.units,
+            &Names::open(),
+            Paint::for_stdout(),
+        )
     };
     match print(&text) {
         Ok(()) => exit::RIGHT,

@@ -5,21 +5,28 @@ use std::collections::BTreeSet;
 use dmaspace::devices::{DeviceReport, DeviceState, DevicesReport, GroupReport, Way};
 
 use super::Names;
+use super::units::UnitReport;
 use crate::draw::sheet::{Paint, Sheet};
 
 /// What stands for nothing.
 const NONE: &str = "-";
 
 /// The whole report.
-pub(crate) fn write(report: &DevicesReport, names: &Names, paint: Paint) -> String {
+pub(crate) fn write(
+    report: &DevicesReport,
+    units: &[UnitReport],
+    names: &Names,
+    paint: Paint,
+) -> String {
     let mut sheet = Sheet::new(paint);
     machine(&mut sheet, report);
+    for unit in units {
+        sheet.value(&unit.name, &capabilities(unit));
+    }
     table(&mut sheet, report);
     named(&mut sheet, report, names);
-    for device in &report.devices {
-        if matches!(device.state, DeviceState::Bind | DeviceState::NoNode) {
-            what_it_takes(&mut sheet, device, report);
-        }
+    for group in &report.groups {
+        group_needs(&mut sheet, group, report);
     }
     sheet.into_text()
 }
@@ -52,6 +59,26 @@ fn machine(sheet: &mut Sheet, report: &DevicesReport) {
     };
     sheet.value("vfio", &there(report.vfio, "/dev/vfio/vfio"));
     sheet.value("iommufd", &there(report.iommufd, "/dev/iommu"));
+}
+
+/// `12 devices, node 0: 39 bits, 2 MiB pages`.
+fn capabilities(unit: &UnitReport) -> String {
+    let node = unit.node.map_or("unknown".into(), |node| node.to_string());
+    let devices = match unit.devices {
+        1 => "1 device".to_owned(),
+        devices => format!("{devices} devices"),
+    };
+    let width = unit.address_bits.map(|bits| format!("{bits} bits"));
+    let can = unit.can.iter().map(|can| (*can).to_owned());
+    let can: Vec<_> = width.into_iter().chain(can).collect();
+    let mut text = format!("{devices}, node {node}");
+    if !can.is_empty() {
+        text += &format!(": {}", can.join(", "));
+    }
+    if !unit.counters.is_empty() {
+        text += &format!("; counters: {}", unit.counters.join(", "));
+    }
+    text
 }
 
 fn table(sheet: &mut Sheet, report: &DevicesReport) {
@@ -99,23 +126,45 @@ fn row(device: &DeviceReport) -> [String; 8] {
             DeviceState::Ready => ways.join(", "),
             DeviceState::Bind => "bind first".into(),
             DeviceState::NoNode => "no device node".into(),
+            DeviceState::Identity => "refused".into(),
             DeviceState::Bridge => "bridge".into(),
             DeviceState::NoIommu => "no IOMMU".into(),
         },
     ]
 }
 
-fn what_it_takes(sheet: &mut Sheet, device: &DeviceReport, report: &DevicesReport) {
-    sheet.section(&device.address);
-    sheet.value("now", &device.reason);
-    let mut groups = report.groups.iter();
-    if let Some(group) = groups.find(|group| Some(group.group) == device.group) {
-        sheet.value("group", &members(group));
+/// Obstacles to the use of a group, once for all of it, and the commands against them.
+fn group_needs(sheet: &mut Sheet, group: &GroupReport, report: &DevicesReport) {
+    let own = report.devices.iter();
+    let own = own.filter(|device| device.group == Some(group.group));
+    let held = |device: &&DeviceReport| {
+        matches!(
+            device.state,
+            DeviceState::Bind | DeviceState::NoNode | DeviceState::Identity
+        )
+    };
+    let mut held: Vec<_> = own.filter(held).collect();
+    if held.is_empty() {
+        return;
     }
-    for (i, command) in device.bind.iter().enumerate() {
-        // Not broken into lines: they are for copying.
-        let name = if i == 0 { "bind" } else { "" };
-        sheet.line(&format!("  {name:<11} {command}"));
+    sheet.section(&format!("group {}", group.group));
+    sheet.value("members", &members(group));
+    // Reasons of the group are those of each of its devices.
+    held.dedup_by(|one, before| one.reason == before.reason);
+    match held.as_slice() {
+        [one] => sheet.value("now", &one.reason),
+        several => {
+            for (nth, device) in several.iter().enumerate() {
+                let name = if nth == 0 { "now" } else { "" };
+                // Other members have lines of their own.
+                let own = device.reason.split("; ").next().unwrap_or_default();
+                sheet.value(name, &format!("{}: {own}", device.address));
+            }
+        }
+    }
+    for (nth, command) in group.bind.iter().enumerate() {
+        let name = if nth == 0 { "bind" } else { "" };
+        sheet.copied(&format!("  {name:<11} {command}"));
     }
 }
 
@@ -163,7 +212,10 @@ devices
   address       class     id         group  unit  node  driver      use
   0000:00:03.0  Ethernet  8086:10d3  -      -     -     virtio-pci  no IOMMU
 ";
-        assert_eq!(write(&report, &Names::default(), Paint::PLAIN), expected);
+        assert_eq!(
+            write(&report, &[], &Names::default(), Paint::PLAIN),
+            expected
+        );
     }
 
     #[test]
@@ -176,7 +228,8 @@ devices
             ..DevicesReport::default()
         };
         let says_none = |report: DevicesReport| {
-            write(&report, &Names::default(), Paint::PLAIN).contains("  IOMMU       none in use")
+            write(&report, &[], &Names::default(), Paint::PLAIN)
+                .contains("  IOMMU       none in use")
         };
         assert!(says_none(group(true)));
         assert!(!says_none(group(false)));
@@ -184,13 +237,18 @@ devices
 
     #[test]
     fn a_machine_without_devices_says_so() {
-        let text = write(&DevicesReport::default(), &Names::default(), Paint::PLAIN);
+        let text = write(
+            &DevicesReport::default(),
+            &[],
+            &Names::default(),
+            Paint::PLAIN,
+        );
         assert!(text.ends_with("\ndevices\n  none\n"), "{text}");
         let hidden = DevicesReport {
             hidden: true,
             ..DevicesReport::default()
         };
-        let text = write(&hidden, &Names::default(), Paint::PLAIN);
+        let text = write(&hidden, &[], &Names::default(), Paint::PLAIN);
         assert!(text.contains("\n  IOMMU       not known: "), "{text}");
         assert!(text.ends_with("\ndevices\n  not known\n"), "{text}");
     }
@@ -200,15 +258,25 @@ devices
         let with = |state| {
             let report = DevicesReport {
                 devices: vec![DeviceReport {
+                    group: Some(7),
                     reason: "there is no /dev/vfio/7".into(),
                     ..device("0000:00:03.0", "Ethernet", state)
                 }],
+                groups: vec![GroupReport {
+                    group: 7,
+                    members: vec![Member {
+                        name: "0000:00:03.0".into(),
+                        ..Member::default()
+                    }],
+                    ..GroupReport::default()
+                }],
                 ..DevicesReport::default()
             };
-            write(&report, &Names::default(), Paint::PLAIN)
+            write(&report, &[], &Names::default(), Paint::PLAIN)
         };
         let text = with(DeviceState::NoNode);
-        let explained = "\n0000:00:03.0\n  now         there is no /dev/vfio/7\n";
+        let explained =
+            "\ngroup 7\n  members     0000:00:03.0\n  now         there is no /dev/vfio/7\n";
         assert!(text.ends_with(explained), "{text}");
         for state in [
             DeviceState::Ready,
@@ -218,6 +286,58 @@ devices
             let text = with(state);
             assert!(!text.contains("/dev/vfio/7"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_unit_is_described_by_its_registers() {
+        let unit = UnitReport {
+            name: "dmar0".into(),
+            node: Some(1),
+            devices: 2,
+            address_bits: Some(39),
+            can: vec!["2 MiB pages"],
+            counters: vec!["iotlb_hit".into()],
+            ..UnitReport::default()
+        };
+        let report = DevicesReport::default();
+        let text = write(&report, &[unit], &Names::default(), Paint::PLAIN);
+        let line = "\n  dmar0       2 devices, node 1: 39 bits, 2 MiB pages; counters: iotlb_hit\n";
+        assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn devices_of_one_group_are_explained_once() {
+        let member = |name: &str| Member {
+            name: name.into(),
+            driver: Some("nvme".into()),
+            blocks: true,
+        };
+        let names: Vec<_> = (0..8).map(|nth| format!("0000:03:00.{nth}")).collect();
+        let command = format!("for d in {}; do echo $d || break; done", names.join(" "));
+        let report = DevicesReport {
+            devices: names
+                .iter()
+                .map(|name| DeviceReport {
+                    group: Some(3),
+                    reason: "bound to nvme; 0000:03:00.9 of its group is bound to nvme".into(),
+                    ..device(name, "NVMe", DeviceState::Bind)
+                })
+                .collect(),
+            groups: vec![GroupReport {
+                group: 3,
+                members: names.iter().map(|name| member(name)).collect(),
+                bind: vec![command.clone()],
+                ..GroupReport::default()
+            }],
+            ..DevicesReport::default()
+        };
+        let text = write(&report, &[], &Names::default(), Paint::PLAIN);
+        assert_eq!(text.matches("\n  bind ").count(), 1, "{text}");
+        // A pasted command is one line, however long it is.
+        assert!(
+            text.ends_with(&format!("  bind        {command}\n")),
+            "{text}"
+        );
     }
 
     #[test]
@@ -246,10 +366,6 @@ devices
                 ),
                 DeviceReport {
                     reason: "0000:01:00.1 of its group is bound to snd_hda_intel".into(),
-                    bind: vec![
-                        "echo vfio-pci > /sys/bus/pci/devices/0000:01:00.1/driver_override".into(),
-                        "echo 0000:01:00.1 > /sys/bus/pci/drivers/vfio-pci/bind".into(),
-                    ],
                     ..grouped(
                         1,
                         "dmar1",
@@ -277,6 +393,11 @@ devices
                     member("0000:01:00.0", "vfio-pci", false),
                     member("0000:01:00.1", "snd_hda_intel", true),
                 ],
+                direct: Vec::new(),
+                bind: vec![
+                    "echo vfio-pci > /sys/bus/pci/devices/0000:01:00.1/driver_override".into(),
+                    "echo 0000:01:00.1 > /sys/bus/pci/drivers/vfio-pci/bind".into(),
+                ],
             }],
         };
         let list = "8086  Intel Corporation\n\t10d3  82574L Gigabit Network Connection\n";
@@ -298,13 +419,13 @@ devices
 names
   8086:10d3   Intel Corporation 82574L Gigabit Network Connection
 
-0000:01:00.0
-  now         0000:01:00.1 of its group is bound to snd_hda_intel
-  group       0000:00:01.0 (pcieport), 0000:01:00.0 (vfio-pci), 0000:01:00.1
+group 1
+  members     0000:00:01.0 (pcieport), 0000:01:00.0 (vfio-pci), 0000:01:00.1
               (snd_hda_intel)
+  now         0000:01:00.1 of its group is bound to snd_hda_intel
   bind        echo vfio-pci > /sys/bus/pci/devices/0000:01:00.1/driver_override
               echo 0000:01:00.1 > /sys/bus/pci/drivers/vfio-pci/bind
 ";
-        assert_eq!(write(&report, &names, Paint::PLAIN), expected);
+        assert_eq!(write(&report, &[], &names, Paint::PLAIN), expected);
     }
 }

@@ -79,6 +79,42 @@ pub(super) struct Facts {
     pub(super) unread: Vec<(usize, bool, String, Evidence)>,
     /// Lines of an `/proc/iomem` that hides its addresses.
     pub(super) hidden_iomem: bool,
+    /// Files of this machine: of all of them one is meant.
+    pub(super) own: BTreeSet<usize>,
+    /// Settings and states of this machine.
+    pub(super) states: Vec<Known<State>>,
+    /// Groups of reserved regions, by a place or by a whole file.
+    pub(super) region_groups: BTreeMap<Place, u32>,
+    /// Configurations of virtual machines that run: they have what they need.
+    pub(super) running: Vec<Known<Configuration>>,
+}
+
+/// A setting or state that only a machine shows, never a file of its.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum State {
+    /// There are devices, and none is in a group. `tables`: firmware's tables of units; `None` where no firmware
+    /// shows its tables.
+    NoGroups { tables: Option<Vec<String>> },
+    /// A group of VFIO's for a device that no unit translates for.
+    NoIommuGroup { group: u32 },
+    /// Type of the domain in which drivers of the host use these devices of a group.
+    Domain {
+        group: u32,
+        domain: String,
+        devices: Vec<String>,
+    },
+    /// VFIO's type 1 maps page by page.
+    SmallMaps,
+    /// Transparent huge pages are off.
+    NoHugePages,
+    /// A device's own TLB is off, and its unit serves such ones as far as is known.
+    TlbOff { device: String },
+    /// A unit has devices on several nodes. `option`: the kernel can build tables for each node, and does not.
+    FarUnit {
+        unit: String,
+        nodes: Vec<u32>,
+        option: bool,
+    },
 }
 
 /// A line of a kernel or monitor.
@@ -312,7 +348,7 @@ impl Facts {
 
     /// A known function, made where there is none.
     pub(super) fn function(&mut self, address: &str, evidence: &Evidence) -> Option<&mut Function> {
-        let key = (address.to_owned(), evidence.place.file);
+        let key = (address.to_owned(), self.source(evidence.place.file));
         if !self.functions.contains_key(&key) {
             if self.functions.len() >= MOST {
                 *self.dropped.entry("PCI functions").or_default() += 1;
@@ -327,9 +363,52 @@ impl Facts {
         self.functions.get_mut(&key).map(|known| &mut known.fact)
     }
 
-    /// Gives faults that have a number only the PCI address that a table translates it to. Two units may use one
+    /// The file that stands for all of its machine's.
+    pub(super) fn source(&self, file: usize) -> usize {
+        let first = self.own.first().filter(|_| self.own.contains(&file));
+        first.copied().unwrap_or(file)
+    }
+
+    /// Members of the group whose reserved region this is, where that is known.
+    pub(super) fn region_members(&self, region: &Evidence) -> Vec<&Known<Member>> {
+        let whole = Place {
+            at: At::Whole,
+            ..region.place
+        };
+        let group = self.region_groups.get(&region.place);
+        let Some(group) = group.or_else(|| self.region_groups.get(&whole)) else {
+            return Vec::new();
+        };
+        // Files of one folder are of one machine; a number alone may be of another.
+        let source = self.source(region.place.file);
+        let own = self.own.contains(&source);
+        let members = self.members.iter().filter(|one| one.fact.group == *group);
+        let members = members.filter(|one| !own || self.source(one.evidence.place.file) == source);
+        members.collect()
+    }
+
+    /// Leaves out reserved regions of this machine's groups that nobody gives to a guest: they stand in no layout's way.
+    fn keep_wanted_regions(&mut self) {
+        let mut reserved = std::mem::take(&mut self.reserved);
+        reserved.retain(|region| {
+            let own = self.own.contains(&region.evidence.place.file);
+            let refused = |device: &String| {
+                self.lines.iter().any(
+                    |one| matches!(&one.fact, Line::Ineligible { device: Some(of) } if of == device),
+                )
+            };
+            let mut members = self.region_members(&region.evidence).into_iter();
+            !own || members.any(|one| {
+                self.is_given(&one.fact.device) || refused(&one.fact.device)
+            })
+        });
+        self.reserved = reserved;
+    }
+
+    /// Joins files: gives faults that have a number only the PCI address that a table translates it to. Two units may use one
     /// number for two devices, and a line does not name a unit of the table: then it stays a number.
     pub(super) fn translate(&mut self) {
+        self.keep_wanted_regions();
         for fold in &mut self.folds.folds {
             let Some((kind, id)) = fold.number() else {
                 continue;
@@ -414,7 +493,8 @@ impl Facts {
 
     /// The driver is one of VFIO's, by lspci or groups.
     pub(super) fn is_given(&self, device: &str) -> bool {
-        let mut configured = self.configurations.iter().flat_map(|one| &one.fact.devices);
+        let all = self.configurations.iter().chain(&self.running);
+        let mut configured = all.flat_map(|one| &one.fact.devices);
         if configured.any(|one| one.address == device) {
             return true;
         }
@@ -425,7 +505,7 @@ impl Facts {
 
 /// Drivers that hand a device to user space.
 pub(super) fn is_vfio(driver: &str) -> bool {
-    driver.contains("vfio")
+    dmaspace::devices::is_vfio(driver)
 }
 
 /// The words of a line without numbers, to count lines of one kind.

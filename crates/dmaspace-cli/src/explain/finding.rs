@@ -111,6 +111,8 @@ pub(super) enum Advice {
     Text(String),
     /// The words of a command that can be copied, each as the program gets it.
     Command(Vec<String>),
+    /// The same command for several: each is put in the place of [`Advice::EACH`].
+    Each(Vec<String>, Vec<String>),
 }
 
 impl Advice {
@@ -122,11 +124,40 @@ impl Advice {
         Self::Command(words.iter().map(|word| (*word).to_owned()).collect())
     }
 
+    /// The word of a command that stands for each of several.
+    pub(crate) const EACH: &'static str = "$d";
+
+    /// A command for each of these; for one of them a plain command.
+    pub(crate) fn each<const N: usize>(these: &[&str], words: [&str; N]) -> Self {
+        let words = words.iter().map(|word| (*word).to_owned());
+        match these {
+            [one] => {
+                let put = |word: String| match word == Self::EACH {
+                    true => (*one).to_owned(),
+                    false => word,
+                };
+                Self::Command(words.map(put).collect())
+            }
+            several => Self::Each(
+                several.iter().map(|one| (*one).to_owned()).collect(),
+                words.collect(),
+            ),
+        }
+    }
+
     /// One line, the command as a shell takes it.
     pub(crate) fn line(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::Command(words) => shell(words),
+            Self::Each(these, words) => {
+                let words = words.iter().map(|word| match word == Self::EACH {
+                    true => "\"$d\"".to_owned(),
+                    false => quoted(word),
+                });
+                let words = words.collect::<Vec<_>>().join(" ");
+                format!("for d in {}; do {words}; done", shell(these))
+            }
         }
     }
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::facts::Facts;
-use super::finding::plain;
-use super::read::{Text, acpi};
+use super::finding::{At, Place, plain};
+use super::read::{Text, acpi, forms};
 
 /// Limit of an uncompressed text, bytes.
 const MOST_BYTES: u64 = 1 << 40;
@@ -44,6 +44,8 @@ pub(super) type Progress<'a> = &'a mut dyn FnMut(&str, u64);
 pub(super) struct Input<'a> {
     pub(super) facts: Facts,
     pub(super) files: Vec<String>,
+    /// Files that come now are of this machine.
+    pub(super) own: bool,
     progress: Progress<'a>,
 }
 
@@ -52,6 +54,7 @@ impl<'a> Input<'a> {
         Self {
             facts: Facts::default(),
             files: Vec::new(),
+            own: false,
             progress,
         }
     }
@@ -109,7 +112,7 @@ impl<'a> Input<'a> {
     }
 
     /// A remark about a file.
-    fn note(&mut self, name: &str, remark: &str) {
+    pub(super) fn note(&mut self, name: &str, remark: &str) {
         const MOST_NOTES: usize = 256;
         if self.facts.notes.len() < MOST_NOTES {
             self.facts.notes.push(format!("{}: {remark}", plain(name)));
@@ -177,9 +180,17 @@ impl<'a> Input<'a> {
         }
     }
 
-    fn file(&mut self, name: &str) -> usize {
+    pub(super) fn file(&mut self, name: &str) -> usize {
+        let file = self.files.len();
         self.files.push(plain(name));
-        self.files.len() - 1
+        if self.own {
+            self.facts.own.insert(file);
+        }
+        if let Some(group) = forms::group_of_regions(name) {
+            let at = At::Whole;
+            self.facts.region_groups.insert(Place { file, at }, group);
+        }
+        file
     }
 
     fn table(&mut self, name: &str, stream: impl Read) {

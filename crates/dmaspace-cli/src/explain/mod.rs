@@ -10,15 +10,17 @@ mod finding;
 mod folds;
 mod input;
 mod line;
+mod machine;
 mod read;
 mod rules;
 mod text;
 
 use std::io::{self, IsTerminal as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use dmaspace::devices::{DevicesError, Places};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::draw::sheet::Paint;
@@ -33,14 +35,18 @@ pub(crate) const ABOUT: &str = "Explains faults of IOMMUs and failed starts of v
      pages, ACPI tables, dumps of I/O page tables, QEMU's command lines, libvirt's XML and memory layouts, in any \
      mixture, compressed, in folders and archives, from any machine. Reports each cause that the input shows, how \
      certain it is, its evidence, and the setting or command that helps.\n\n\
-     Requires no privilege, and changes nothing. What is not recognized is named.\n\n\
+     --machine reads this machine's own files: the kernel's log and command line, groups, drivers and reserved regions, \
+     ACPI tables, units, free huge pages, and virtual machines that run.\n\n\
+     Requires no privilege, and changes nothing; of this machine, what only root can read is named. What is not \
+     recognized is named, too.\n\n\
      Exit status: 0, also when something was found; 2 when a file cannot be opened.";
 
 pub(crate) const EXAMPLES: &str = "Examples:\n  \
      sudo dmesg | dmaspace explain\n  \
      dmaspace explain dmesg.txt groups.txt lspci.txt\n  \
      dmaspace explain sosreport.tar.xz --json | jq '.findings[0]'\n  \
-     dmaspace explain error.txt domain.xml";
+     dmaspace explain error.txt domain.xml\n  \
+     sudo dmaspace explain --machine domain.xml";
 
 /// How often progress is shown.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -48,9 +54,15 @@ const PROGRESS: Duration = Duration::from_millis(200);
 /// The options of `dmaspace explain`.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// Files, folders and archives; without any, or with -, standard input
+    /// Files, folders and archives; without any and without --machine, or with -, standard input
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
+
+    /// Read this machine's own files, too; each FILE is then of this machine
+    ///
+    /// Example: --machine domain.xml
+    #[arg(long)]
+    machine: bool,
 
     /// Print the report as JSON
     ///
@@ -84,7 +96,7 @@ fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
         }
     };
     let mut input = Input::new(&mut progress);
-    if args.files.is_empty() {
+    if args.files.is_empty() && !args.machine {
         input.stream("standard input", io::stdin().lock());
     }
     for path in &args.files {
@@ -93,6 +105,9 @@ fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
         } else {
             input.path(path)?;
         }
+    }
+    if args.machine {
+        machine::read(&mut input, &Places::default(), "/proc".as_ref())?;
     }
     let report = report(input.facts, input.files);
     if let Some(bar) = bar {
@@ -113,6 +128,28 @@ pub fn explain_bytes(name: &str, bytes: &[u8]) -> (String, String) {
     (printed, json(&report).unwrap_or_default())
 }
 
+/// Explains a machine whose files are at other places; for the fuzz target.
+pub fn explain_machine(places: &Places, proc: &Path) -> Result<(String, String), DevicesError> {
+    let report = of_machine(places, proc, &[])?;
+    let printed = text::report(&report, Paint::for_stdout());
+    Ok((printed, json(&report).unwrap_or_default()))
+}
+
+/// The report of a machine, with further files that are given.
+fn of_machine(
+    places: &Places,
+    proc: &Path,
+    given: &[(&str, &str)],
+) -> Result<Report, DevicesError> {
+    let mut progress = |_: &str, _: u64| {};
+    let mut input = Input::new(&mut progress);
+    for (name, text) in given {
+        input.stream(name, text.as_bytes());
+    }
+    machine::read(&mut input, places, proc)?;
+    Ok(report(input.facts, input.files))
+}
+
 fn of_bytes(name: &str, bytes: &[u8], progress: Progress<'_>) -> Report {
     let mut input = Input::new(progress);
     input.stream(name, bytes);
@@ -122,7 +159,7 @@ fn of_bytes(name: &str, bytes: &[u8], progress: Progress<'_>) -> Report {
 /// Findings, and what was not understood.
 fn report(mut facts: Facts, files: Vec<String>) -> Report {
     facts.translate();
-    let findings = rules::findings(&facts);
+    let findings = rules::findings(&mut facts);
     let mut report = Report {
         files,
         findings,

@@ -1,6 +1,6 @@
 //! The report for people: the finding first, then what it follows from, then what to do.
 
-use super::finding::{Advice, Finding, Report, plain, quoted};
+use super::finding::{Advice, Finding, Report, plain};
 use crate::draw::sheet::{Paint, Sheet};
 
 /// Lines of evidence that are quoted; the rest is counted.
@@ -39,7 +39,7 @@ fn one(sheet: &mut Sheet, report: &Report, number: usize, finding: &Finding) {
     for evidence in &shown {
         let place = plain(&report.place(&evidence.place));
         for line in quotation(&format!("{place}: {}", evidence.quote), sheet.columns()) {
-            sheet.whole(&line);
+            sheet.copied(&line);
         }
     }
     if finding.evidence.len() > shown.len() {
@@ -49,11 +49,8 @@ fn one(sheet: &mut Sheet, report: &Report, number: usize, finding: &Finding) {
     for advice in &finding.advice {
         match advice {
             Advice::Text(text) => sheet.line(&format!("   - {}", plain(text))),
-            Advice::Command(words) => {
-                for line in command(words, sheet.columns()) {
-                    sheet.whole(&line);
-                }
-            }
+            // A pasted command is one line, however long it is.
+            command => sheet.copied(&format!("     {}", command.line())),
         }
     }
     sheet.line(&format!("   Source: {}", finding.source));
@@ -91,38 +88,25 @@ fn cut(text: &str, columns: usize) -> String {
     format!("{} ...", kept.trim_end())
 }
 
-/// A command in lines that a shell joins again: words stay whole, and a line that goes on ends with `\`.
-fn command(words: &[String], columns: usize) -> Vec<String> {
-    const FIRST: &str = "     ";
-    const FURTHER: &str = "       ";
-    let mut lines = Vec::new();
-    let mut line = FIRST.to_owned();
-    let mut empty = true;
-    for word in words {
-        let word = quoted(word);
-        // A blank and the backslash.
-        if !empty && line.chars().count() + 1 + word.chars().count() + 2 > columns {
-            lines.push(format!("{line} \\"));
-            line = FURTHER.to_owned();
-            empty = true;
-        }
-        if !empty {
-            line.push(' ');
-        }
-        line += &word;
-        empty = false;
-    }
-    lines.push(line);
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::explain::of_bytes;
 
+    /// The commands of a finding with this advice, as printed.
+    fn printed(advice: Advice) -> Vec<String> {
+        let finding = Finding::certain("group.not-viable", "").advise(advice);
+        let report = Report {
+            findings: vec![finding],
+            ..Report::default()
+        };
+        let text = super::report(&report, Paint::PLAIN);
+        let lines = text.lines().filter_map(|line| line.strip_prefix("     "));
+        lines.map(str::to_owned).collect()
+    }
+
     #[test]
-    fn commands_are_the_words_that_were_meant() {
+    fn commands_are_the_words_that_were_meant_on_one_line() {
         let words = |list: &[&str]| {
             list.iter()
                 .map(|word| (*word).to_owned())
@@ -135,17 +119,30 @@ mod tests {
             words(&["cat", &long, "and", &long, "more"]),
             (0..60).map(|nth| format!("word{nth}")).collect(),
         ] {
-            let printed = command(&list, 80);
-            assert!(
-                printed
-                    .iter()
-                    .all(|line| line.chars().count() <= 80 || line.contains(&long)),
-                "{printed:?}"
-            );
-            // A shell takes a backslash with the end of its line away.
-            let joined = printed.join("\n").replace("\\\n", "");
-            assert_eq!(shlex::split(&joined).unwrap(), list, "{printed:?}");
+            let lines = printed(Advice::Command(list.clone()));
+            let [line] = lines.as_slice() else {
+                panic!("{lines:?}")
+            };
+            assert_eq!(shlex::split(line).unwrap(), list, "{line}");
         }
+    }
+
+    #[test]
+    fn a_command_for_several_is_a_loop_that_a_shell_runs() {
+        let devices: Vec<String> = (0..8).map(|nth| format!("0000:03:00.{nth}")).collect();
+        let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
+        let hostile = ["a b", "$(reboot)", "x;reboot", "it's"];
+        for list in [&devices[..], &hostile] {
+            let lines = printed(Advice::each(list, ["echo", Advice::EACH]));
+            let [line] = lines.as_slice() else {
+                panic!("{lines:?}")
+            };
+            let output = std::process::Command::new("sh").args(["-c", line]).output();
+            let output = String::from_utf8(output.unwrap().stdout).unwrap();
+            assert_eq!(output.lines().collect::<Vec<_>>(), list, "{line}");
+        }
+        let one = Advice::each(&["0000:03:00.0"], ["echo", Advice::EACH]);
+        assert_eq!(printed(one), ["echo 0000:03:00.0"]);
     }
 
     #[test]
@@ -169,7 +166,8 @@ mod tests {
         let report = of_bytes("input.txt", text.as_bytes(), &mut |_, _| {});
         assert!(report.findings.len() >= 4);
         let printed = super::report(&report, Paint::PLAIN);
-        for line in printed.lines() {
+        // Only a command, which is pasted, is never broken.
+        for line in printed.lines().filter(|line| !line.starts_with("     ")) {
             assert!(line.chars().count() <= 80, "{line}");
         }
         assert!(printed.contains("input.txt"), "{printed}");

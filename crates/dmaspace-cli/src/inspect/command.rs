@@ -2,12 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::inspect::{
-    Guest, Host, InspectError, MachineReport, configured, inspect, libvirt, qemu_line,
-};
+use crate::inspect::{Guest, Host, InspectError, configured, inspect, libvirt, qemu_line};
 use anyhow::Context as _;
 use clap::{ArgGroup, Args};
-use dmaspace::devices::Places;
 use hostmem::read_at_most;
 
 use super::text as report;
@@ -20,14 +17,14 @@ const MOST_XML: u64 = 10 << 20;
 
 /// How it is called: clap's own line is wider than 80 columns.
 const USAGE: &str = "dmaspace inspect [OPTIONS]
-           <--pid <PID>|--qemu <LINE>|--libvirt <FILE>|--machine>";
+           <--pid <PID>|--qemu <LINE>|--libvirt <FILE>>";
 
 /// The options of `dmaspace inspect`.
 #[derive(Debug, Args)]
 #[command(override_usage = USAGE)]
 // The group that the derive would make has every option in it, and any of them would do.
 #[group(skip)]
-#[command(group = ArgGroup::new("what").required(true).args(["pid", "qemu", "libvirt", "machine"]))]
+#[command(group = ArgGroup::new("what").required(true).args(["pid", "qemu", "libvirt"]))]
 pub(crate) struct InspectArgs {
     /// Inspect this process, for instance a virtual machine's monitor
     ///
@@ -47,16 +44,10 @@ pub(crate) struct InspectArgs {
     #[arg(long, value_name = "FILE")]
     libvirt: Option<PathBuf>,
 
-    /// Inspect the machine: IOMMU units, groups, kernel options, nodes, counters, faults
-    ///
-    /// Example: --machine
-    #[arg(long)]
-    machine: bool,
-
     /// Predict no times, and skip the calibration of this machine
     ///
     /// Example: --no-times
-    #[arg(long, conflicts_with = "machine")]
+    #[arg(long)]
     no_times: bool,
 
     /// Print the report as JSON
@@ -71,14 +62,14 @@ pub(crate) struct InspectArgs {
 /// `dmaspace inspect`.
 pub(crate) fn run(args: &InspectArgs) -> u8 {
     let done = match (args.pid, &args.qemu, &args.libvirt) {
-        (Some(pid), _, _) => process(args, pid),
+        (Some(pid), ..) => process(args, pid),
         (_, Some(line), _) => configuration(args, |pool| Ok(qemu_line(line, pool)?)),
-        (_, _, Some(file)) => configuration(args, |pool| {
+        (.., Some(file)) => configuration(args, |pool| {
             let bytes = read_at_most(file, MOST_XML)
                 .with_context(|| format!("cannot read {}", file.display()))?;
             Ok(libvirt(&String::from_utf8_lossy(&bytes), pool)?)
         }),
-        _ => machine(args),
+        (None, None, None) => Err(anyhow::anyhow!("no process and no configuration was named")),
     };
     match done {
         Ok(()) => exit::RIGHT,
@@ -110,15 +101,5 @@ fn configuration(
         json(&found)?
     } else {
         report::configuration(&found, Paint::for_stdout())
-    })
-}
-
-fn machine(args: &InspectArgs) -> anyhow::Result<()> {
-    let mut found = MachineReport::read(&Places::default(), "/proc".as_ref())?;
-    found.name_devices(&Names::open());
-    print(&if args.json {
-        json(&found)?
-    } else {
-        report::machine(&found, Paint::for_stdout())
     })
 }

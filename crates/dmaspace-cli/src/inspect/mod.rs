@@ -18,11 +18,8 @@ mod command;
 mod cost;
 mod folios;
 mod guest;
-mod machine;
 mod process;
 mod start;
-#[cfg(test)]
-mod tests;
 mod text;
 
 use std::{fmt, io};
@@ -47,9 +44,6 @@ pub(crate) use guest::{BusPlace, begins, libvirt_rough, logged, qemu_rough};
 pub use guest::{
     DeviceDriver, Guest, Host, Interface, Monitor, Ram, Remapped, libvirt, of_areas, qemu_line,
 };
-pub use machine::{Ats, MachineReport};
-#[cfg(test)]
-pub use machine::{GroupDevice, GroupReport, MachineFinding, UnitReport};
 pub(crate) use process::MOST_TEXT;
 pub use process::{Area, AreaKind, Limit, areas, node_bytes};
 pub use start::{Estimate, StartReport};

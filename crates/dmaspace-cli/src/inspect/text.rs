@@ -1,8 +1,8 @@
-//! A process, or the machine, as text.
+//! A process, or a configuration, as text.
 
 use crate::inspect::{
-    Advice, Area, AreaReport, Ats, ConfigurationReport, DeviceDriver, Estimate, Guest,
-    MachineReport, Missing, ProcessReport, Ram, Remapped, StartReport,
+    Advice, Area, AreaReport, ConfigurationReport, DeviceDriver, Estimate, Guest, Missing,
+    ProcessReport, Ram, Remapped, StartReport,
 };
 
 use crate::draw::sheet::{Paint, Sheet};
@@ -323,86 +323,10 @@ fn unknown(sheet: &mut Sheet, missing: &[Missing]) {
     }
 }
 
-/// The whole report of the machine.
-pub(crate) fn machine(found: &MachineReport, paint: Paint) -> String {
-    let mut sheet = Sheet::new(paint);
-    sheet.section("kernel");
-    let options = match found.options.as_slice() {
-        [] => "none that concern IOMMUs or huge pages".into(),
-        options => options.join(" "),
-    };
-    sheet.value("options", &options);
-    sheet.section("units");
-    match found.units.is_empty() {
-        true if found.knows_units() => sheet.value("none", "no IOMMU is in use"),
-        true => sheet.value("not known", "see below"),
-        false => {}
-    }
-    for unit in &found.units {
-        let node = unit.node.map_or("unknown".into(), |node| node.to_string());
-        let mut text = format!("{}, node {node}", counted(unit.devices, "device"));
-        if !unit.can.is_empty() {
-            text += &format!(": {}", unit.can.join(", "));
-        }
-        sheet.value(&unit.name, &text);
-        if !unit.counters.is_empty() {
-            sheet.value("", &format!("counters: {}", unit.counters.join(", ")));
-        }
-    }
-    if !found.groups.is_empty() {
-        sheet.section("groups");
-    }
-    for group in &found.groups {
-        let domain = group.domain.as_deref().unwrap_or("unknown");
-        for (nth, device) in group.devices.iter().enumerate() {
-            let name = if nth == 0 {
-                group.group.to_string()
-            } else {
-                String::new()
-            };
-            let node = device.node.map_or("-".into(), |node| node.to_string());
-            let ats = match device.ats {
-                Some(Ats::On) => ", ATS on",
-                Some(Ats::Off) => ", ATS off",
-                Some(Ats::None) | None => "",
-            };
-            let unit = device.unit.as_deref().unwrap_or("-");
-            let address = &device.address;
-            let class = device.name.as_ref().unwrap_or(&device.class);
-            sheet.value(
-                &name,
-                &format!("{domain:<10} {address} {class}, {unit}, node {node}{ats}"),
-            );
-        }
-    }
-    if found.fault_count > 0 {
-        sheet.section("faults");
-        for line in &found.faults {
-            sheet.line(&format!("  {line}"));
-        }
-    }
-    sheet.section("findings");
-    if found.findings.is_empty() {
-        let good = |text: &str| paint.good(text);
-        match found.missing.is_empty() {
-            true => sheet.marked("", good, "✓", "nothing that a setting would change"),
-            false => sheet.value("", "nothing in what is known"),
-        }
-    }
-    for finding in &found.findings {
-        let mark = |text: &str| paint.warning(text);
-        sheet.marked("finding", mark, "!", &finding.finding);
-        sheet.value("setting", &finding.setting);
-    }
-    unknown(&mut sheet, &found.missing);
-    sheet.into_text()
-}
-
 #[cfg(test)]
 mod tests {
     use crate::inspect::{
-        AreaKind, FolioReport, FormatCost, GivenDevice, GroupDevice, GroupReport, Interface, Limit,
-        MachineFinding, RunsReport, UnitReport,
+        AreaKind, FolioReport, FormatCost, GivenDevice, Interface, Limit, RunsReport,
     };
 
     use super::*;
@@ -568,67 +492,6 @@ mod tests {
         assert!(!text.contains("runs  "), "{text}");
     }
 
-    #[test]
-    fn a_machine_as_people_read_it() {
-        let device = |address: &str, ats| GroupDevice {
-            address: address.into(),
-            class: "Ethernet".into(),
-            id: "8086:10d3".into(),
-            name: (ats == Some(Ats::On)).then(|| "Intel Corporation 82574L".into()),
-            node: Some(1),
-            unit: Some("dmar0".into()),
-            ats,
-        };
-        let report = MachineReport {
-            options: vec!["intel_iommu=on".into()],
-            units: vec![UnitReport {
-                name: "dmar0".into(),
-                node: Some(1),
-                devices: 2,
-                can: vec!["2 MiB pages".into(), "1 GiB pages".into()],
-                counters: vec!["iotlb_hit".into()],
-            }],
-            groups: vec![GroupReport {
-                group: 7,
-                domain: Some("DMA-FQ".into()),
-                devices: vec![
-                    device("0000:00:03.0", Some(Ats::On)),
-                    device("0000:00:03.1", None),
-                ],
-            }],
-            faults: vec!["DMAR: [DMA Write NO_PASID] fault".into()],
-            fault_count: 1,
-            findings: vec![MachineFinding {
-                finding: "transparent huge pages are off".into(),
-                setting: "echo madvise > enabled".into(),
-            }],
-            missing: Vec::new(),
-        };
-        let text = machine(&report, Paint::PLAIN);
-        assert_eq!(text, MACHINE.trim_start_matches('\n'), "\n{text}");
-    }
-
-    #[test]
-    fn a_machine_that_is_not_shown_is_not_said_to_have_no_iommu() {
-        let missing = Missing {
-            what: "IOMMU",
-            why: "nothing is mounted at /sys".into(),
-        };
-        let found = MachineReport {
-            missing: vec![missing],
-            ..MachineReport::default()
-        };
-        let text = machine(&found, Paint::PLAIN);
-        assert!(!text.contains("no IOMMU"), "{text}");
-        for line in [
-            "  not known   see below",
-            "              nothing in what is known",
-            "  IOMMU       nothing is mounted at /sys",
-        ] {
-            assert!(text.lines().any(|found| found == line), "{text}");
-        }
-    }
-
     const MONITOR: &str = r"
 virtual machine, process 4711 (qemu-system-x86)
   name        web
@@ -674,26 +537,5 @@ virtual machine, by its configuration
 
 start: the kernel maps 4 GiB
   faults      1,048,576
-";
-
-    const MACHINE: &str = r"
-kernel
-  options     intel_iommu=on
-
-units
-  dmar0       2 devices, node 1: 2 MiB pages, 1 GiB pages
-              counters: iotlb_hit
-
-groups
-  7           DMA-FQ     0000:00:03.0 Intel Corporation 82574L, dmar0, node 1,
-              ATS on
-              DMA-FQ     0000:00:03.1 Ethernet, dmar0, node 1
-
-faults
-  DMAR: [DMA Write NO_PASID] fault
-
-findings
-  finding     ! transparent huge pages are off
-  setting     echo madvise > enabled
 ";
 }

@@ -48,7 +48,8 @@ fn commands<'a>(image: &'a str, pid: &'a str) -> Vec<Vec<&'a str>> {
         vec!["tables", "diff", image, image],
         vec!["numa", "--memory", "1G"],
         vec!["numa", "--memory", "1G", "--json"],
-        vec!["inspect", "--machine"],
+        vec!["explain", "--machine"],
+        vec!["explain", "--machine", "--json"],
     ];
     if is_root() {
         commands.push(vec!["inspect", "--pid", pid, "--no-times"]);

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use dmaspace::devices::{DevicesReport, Places};
 use dmaspace::topology::Topology;
-use dmaspace_cli::inside::MachineReport;
+use dmaspace_cli::inside::explain_machine;
 use tempfile::TempDir;
 
 use super::within;
 
 /// The files, in the order of the pieces of the input, which zero bytes divide.
-const FILES: [&str; 21] = [
+const FILES: [&str; 25] = [
     "sys/devices/system/node/node0/meminfo",
     "sys/devices/system/node/node0/cpulist",
     "sys/devices/system/node/node0/distance",
@@ -30,6 +30,10 @@ const FILES: [&str; 21] = [
     "sys/kernel/iommu_groups/7/name",
     "sys/bus/event_source/devices/dmar0/events/clocks",
     "sys/module/vfio_iommu_type1/parameters/disable_hugepages",
+    "sys/kernel/mm/transparent_hugepage/enabled",
+    "sys/kernel/iommu_groups/7/reserved_regions",
+    "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages",
+    "proc/iomem",
     "proc/cmdline",
     "dev/kmsg",
     "sys/firmware/acpi/tables/DMAR",
@@ -87,9 +91,13 @@ pub fn files(data: &[u8]) {
             let devices = DevicesReport::read(&places).expect("directories can be read");
             assert!(devices.devices.len() <= 1);
             let _ = Topology::read(&places);
-            let machine = MachineReport::read(&places, &root.join("proc"));
-            let machine = machine.expect("directories can be read");
-            assert!(machine.faults.len() <= 20);
+            let machine = explain_machine(&places, &root.join("proc"));
+            let (text, json) = machine.expect("directories can be read");
+            assert!(json.contains("\"findings\""), "{json}");
+            assert!(
+                text.chars().all(|c| c == '\n' || !c.is_control()),
+                "{text:?}"
+            );
         });
     });
 }

@@ -15,7 +15,7 @@ pub(super) fn judge(shown: SysfsView, places: &Places) -> DevicesReport {
     let groups: Vec<_> = shown
         .groups
         .iter()
-        .map(|(&number, group)| judge_group(number, group))
+        .map(|(&number, group)| judge_group(number, group, &shown))
         .collect();
     let judged = shown.devices.iter().map(|device| {
         let group = groups
@@ -41,7 +41,7 @@ pub(super) fn judge(shown: SysfsView, places: &Places) -> DevicesReport {
                     compatibility: iommufd && node,
                     iommufd: iommufd && report.cdev.is_some(),
                 };
-                in_group(&mut report, device, group, &nodes, &shown);
+                in_group(&mut report, device, group, &nodes);
             }
         }
         report
@@ -63,7 +63,8 @@ struct Nodes {
     iommufd: bool,
 }
 
-fn judge_group(number: u32, group: &Group) -> GroupReport {
+fn judge_group(number: u32, group: &Group, shown: &SysfsView) -> GroupReport {
+    let pci = |name: &str| shown.devices.iter().find(|device| device.address == name);
     let members: Vec<_> = group
         .members
         .iter()
@@ -72,14 +73,66 @@ fn judge_group(number: u32, group: &Group) -> GroupReport {
             driver: driver.clone(),
             blocks: driver
                 .as_deref()
-                .is_some_and(|driver| !is_vfio(driver) && !HARMLESS.contains(&driver)),
+                .is_some_and(|driver| keeps(driver, pci(name).map(|device| device.class))),
         })
         .collect();
+    let no_iommu = group.name.as_deref() == Some("vfio-noiommu");
+    let bind = match no_iommu || !group.direct.is_empty() {
+        true => Vec::new(),
+        false => bind(number, &members, shown),
+    };
     GroupReport {
         group: number,
         viable: members.iter().all(|member| !member.blocks),
-        no_iommu: group.name.as_deref() == Some("vfio-noiommu"),
+        no_iommu,
         members,
+        direct: group.direct.clone(),
+        bind,
+    }
+}
+
+/// Commands after which a group can be used: one for all members that need the same.
+///
+/// Source: Linux `Documentation/ABI/testing/sysfs-bus-pci`, "driver_override".
+fn bind(group: u32, members: &[Member], shown: &SysfsView) -> Vec<String> {
+    let (mut bound, mut free, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for member in members {
+        let mut devices = shown.devices.iter();
+        let pci = devices.find(|device| device.address == member.name);
+        let taken = pci.is_some_and(|device| !stays(device));
+        match &member.driver {
+            Some(driver) if is_vfio(driver) => {}
+            Some(_) if taken => bound.push(member.name.as_str()),
+            None if taken => free.push(member.name.as_str()),
+            // A device that vfio-pci does not take, or that a guest has no use for, goes without a driver.
+            Some(_) if member.blocks => others.push(member.name.as_str()),
+            _ => {}
+        }
+    }
+    let over = "echo vfio-pci > /sys/bus/pci/devices/$d/driver_override";
+    let unbind = "echo $d > /sys/bus/pci/devices/$d/driver/unbind";
+    let take = "echo $d > /sys/bus/pci/drivers/vfio-pci/bind";
+    let leave = format!("echo $d > /sys/kernel/iommu_groups/{group}/devices/$d/driver/unbind");
+    let mut commands = Vec::new();
+    if !shown.vfio_pci && !(bound.is_empty() && free.is_empty()) {
+        commands.push("modprobe vfio-pci".to_owned());
+    }
+    each(&mut commands, &free, &[over, take]);
+    each(&mut commands, &bound, &[over, unbind, take]);
+    each(&mut commands, &others, &[&leave]);
+    commands
+}
+
+/// The commands for one device; for several a loop, which ends at the first that fails.
+fn each(commands: &mut Vec<String>, devices: &[&str], body: &[&str]) {
+    match devices {
+        [] => {}
+        [device] => commands.extend(body.iter().map(|command| command.replace("$d", device))),
+        several => commands.push(format!(
+            "for d in {}; do {} || break; done",
+            several.join(" "),
+            body.join(" && ")
+        )),
     }
 }
 
@@ -103,13 +156,19 @@ fn describe(device: &Device, dev: &Path) -> DeviceReport {
     }
 }
 
-fn in_group(
-    report: &mut DeviceReport,
-    device: &Device,
-    group: &GroupReport,
-    nodes: &Nodes,
-    shown: &SysfsView,
-) {
+fn in_group(report: &mut DeviceReport, device: &Device, group: &GroupReport, nodes: &Nodes) {
+    if !group.direct.is_empty() {
+        let ranges = group.direct.iter();
+        let ranges = ranges.map(|(first, last)| format!("{first:#x} to {last:#x}"));
+        report.state = DeviceState::Identity;
+        report.reason = format!(
+            "firmware demands an identity mapping of {} for group {} (reserved_regions, direct), so Linux refuses it to \
+             user space: with VT-d always, with other units since 6.6",
+            ranges.collect::<Vec<_>>().join(", "),
+            group.group
+        );
+        return;
+    }
     let blocking: Vec<_> = group
         .members
         .iter()
@@ -152,61 +211,34 @@ fn in_group(
         reasons.push(format!("{} of its group is bound to {driver}", member.name));
     }
     report.reason = reasons.join("; ");
-    if !shown.vfio_pci {
-        report.bind.push("modprobe vfio-pci".into());
-    }
-    // The device first, so that one that cannot be bound leaves the others alone.
-    if !bound {
-        rebind(&mut report.bind, &device.address, device.driver.is_some());
-    }
-    for member in blocking
-        .iter()
-        .filter(|member| member.name != device.address)
-    {
-        let pci = shown
-            .devices
-            .iter()
-            .find(|device| device.address == member.name);
-        match pci {
-            Some(pci) if !stays(pci) => rebind(&mut report.bind, &member.name, true),
-            // What vfio-pci does not take, and what a guest has no use for, goes without a driver.
-            _ => report.bind.push(format!(
-                "echo {} > /sys/kernel/iommu_groups/{}/devices/{}/driver/unbind",
-                member.name, group.group, member.name
-            )),
-        }
-    }
 }
 
-/// The commands that bind a device to `vfio-pci`, whatever it is bound to.
+/// True where the driver of a group's member keeps VFIO from the group: it does DMA of its own. `class` is the class
+/// code of a PCI function, `0xBBSSPP`: bridges to other buses keep no group.
 ///
-/// Source: Linux `Documentation/ABI/testing/sysfs-bus-pci`, "driver_override".
-fn rebind(commands: &mut Vec<String>, address: &str, bound: bool) {
-    let device = format!("/sys/bus/pci/devices/{address}");
-    commands.push(format!("echo vfio-pci > {device}/driver_override"));
-    if bound {
-        commands.push(format!("echo {address} > {device}/driver/unbind"));
-    }
-    commands.push(format!(
-        "echo {address} > /sys/bus/pci/drivers/vfio-pci/bind"
-    ));
+/// Source: Linux `drivers/iommu/iommu.c`, `iommu_device_claim_dma_owner`; before 5.19 `drivers/vfio/vfio.c`,
+/// `vfio_dev_viable`.
+pub fn keeps(driver: &str, class: Option<u32>) -> bool {
+    let bridge = class.is_some_and(is_bridge);
+    !bridge && !is_vfio(driver) && !HARMLESS.contains(&driver)
 }
 
 /// `vfio-pci`, or one of its variants for a family of devices, or a driver of VFIO on another bus.
-fn is_vfio(driver: &str) -> bool {
+pub fn is_vfio(driver: &str) -> bool {
     driver.split(['-', '_']).any(|word| word == "vfio")
 }
 
-/// A bridge to another bus, which no driver of VFIO takes since its header is not of type 0, or the
-/// machine's own host or ISA bridge.
-fn stays(device: &Device) -> bool {
-    matches!(
-        device.class >> 8,
-        0x0600 | 0x0601 | 0x0604 | 0x0607 | 0x0609
-    )
+/// A bridge to another bus: its header is not of type 0.
+const fn is_bridge(class: u32) -> bool {
+    matches!(class >> 8, 0x0604 | 0x0607 | 0x0609)
 }
 
-/// What a class is in words. Source: PCI Code and ID Assignment Specification 1.15, 1 "Class
+/// A bridge to another bus, which no driver of VFIO takes, or the machine's own host or ISA bridge.
+const fn stays(device: &Device) -> bool {
+    is_bridge(device.class) || matches!(device.class >> 8, 0x0600 | 0x0601)
+}
+
+/// Name of a class. Source: PCI Code and ID Assignment Specification 1.15, 1 "Class
 /// Codes".
 const fn class_name(class: u32) -> &'static str {
     match class >> 8 {

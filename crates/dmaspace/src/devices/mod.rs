@@ -18,6 +18,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+pub use judge::{is_vfio, keeps};
 pub use ready::NotReady;
 
 /// Directories in which the kernel shows devices.
@@ -91,8 +92,6 @@ pub struct DeviceReport {
     pub ways: Vec<Way>,
     /// Its own node, for iommufd: `/dev/vfio/devices/vfio0`.
     pub cdev: Option<PathBuf>,
-    /// Commands for root, in order, after which it can be used.
-    pub bind: Vec<String>,
 }
 
 /// State of a device: ready for use or not.
@@ -105,6 +104,8 @@ pub enum DeviceState {
     Bind,
     /// Its drivers are right, but there is no device node for it.
     NoNode,
+    /// Firmware demands an identity mapping for its group, with which Linux refuses it to user space.
+    Identity,
     /// It is a bridge: it stays with the host, whoever has the devices behind it.
     Bridge,
     /// No IOMMU translates for it.
@@ -146,6 +147,11 @@ pub struct GroupReport {
     pub no_iommu: bool,
     /// All that is in it, also from other buses.
     pub members: Vec<Member>,
+    /// Reserved regions of type `direct`, first and last address: firmware demands that they stay mapped to
+    /// themselves, so that Linux refuses all of the group to user space. `direct-relaxable` ones are not among them.
+    pub direct: Vec<(u64, u64)>,
+    /// Commands for root, in order, after which all of it can be used.
+    pub bind: Vec<String>,
 }
 
 /// A device of a group.

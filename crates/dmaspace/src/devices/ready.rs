@@ -12,7 +12,7 @@ pub enum NotReady {
         /// What was asked for.
         address: String,
     },
-    /// It is a bridge, or no IOMMU translates for it.
+    /// It is a bridge, firmware demands an identity mapping for it, or no IOMMU translates for it.
     #[error("{address} cannot be given to a program: {reason}")]
     Never {
         /// Its address.
@@ -91,7 +91,7 @@ impl DevicesReport {
             Way::Compatibility | Way::Iommufd => (self.iommufd, "/dev/iommu", "iommufd"),
         };
         Err(match device.state {
-            DeviceState::Bridge => NotReady::Never { address, reason },
+            DeviceState::Bridge | DeviceState::Identity => NotReady::Never { address, reason },
             DeviceState::NoIommu => NotReady::Never {
                 address,
                 reason: format!("{reason}; `dmaspace devices` lists what is missing"),
@@ -99,14 +99,14 @@ impl DevicesReport {
             _ if !there => NotReady::NoInterface { path, module },
             DeviceState::Bind => {
                 let group = device.group.unwrap_or_default();
-                let groups = self.groups.iter().find(|known| known.group == group);
-                let members = groups.map_or(&[][..], |known| &known.members);
+                let known = self.groups.iter().find(|known| known.group == group);
+                let members = known.map_or(&[][..], |known| &known.members);
                 NotReady::Bind {
                     address,
                     reason,
                     group,
                     members: members.iter().map(|member| member.name.clone()).collect(),
-                    commands: device.bind.clone(),
+                    commands: known.map_or_else(Vec::new, |known| known.bind.clone()),
                 }
             }
             DeviceState::Ready | DeviceState::NoNode => NotReady::NoNode {

@@ -30,6 +30,8 @@ pub(super) struct Device {
 /// A group as sysfs shows it: its name, if it has one, and the devices in it with their drivers.
 pub(super) struct Group {
     pub(super) name: Option<String>,
+    /// Reserved regions of type `direct`, first and last address.
+    pub(super) direct: Vec<(u64, u64)>,
     pub(super) members: Vec<(String, Option<String>)>,
 }
 
@@ -111,10 +113,22 @@ fn group(path: &Path) -> Result<Group, DevicesError> {
         let driver = target(&devices.join(&name).join("driver"));
         (name, driver)
     });
+    let regions = text(&path.join("reserved_regions")).unwrap_or_default();
     Ok(Group {
         name: text(&path.join("name")),
+        direct: regions.lines().filter_map(direct).collect(),
         members: members.collect(),
     })
+}
+
+/// `0x000000007b000000 0x000000007f7fffff direct`. Another type does not keep a device from user space.
+///
+/// Source: Linux `Documentation/ABI/testing/sysfs-kernel-iommu_groups`, `reserved_regions`.
+fn direct(line: &str) -> Option<(u64, u64)> {
+    let mut words = line.split_whitespace();
+    let mut address = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+    let range = (address()?, address()?);
+    (words.next()? == "direct").then_some(range)
 }
 
 fn text(path: &Path) -> Option<String> {

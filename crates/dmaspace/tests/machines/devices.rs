@@ -129,7 +129,7 @@ fn a_device_by_itself_is_bound_by_three_commands() {
     assert_eq!((found.group, found.node), (Some(7), Some(1)));
     assert_eq!(found.unit.as_deref(), Some("dmar0"));
     assert_eq!(
-        found.bind,
+        report.groups[0].bind,
         [
             "echo vfio-pci > /sys/bus/pci/devices/0000:00:03.0/driver_override",
             "echo 0000:00:03.0 > /sys/bus/pci/devices/0000:00:03.0/driver/unbind",
@@ -166,9 +166,8 @@ fn a_group_is_held_up_by_the_one_that_is_bound_elsewhere() {
         "echo 0000:00:03.1 > /sys/bus/pci/devices/0000:00:03.1/driver/unbind",
         "echo 0000:00:03.1 > /sys/bus/pci/drivers/vfio-pci/bind",
     ];
-    assert_eq!(held.bind, commands);
+    assert_eq!(report.groups[0].bind, commands);
     assert!(held.ways.is_empty());
-    assert_eq!(device(&report, "0000:00:03.1").bind, commands);
 }
 
 #[test]
@@ -214,15 +213,18 @@ fn a_bridge_stays_and_blocks_no_group() {
     assert!(report.groups[0].viable);
     assert_eq!(report.groups[0].members.len(), 3);
     let bridge = device(&report, "0000:00:01.0");
-    assert_eq!((bridge.state, bridge.bind.len()), (DeviceState::Bridge, 0));
+    assert_eq!(bridge.state, DeviceState::Bridge);
     let nic = device(&report, "0000:01:00.0");
     assert_eq!(nic.reason, "bound to no driver");
     assert_eq!(
-        nic.bind,
+        report.groups[0].bind,
         [
             "modprobe vfio-pci",
             "echo vfio-pci > /sys/bus/pci/devices/0000:01:00.0/driver_override",
             "echo 0000:01:00.0 > /sys/bus/pci/drivers/vfio-pci/bind",
+            "echo vfio-pci > /sys/bus/pci/devices/0000:01:00.1/driver_override",
+            "echo 0000:01:00.1 > /sys/bus/pci/devices/0000:01:00.1/driver/unbind",
+            "echo 0000:01:00.1 > /sys/bus/pci/drivers/vfio-pci/bind",
         ]
     );
 }
@@ -250,12 +252,81 @@ fn what_vfio_does_not_take_is_unbound() {
         "0000:00:1f.0 of its group is bound to lpc_ich; serial0 of its group is bound to uart"
     );
     assert_eq!(
-        audio.bind,
-        [
-            "echo 0000:00:1f.0 > /sys/kernel/iommu_groups/9/devices/0000:00:1f.0/driver/unbind",
-            "echo serial0 > /sys/kernel/iommu_groups/9/devices/serial0/driver/unbind",
-        ]
+        report.groups[0].bind,
+        ["for d in 0000:00:1f.0 serial0; do \
+             echo $d > /sys/kernel/iommu_groups/9/devices/$d/driver/unbind || break; done",]
     );
+}
+
+/// Linux refuses such a group: `__iommu_device_set_domain`, "Firmware has requested this device have a 1:1 IOMMU
+/// mapping"; regions of graphics and USB are `direct-relaxable` (`device_rmrr_is_relaxable`).
+#[test]
+fn a_group_with_an_identity_mapping_by_firmware_is_refused() {
+    let machine = Machine::new(&[
+        ("0000:03:00.0", NIC, Some(3), -1, Some("vfio-pci")),
+        ("0000:03:00.1", NIC, Some(3), -1, Some("e1000e")),
+        ("0000:00:14.0", 0x0c_0330, Some(4), -1, Some("vfio-pci")),
+    ]);
+    for file in ["vfio/vfio", "vfio/3", "vfio/4", "iommu"] {
+        machine.file(&format!("dev/{file}"), "");
+    }
+    machine.file(
+        "sys/kernel/iommu_groups/3/reserved_regions",
+        "0x000000007b000000 0x000000007f7fffff direct\n0x00000000fee00000 0x00000000feefffff msi\n",
+    );
+    machine.file(
+        "sys/kernel/iommu_groups/4/reserved_regions",
+        "0x000000007a000000 0x000000007a7fffff direct-relaxable\n",
+    );
+    let report = machine.report();
+    assert_eq!(report.groups[0].direct, [(0x7b00_0000, 0x7f7f_ffff)]);
+    assert!(report.groups[0].bind.is_empty());
+    for address in ["0000:03:00.0", "0000:03:00.1"] {
+        let refused = device(&report, address);
+        assert_eq!(
+            (refused.state, refused.ways.len()),
+            (DeviceState::Identity, 0)
+        );
+        assert!(refused.reason.contains("0x7b000000 to 0x7f7fffff"));
+        let error = report.ready(address, Way::Type1).unwrap_err();
+        assert!(matches!(error, NotReady::Never { .. }), "{error}");
+    }
+    let usb = device(&report, "0000:00:14.0");
+    assert_eq!(usb.state, DeviceState::Ready);
+    assert!(report.groups[1].direct.is_empty());
+}
+
+/// Commands that a shell runs as they are printed: the loop binds each device, and stops at the first that fails.
+#[test]
+fn several_devices_are_bound_by_one_command() {
+    let machine = Machine::new(&[
+        ("0000:00:03.0", NIC, Some(3), -1, Some("e1000e")),
+        ("0000:00:03.1", NIC, Some(3), -1, Some("igb")),
+    ]);
+    machine.directory("sys/bus/pci/drivers/vfio-pci");
+    let report = machine.report();
+    let [command] = report.groups[0].bind.as_slice() else {
+        panic!("{:?}", report.groups[0].bind)
+    };
+    let root = machine.path("");
+    let here = command.replace("/sys/", &format!("{}sys/", root.display()));
+    let run = |command: &str| {
+        let shell = std::process::Command::new("sh")
+            .args(["-ec", command])
+            .status();
+        shell.unwrap().success()
+    };
+    assert!(run(&here), "{here}");
+    let read = |path: &str| fs::read_to_string(machine.path(path)).unwrap();
+    for address in ["0000:00:03.0", "0000:00:03.1"] {
+        let path = format!("sys/bus/pci/devices/{address}");
+        assert_eq!(read(&format!("{path}/driver_override")), "vfio-pci\n");
+        assert_eq!(
+            read(&format!("{path}/driver/unbind")),
+            format!("{address}\n")
+        );
+    }
+    assert_eq!(read("sys/bus/pci/drivers/vfio-pci/bind"), "0000:00:03.1\n");
 }
 
 #[test]
@@ -379,13 +450,14 @@ fn the_names_in_json_are_stable() {
             "reason": "ready",
             "ways": ["type1"],
             "cdev": null,
-            "bind": [],
         }],
         "groups": [{
             "group": 4,
             "viable": true,
             "no_iommu": false,
             "members": [{ "name": "0000:00:05.0", "driver": "vfio-pci", "blocks": false }],
+            "direct": [],
+            "bind": [],
         }],
     });
     assert_eq!(serde_json::to_value(machine.report()).unwrap(), expected);

@@ -42,8 +42,11 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
         if let Some(function) = facts.function(&device, &evidence) {
             function.driver = Driver::Bound(driver);
         }
-    } else if let Some(region) = region(&words) {
+    } else if let Some((group, region)) = region(&words) {
         facts.content(file, "reserved_regions");
+        if let Some(group) = group {
+            facts.region_groups.insert(evidence.place.clone(), group);
+        }
         Facts::push(
             &mut facts.reserved,
             &mut facts.dropped,
@@ -125,13 +128,25 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
     true
 }
 
-/// `0x00000000fee00000 0x00000000feefffff msi`.
-fn region(words: &[&str]) -> Option<(u64, u64, String)> {
+/// `0x00000000fee00000 0x00000000feefffff msi`, also as `grep` prints it behind the path of its group.
+fn region(words: &[&str]) -> Option<(Option<u32>, (u64, u64, String))> {
     let [first, last, name] = words else {
         return None;
     };
+    let (group, first) = match first.rsplit_once(':') {
+        Some((path, first)) => (Some(group_of_regions(path)?), first),
+        None => (None, *first),
+    };
     let known = ["direct", "direct-relaxable", "reserved", "msi"].contains(name);
-    known.then_some((number(first)?, number(last)?, (*name).to_owned()))
+    let region = known.then_some((number(first)?, number(last)?, (*name).to_owned()))?;
+    Some((group, region))
+}
+
+/// The group of a path `.../iommu_groups/GROUP/reserved_regions`.
+pub(in crate::explain) fn group_of_regions(path: &str) -> Option<u32> {
+    let (path, group) = path.strip_suffix("/reserved_regions")?.rsplit_once('/')?;
+    let of_group = path.rsplit('/').next() == Some("iommu_groups");
+    of_group.then(|| group.parse().ok())?
 }
 
 /// `00:02.0 0x0:0x10370c001 0x102:0x10370e001 -1 ...`: device, root entry, context entry, each its high and low word.

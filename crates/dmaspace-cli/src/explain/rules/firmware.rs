@@ -115,7 +115,7 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
         .collect();
     names.sort();
     names.dedup();
-    let mut used = Vec::new();
+    let (mut used, mut places) = (Vec::new(), Vec::new());
     let advice = |finding: Finding| {
         finding
             .advise(Advice::text(
@@ -144,15 +144,19 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
             let same = own
                 .iter()
                 .any(|(_, region)| (region.first, region.last) == (one.fact.0, one.fact.1));
-            let foreign = regions.iter().any(|(known, region)| {
-                (region.first, region.last) == (one.fact.0, one.fact.1)
-                    && !devices(&known.fact.table, region).contains(name)
-            });
-            if same || names.len() == 1 && !foreign {
+            let members = facts.region_members(&one.evidence);
+            let member = members.iter().any(|one| one.fact.device == *name);
+            let foreign = !members.is_empty() && !member
+                || regions.iter().any(|(known, region)| {
+                    (region.first, region.last) == (one.fact.0, one.fact.1)
+                        && !devices(&known.fact.table, region).contains(name)
+                });
+            if member || same || names.len() == 1 && !foreign {
                 finding = finding
                     .range(one.fact.0, one.fact.1)
                     .evidence([&one.evidence]);
                 used.push((one.fact.0, one.fact.1));
+                places.push(&one.evidence.place);
             }
         }
         let text = format!(
@@ -172,21 +176,46 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
         found.push(advice(finding));
     }
     for one in &hard {
-        if used.contains(&(one.fact.0, one.fact.1)) {
+        let range = (one.fact.0, one.fact.1);
+        // Firmware gives one region to many devices: of another group it is another refusal.
+        let members = facts.region_members(&one.evidence);
+        if places.contains(&&one.evidence.place) || members.is_empty() && used.contains(&range) {
             continue;
         }
+        let same = hard
+            .iter()
+            .filter(|other| (other.fact.0, other.fact.1) == range);
+        let same: Vec<_> = same
+            .filter(|other| !places.contains(&&other.evidence.place))
+            .copied()
+            .collect();
         let of_table: Vec<_> = regions
             .iter()
             .filter(|(_, region)| (region.first, region.last) == (one.fact.0, one.fact.1))
             .collect();
-        used.push((one.fact.0, one.fact.1));
+        used.push(range);
+        places.extend(same.iter().map(|one| &one.evidence.place));
         let mut finding = Finding::certain("firmware.one-to-one", SOURCE)
-            .range(one.fact.0, one.fact.1)
-            .evidence([&one.evidence]);
+            .range(range.0, range.1)
+            .evidence(same.iter().map(|one| &one.evidence));
+        let members = same
+            .iter()
+            .flat_map(|one| facts.region_members(&one.evidence));
+        let members: Vec<_> = members.collect();
+        // Without the group's members a table names the device.
+        let functions = members.iter().filter(|one| {
+            let known = facts.known(&one.fact.device, None);
+            !known.is_some_and(|known| known.fact.is_bridge())
+        });
+        let functions: Vec<_> = functions.collect();
+        finding = finding
+            .devices(functions.iter().map(|one| one.fact.device.clone()))
+            .evidence(functions.iter().map(|one| &one.evidence));
         for (known, region) in of_table {
-            finding = finding
-                .devices(devices(&known.fact.table, region))
-                .evidence([&known.place(region.offset)]);
+            if functions.is_empty() {
+                finding = finding.devices(devices(&known.fact.table, region));
+            }
+            finding = finding.evidence([&known.place(region.offset)]);
         }
         let text = "The group has a reserved region of type direct, and not direct-relaxable: firmware demands an \
              identity mapping, so the kernel refuses to give its devices to a guest.";
@@ -211,7 +240,9 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
                     one.fact.is_display() || one.fact.class.map(|class| class >> 8) == Some(0x0c03)
                 })
             });
-        if relaxed || told || exempt {
+        // This machine's groups have told which regions are direct.
+        let own = facts.own.contains(&known.evidence.place.file);
+        if relaxed || told || exempt || own {
             continue;
         }
         let rmr = matches!(region.kind, FirmwareRegionKind::Rmr { .. });
@@ -403,7 +434,7 @@ mod tests {
             .unwrap();
         acpi::take(&mut facts, 1, None, table);
         facts.translate();
-        findings(&facts)
+        findings(&mut facts)
     }
 
     #[test]
@@ -453,7 +484,7 @@ mod tests {
         acpi::take(&mut facts, 1, None, &iort(1, 0x1_0000));
         acpi::take(&mut facts, 2, None, &second);
         facts.translate();
-        let found = findings(&facts);
+        let found = findings(&mut facts);
         assert_eq!(found[0].devices, ["0x10308"]);
         assert!(
             found[0].text.contains("several devices"),

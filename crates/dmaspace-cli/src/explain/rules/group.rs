@@ -2,19 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dmaspace::devices::keeps;
+
 use super::super::facts::{Driver, Facts, Function, Known, Line, Member, is_vfio};
 use super::super::finding::{Advice, Certainty, Evidence, Finding};
-
-/// Drivers that do no DMA of their own. Source: Linux 7.2, drivers with `driver_managed_dma`: `drivers/pci/pci-stub.c`,
-/// `drivers/pci/pcie/portdrv.c`, `drivers/pci/hotplug/shpchp_core.c` (through portdrv).
-const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     // Two files may list the groups of two machines.
     let mut groups: BTreeMap<(usize, u32), BTreeMap<&str, &Known<Member>>> = BTreeMap::new();
     for member in &facts.members {
         groups
-            .entry((member.evidence.place.file, member.fact.group))
+            .entry((facts.source(member.evidence.place.file), member.fact.group))
             .or_default()
             .entry(&member.fact.device)
             .or_insert(member);
@@ -27,9 +25,8 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
             _ => None,
         })
         .collect();
-    let given: BTreeSet<&str> = facts
-        .configurations
-        .iter()
+    let all = facts.configurations.iter().chain(&facts.running);
+    let given: BTreeSet<&str> = all
         .flat_map(|one| {
             one.fact
                 .devices
@@ -66,10 +63,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
                 let Driver::Bound(driver) = known.fact.driver.clone() else {
                     return None;
                 };
-                let harmless = known.fact.is_bridge()
-                    || is_vfio(&driver)
-                    || HARMLESS.contains(&driver.as_str());
-                (!harmless).then_some((*device, known, driver))
+                keeps(&driver, known.fact.class).then_some((*device, known, driver))
             })
             .collect();
         if blocking.is_empty() {
@@ -122,19 +116,16 @@ fn not_viable(
         named.join(", "),
         if blocking.len() == 1 { "is" } else { "are" }
     ));
-    for (device, ..) in blocking.iter().take(16) {
-        finding = finding.advise(Advice::command([
-            "driverctl",
-            "set-override",
-            device,
-            "vfio-pci",
-        ]));
-    }
     let devices: Vec<_> = blocking.iter().map(|(device, ..)| *device).collect();
-    finding.advise(Advice::text(format!(
-        "Or leave {} without a driver: that is enough for the group.",
-        devices.join(", ")
-    )))
+    finding
+        .advise(Advice::each(
+            &devices,
+            ["driverctl", "set-override", Advice::EACH, "vfio-pci"],
+        ))
+        .advise(Advice::text(format!(
+            "Or leave {} without a driver: that is enough for the group.",
+            devices.join(", ")
+        )))
 }
 
 /// Functions of one slot, some given and some used by the host.

@@ -7,6 +7,7 @@ mod fault;
 mod firmware;
 mod group;
 mod layout;
+mod machine;
 mod memlock;
 mod option;
 mod pages;
@@ -18,7 +19,7 @@ use super::facts::{Facts, Line};
 use super::finding::{Certainty, Finding};
 
 /// All findings, in the order in which they are printed.
-pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+pub(super) fn findings(facts: &mut Facts) -> Vec<Finding> {
     let mut found = Vec::new();
     fault::findings(facts, &mut found);
     firmware::findings(facts, &mut found);
@@ -30,6 +31,9 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     table::findings(facts, &mut found);
     trace::findings(facts, &mut found);
     balloon::findings(facts, &mut found);
+    // A virtual machine that runs has its pages and limits; the rest can be said of it, too.
+    let running = std::mem::take(&mut facts.running);
+    facts.configurations.extend(running);
     config::findings(facts, &mut found);
     // A start is explained only where nothing else was asked about.
     let other =
@@ -43,6 +47,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     if !found.iter().any(other) && !facts.lines.iter().any(|one| failed(&one.fact)) {
         start::findings(facts, &mut found);
     }
+    machine::findings(facts, &mut found);
     found
 }
 
@@ -61,7 +66,7 @@ pub(super) fn of_text(text: &str) -> Vec<Finding> {
     let mut input = super::input::Input::new(&mut progress);
     input.stream("input.txt", text.as_bytes());
     input.facts.translate();
-    findings(&input.facts)
+    findings(&mut input.facts)
 }
 
 /// The causes of findings, for the tests of rules.

@@ -1,3 +1,0 @@
-//! What `dmaspace inspect` says of machines that are made up.
-
-mod findings;
