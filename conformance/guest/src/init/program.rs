@@ -311,7 +311,12 @@ pub(crate) fn devices(_: &Machine) -> anyhow::Result<()> {
     says(&before, "/driver", &Value::Null)?;
     says(&before, "/group", &json!(device.group()?))?;
     says(&before, "/unit", &json!(device.link("iommu")?))?;
-    let commands = before["bind"].as_array().context("no commands")?;
+    let report = report(&["devices"])?;
+    let groups = report["groups"].as_array().context("no groups")?;
+    let number = json!(device.group()?);
+    let group = groups.iter().find(|group| group["group"] == number);
+    let group = group.context("the device's group is not on the list")?;
+    let commands = group["bind"].as_array().context("no commands")?;
     let commands: Vec<&str> = commands.iter().filter_map(Value::as_str).collect();
     for backend in ["vfio", "iommufd"] {
         let (output, said) = run(&["check", "--backend", backend, "--device", NVME])?;
