@@ -409,6 +409,7 @@ impl Facts {
     /// number for two devices, and a line does not name a unit of the table: then it stays a number.
     pub(super) fn translate(&mut self) {
         self.keep_wanted_regions();
+        self.folds.join_files();
         for fold in &mut self.folds.folds {
             let Some((kind, id)) = fold.number() else {
                 continue;

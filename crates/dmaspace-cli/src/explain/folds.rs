@@ -1,6 +1,7 @@
 //! Faults folded by unit, device, class and direction, in bounded memory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use dmaspace::firmware::FirmwareUnitKind;
 use iommu::log::{Class, Family, FaultRecord, PciAddress, Suppressed};
@@ -16,6 +17,8 @@ const MOST_ADDRESSES: usize = 1024;
 const MOST_EVIDENCE: usize = 64;
 /// The times of a fold that are looked at for a rate.
 const MOST_TIMES: usize = 256;
+/// The different messages of a fold by which its faults are found again in another file.
+const MOST_MESSAGES: usize = 1024;
 /// The devices of one number that are named.
 pub(super) const MOST_NAMES: usize = 4;
 
@@ -108,6 +111,35 @@ pub(super) struct Fold {
     pub(super) also: BTreeSet<String>,
     /// Devices that have the number by a table of firmware.
     pub(super) names: BTreeSet<String>,
+    /// Messages by their fields.
+    messages: HashMap<u64, Messages>,
+    /// Faults with messages beyond [`MOST_MESSAGES`].
+    more_messages: u64,
+    /// Faults that the kernel has kept back.
+    kept_back: u64,
+}
+
+/// Messages with the same fields.
+#[derive(Clone, Copy, Debug, Default)]
+struct Messages {
+    count: u64,
+    /// Seconds since the boot of the first and the last one, where the log has them.
+    span: Option<(f64, f64)>,
+}
+
+/// The fields of a record, but for those that its fold has and the place.
+fn message_of(record: &FaultRecord) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    record.unit.hash(&mut hasher);
+    record.id.hash(&mut hasher);
+    record.pasid.hash(&mut hasher);
+    record.domain.hash(&mut hasher);
+    record.address.hash(&mut hasher);
+    record.code.hash(&mut hasher);
+    record.ipa.hash(&mut hasher);
+    record.flags.hash(&mut hasher);
+    record.fields.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// All folds.
@@ -156,6 +188,11 @@ impl Folds {
             fold.suppressed(&suppressed, evidence);
         }
         fold.count = fold.count.saturating_add(weight);
+        fold.remember(
+            message_of(record),
+            weight,
+            record.time.filter(|_| since_boot),
+        );
         if let Some(address) = record.address {
             let room = fold.addresses.len() < MOST_ADDRESSES;
             if room {
@@ -274,6 +311,32 @@ impl Folds {
         }
     }
 
+    /// Makes faults that several files show, as the output of dmesg and a journal, one.
+    pub(super) fn join_files(&mut self) {
+        let mut joined: Vec<Fold> = Vec::new();
+        let mut places: HashMap<Key, Vec<usize>> = HashMap::new();
+        for fold in std::mem::take(&mut self.folds) {
+            let key = Key {
+                file: 0,
+                ..fold.key.clone()
+            };
+            let alike = places.entry(key).or_default();
+            let mut others = alike.iter().copied();
+            let same = others.find(|at| {
+                let other = joined.get(*at);
+                other.is_some_and(|other| other.file != fold.file && other.is_shown_by(&fold))
+            });
+            match same.and_then(|at| joined.get_mut(at)) {
+                Some(other) => other.join(fold),
+                None => {
+                    alike.push(joined.len());
+                    joined.push(fold);
+                }
+            }
+        }
+        self.folds = joined;
+    }
+
     /// The folds of the last fault of a family in a file.
     pub(super) fn latest(&mut self, file: usize, family: Family) -> Option<&mut Fold> {
         let at = self.latest.get(&(file, family)).copied()?;
@@ -305,6 +368,9 @@ impl Fold {
             file,
             also: BTreeSet::new(),
             names: BTreeSet::new(),
+            messages: HashMap::new(),
+            more_messages: 0,
+            kept_back: 0,
         }
     }
 
@@ -332,7 +398,82 @@ impl Fold {
         self.evidence.extend(evidence.into_iter().take(MOST_NAMES));
     }
 
+    fn remember(&mut self, message: u64, weight: u64, time: Option<f64>) {
+        let full = self.messages.len() >= MOST_MESSAGES;
+        if full && !self.messages.contains_key(&message) {
+            self.more_messages = self.more_messages.saturating_add(weight);
+            return;
+        }
+        let known = self.messages.entry(message).or_default();
+        known.count = known.count.saturating_add(weight);
+        if let Some(time) = time {
+            let first = known.span.map_or(time, |(first, _)| first);
+            known.span = Some((first, time));
+        }
+    }
+
+    /// True where another file shows faults of this fold: the same messages, and of one boot as far as both logs count
+    /// from one.
+    fn is_shown_by(&self, other: &Self) -> bool {
+        let both = self
+            .messages
+            .iter()
+            .filter_map(|(message, ours)| Some((ours, other.messages.get(message)?)));
+        let both: Vec<_> = both.collect();
+        let timed: Vec<_> = both
+            .iter()
+            .filter_map(|(ours, theirs)| Some((ours.span?, theirs.span?)))
+            .collect();
+        // Logs print a time with different digits.
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-5;
+        let one_boot = timed.is_empty()
+            || timed
+                .iter()
+                .any(|(ours, theirs)| near(ours.0, theirs.0) || near(ours.1, theirs.1));
+        !both.is_empty() && one_boot
+    }
+
+    /// Takes the faults of another file in: each message as often as the file has it that has it more often.
+    fn join(&mut self, other: Self) {
+        for (message, theirs) in other.messages {
+            let ours = self.messages.entry(message).or_default();
+            ours.count = ours.count.max(theirs.count);
+        }
+        self.more_messages = self.more_messages.max(other.more_messages);
+        self.kept_back = self.kept_back.max(other.kept_back);
+        let shown = self.messages.values().map(|messages| messages.count);
+        self.count = shown
+            .fold(0u64, u64::saturating_add)
+            .saturating_add(self.more_messages)
+            .saturating_add(self.kept_back);
+        // Where messages were not kept, which of them are the same is not known.
+        self.exact &= other.exact && self.more_messages == 0;
+        let room = MOST_ADDRESSES.saturating_sub(self.addresses.len());
+        let new: Vec<u64> = other
+            .addresses
+            .difference(&self.addresses)
+            .take(room)
+            .copied()
+            .collect();
+        self.addresses.extend(new);
+        self.evidence
+            .extend(other.evidence.into_iter().take(MOST_EVIDENCE));
+        if self.times.is_empty() || other.since_boot && !self.since_boot {
+            self.times = other.times;
+            self.since_boot = other.since_boot;
+            (self.first, self.last) = (other.first, other.last);
+        }
+        self.meanings.extend(other.meanings);
+        self.levels.extend(other.levels);
+        self.drivers.extend(other.drivers);
+        self.pasids.extend(other.pasids);
+        self.stages.extend(other.stages);
+        self.also.extend(other.also);
+        self.names.extend(other.names);
+    }
+
     fn suppressed(&mut self, suppressed: &Suppressed, evidence: Evidence) {
+        self.kept_back = self.kept_back.saturating_add(suppressed.faults);
         self.count = self.count.saturating_add(suppressed.faults);
         self.exact &= suppressed.exact;
         if self.evidence.len() < MOST_EVIDENCE {

@@ -242,6 +242,10 @@ impl Reader {
         let Some(mark) = mark(text) else {
             return;
         };
+        // Documentation, or the source of the driver.
+        if is_template(text) {
+            return;
+        }
         if unfinished(text, mark) {
             self.close(out);
             self.open = Some(Open {
@@ -412,7 +416,13 @@ fn suppressed(line: Line<'_>, out: &mut Vec<LogEvent>) -> bool {
     };
     let function = function.rsplit(' ').next().unwrap_or(function);
     let Some((family, faults, exact)) = limiter(function, callbacks) else {
-        return false;
+        // A limiter of an unknown function of a unit's driver: what it kept back is not known.
+        let lower = function.to_ascii_lowercase();
+        let of_unit = ["iommu", "smmu", "dmar", "dart"];
+        if of_unit.iter().any(|part| lower.contains(part)) {
+            out.push(LogEvent::Undecoded(note(None, line)));
+        }
+        return true;
     };
     out.push(LogEvent::Suppressed(Suppressed {
         family,
@@ -498,10 +508,54 @@ const WORDS: &[&str] = &[
     "unhandled",
 ];
 
-/// The family of a driver's message that looks like a fault.
+/// True for a message that stands for many: it has conversions of `printf`, or letters in the place of numbers.
+fn is_template(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let at = |place: usize| bytes.get(place).copied().unwrap_or_default();
+    let places = bytes.iter().enumerate();
+    let mut marks = places.filter(|(_, byte)| matches!(byte, b'%' | b'x' | b'X' | b'=' | b':'));
+    marks.any(|(place, byte)| match byte {
+        // %d, %04x, %llx, %#x, %pad
+        b'%' => {
+            let rest = bytes.get(place + 1..).unwrap_or_default();
+            let flag = |byte: &&u8| matches!(byte, b'#' | b'l' | b'h' | b'.' | b'0'..=b'9');
+            let end = rest.iter().take(8).take_while(flag).count();
+            matches!(
+                rest.get(end),
+                Some(b'd' | b'u' | b'i' | b'x' | b'X' | b's' | b'p')
+            )
+        }
+        // 0xADDR, 0xNN: a word of capitals that is no number.
+        b'x' if place > 0 && at(place - 1) == b'0' => {
+            let rest = bytes.get(place + 1..).unwrap_or_default();
+            let word = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric());
+            let word: &[u8] = rest.get(..word.count()).unwrap_or_default();
+            let capitals = word.iter().all(u8::is_ascii_uppercase);
+            capitals && word.iter().any(|byte| !byte.is_ascii_hexdigit())
+                || rest.starts_with(b"...")
+                || rest.starts_with(b"<")
+        }
+        // xx:yy.z
+        b'x' | b'X' => {
+            let begins = place == 0 || !at(place - 1).is_ascii_alphanumeric();
+            begins && at(place + 1) == *byte && at(place + 2) == b':'
+        }
+        // device=.. and sid: <sid>
+        b'=' => at(place + 1) == b'<' || at(place + 1) == b'.' && at(place + 2) == b'.',
+        b':' => {
+            at(place + 1) == b' ' && at(place + 2) == b'<' && at(place + 3).is_ascii_alphabetic()
+        }
+        _ => false,
+    })
+}
+
+/// The family of a driver's message that looks like a fault. One that tells of something switched on or off is none.
 fn suspect(text: &str) -> Option<Family> {
     let family = prefix(text)?;
     let lower = cut(text, 400).to_ascii_lowercase();
+    if lower.contains("enabl") || lower.contains("disabl") {
+        return None;
+    }
     WORDS
         .iter()
         .any(|word| lower.contains(word))

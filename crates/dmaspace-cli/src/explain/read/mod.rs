@@ -37,7 +37,7 @@ const AMD: u8 = 16;
 const VFIO: u8 = 32;
 
 /// Words that decide which readers see a line.
-const WORDS: [(&str, u8); 81] = [
+const WORDS: [(&str, u8); 87] = [
     ("DMAR", UNIT | INTEL),
     ("AMD-Vi", UNIT | AMD),
     ("dmar", UNIT),
@@ -65,6 +65,12 @@ const WORDS: [(&str, u8); 81] = [
     ("fault reason", UNIT),
     ("fault addr", UNIT),
     ("sysmmu", UNIT),
+    ("gpu fault", UNIT),
+    ("qcom-tbu", UNIT),
+    ("VINTF", UNIT),
+    ("vintf", UNIT),
+    ("VCMDQ", UNIT),
+    ("INTR-REMAP", UNIT),
     ("MEMLOCK", MONITOR),
     ("ocked memory", MONITOR),
     ("MAP_DMA", MONITOR),
@@ -644,7 +650,11 @@ fn looks_failed(text: &str) -> bool {
     let failed = [
         "fail", "error", "cannot", "can't", "unable", "denied", "fault", "refus",
     ];
-    about.iter().any(|part| lower.contains(part)) && failed.iter().any(|part| lower.contains(part))
+    // Messages that were kept back, and no failures.
+    let suppressed = lower.ends_with(" callbacks suppressed");
+    !suppressed
+        && about.iter().any(|part| lower.contains(part))
+        && failed.iter().any(|part| lower.contains(part))
 }
 
 /// `IOMMU Group 1:`, `/sys/kernel/iommu_groups/1/devices:`.

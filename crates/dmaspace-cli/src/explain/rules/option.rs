@@ -168,7 +168,10 @@ const UNKNOWN: [(&str, &str); 21] = [
     ("vfio_pci.id", "vfio-pci.ids="),
     ("vfio_pci.pci_ids", "vfio-pci.ids="),
     ("vfiopci.ids", "vfio-pci.ids="),
-    ("vfio_pci.disable_hugepages", "vfio_iommu_type1.disable_hugepages="),
+    (
+        "vfio_pci.disable_hugepages",
+        "vfio_iommu_type1.disable_hugepages=",
+    ),
     (
         "vfio_iommu_type1.allow_unsafe_interrupt",
         "vfio_iommu_type1.allow_unsafe_interrupts=1",
@@ -324,7 +327,9 @@ fn line(facts: &Facts, one: &Known<String>, found: &mut Vec<Finding>) {
             ("intel_iommu" | "amd_iommu", "pt" | "passthrough") => {
                 "The identity mapping is iommu=pt, or iommu.passthrough=1".into()
             }
-            ("intel_iommu", "1" | "yes" | "true" | "enable" | "enabled") => "The option is intel_iommu=on".into(),
+            ("intel_iommu", "1" | "yes" | "true" | "enable" | "enabled") => {
+                "The option is intel_iommu=on".into()
+            }
             ("iommu", "on" | "1") => {
                 "For Intel the option is intel_iommu=on; AMD's unit is on without one".into()
             }
@@ -368,7 +373,10 @@ fn names(one: &Known<String>, name: &str, value: Option<&str>, found: &mut Vec<F
         .iter()
         .find(|(known, _)| *known == name && value.is_none());
     let (what, meant) = match (unknown, bare) {
-        (Some((_, meant)), _) => (format!("Linux has no option {name}: it ignores {shown}."), meant),
+        (Some((_, meant)), _) => (
+            format!("Linux has no option {name}: it ignores {shown}."),
+            meant,
+        ),
         (None, Some((_, meant))) => (format!("{name} without a value does nothing."), meant),
         (None, None) => return,
     };
@@ -524,7 +532,11 @@ fn missing_size(
         _ => return,
     };
     let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let Some(bytes) = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << unit)) else {
+    let Some(bytes) = digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|n| n.checked_mul(1 << unit))
+    else {
         return;
     };
     let there = pools.iter().any(|pool| pool.fact.page == bytes);
@@ -654,20 +666,30 @@ mod tests {
         let of = |line: &str| {
             let found = of_text(&format!("root=/dev/sda1 {line}\n"));
             let named = |one: &&super::Finding| one.cause == "option.without-effect";
-            found.iter().find(named).map(|one| (one.certainty, one.text.clone()))
+            found
+                .iter()
+                .find(named)
+                .map(|one| (one.certainty, one.text.clone()))
         };
         for (line, part) in [
-            ("iommu=off iommu.passthrough=1", "iommu.passthrough=1 does nothing"),
+            (
+                "iommu=off iommu.passthrough=1",
+                "iommu.passthrough=1 does nothing",
+            ),
             ("iommu=off intel_iommu=on", "intel_iommu=on does nothing"),
             ("iommu=off vfio-pci.ids=10de:1", "VFIO finds no unit"),
         ] {
             let (certainty, text) = of(line).unwrap();
-            assert!(certainty == Certainty::Certain && text.contains(part), "{text}");
+            assert!(
+                certainty == Certainty::Certain && text.contains(part),
+                "{text}"
+            );
         }
         // The line alone does not tell whose unit it is.
         let (certainty, text) = of("intel_iommu=off iommu=pt").unwrap();
         assert!(certainty == Certainty::Likely, "{text}");
-        let (certainty, _) = of("intel_iommu=off iommu=pt\n[  1.0] DMAR: Host address width 39").unwrap();
+        let (certainty, _) =
+            of("intel_iommu=off iommu=pt\n[  1.0] DMAR: Host address width 39").unwrap();
         assert_eq!(certainty, Certainty::Certain);
         for quiet in [
             "intel_iommu=off iommu=pt\n[  1.0] AMD-Vi: Interrupt remapping enabled",

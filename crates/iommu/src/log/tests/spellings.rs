@@ -750,6 +750,42 @@ fn xen_has_forms_of_its_own() {
 }
 
 #[test]
+fn templates_and_messages_of_the_boot_are_no_faults() {
+    for quiet in [
+        "DMAR: fault reporting enabled",
+        "arm-smmu-v3 arm-smmu-v3.0.auto: Disabling IOMMU fault",
+        "AMD-Vi: Event logged [IO_PAGE_FAULT device=%04x:%02x:%02x.%x domain=0x%04x address=0x%llx flags=0x%04x]",
+        "AMD-Vi: Event logged [IO_PAGE_FAULT device=xx:yy.z domain=0xNNNN address=0xADDR flags=0xFLAGS]",
+        "AMD-Vi: Event logged [IO_PAGE_FAULT device=.. domain=.. address=.. flags=..]",
+        "DMAR: [DMA Write] Request device [xx:xx.x] fault addr 1000 [fault reason 05]",
+        "DMAR:[fault reason XX] of DMAR: DRHD %d",
+        "arm-smmu-v3 x: event: F_TRANSLATION client: <dev> sid: <sid> ssid: <ssid> iova: <iova> ipa: <ipa>",
+        "arm-smmu 5000000.iommu: Unhandled context fault: fsr=0x%x, iova=0x%08lx, fsynr=0x%x, cbfrsynra=0x%x, cb=%d",
+        "rk_iommu x: Page fault at %pad of type %s",
+        "exynos-sysmmu x: %s: [%s] %s FAULT occurred at %#x",
+        "mtk-iommu x: fault type=0x%x iova=0x%llx pa=0x%llx master=0x%x(larb=%d port=%d) layer=%d %s",
+        "virtio_iommu virtio0: %s fault from EP %u at %#llx [%s%s%s]",
+        "apple-dart x: translation fault: status:0x%x stream:%d code:0x%x (%s) at 0x%llx",
+    ] {
+        assert_eq!(events(quiet), [], "{quiet}");
+    }
+}
+
+/// Limiters of other functions: those of a unit's driver are named, all others are none of ours.
+#[test]
+fn suppressed_messages_of_unknown_functions_are_no_faults() {
+    for other in [
+        "net_ratelimit",
+        "vfio_pci_mmap_fault",
+        "gmc_v9_0_process_interrupt",
+    ] {
+        assert_eq!(events(&format!("{other}: 33 callbacks suppressed")), []);
+    }
+    let named = events("arm_smmu_new_function: 33 callbacks suppressed");
+    assert!(matches!(named[..], [LogEvent::Undecoded(_)]), "{named:?}");
+}
+
+#[test]
 fn lines_of_others_are_left_alone_and_nothing_is_dropped() {
     for quiet in [
         "usb 1-1: fault in arm-smmu adapter name",
