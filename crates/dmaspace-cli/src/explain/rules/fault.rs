@@ -280,9 +280,12 @@ fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
             "The device made a request while it was attached to no domain: stop its DMA (bus mastering) before it is \
              handed over.",
         )),
-        Class::BadTable => finding.advise(Advice::text(
-            "Dump the tables of the device while it faults (debugfs, domain_translation_struct) and compare.",
-        )),
+        Class::BadTable => match (fold.addresses.first(), tables_file(fold)) {
+            (Some(address), Some(_)) => walked(fold, *address, finding),
+            _ => finding.advise(Advice::text(
+                "No kernel shows this unit's tables: an image of memory (QEMU's pmemsave, a crash dump) has them.",
+            )),
+        },
         Class::UnitError => finding.advise(Advice::text(
             "Look at what stopped before: a device that was removed, reset or powered off, or its link (AER).",
         )),
@@ -295,6 +298,32 @@ fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
         )),
         Class::AtsRefused => finding.advise(Advice::text("pci=noats as a test: the device then asks for no translations.")),
         _ => finding,
+    }
+}
+
+/// The file in which a kernel may show the device's tables: VT-d's driver is the only one that has such files.
+///
+/// Source: Linux `drivers/iommu/intel/debugfs.c`, `intel_iommu_debugfs_create_dev` (since 6.7; before, one file for all).
+fn tables_file(fold: &Fold) -> Option<String> {
+    let shown = fold.key.family == Family::Vtd && fold.device.contains(':');
+    shown.then(|| format!("/sys/kernel/debug/iommu/intel/{}/domain_translation_struct", fold.device))
+}
+
+/// A walk of the tables, where they can be read.
+fn walked(fold: &Fold, address: u64, finding: Finding) -> Finding {
+    match tables_file(fold) {
+        Some(file) => finding
+            .advise(Advice::text(
+                "While it faults, where the kernel has CONFIG_INTEL_IOMMU_DEBUGFS (Linux 6.7 or newer), as root:",
+            ))
+            .advise(Advice::Command(vec![
+                "dmaspace".into(),
+                "tables".into(),
+                "walk".into(),
+                file,
+                format!("{address:#x}"),
+            ])),
+        None => finding,
     }
 }
 
@@ -415,16 +444,19 @@ fn allocated(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) 
             Direction::Read => ("reads", "DMA_TO_DEVICE"),
             _ => ("writes", "DMA_FROM_DEVICE"),
         };
+        let decides = match tables_file(fold) {
+            Some(_) => "A walk of the tables or dma-debug decides.",
+            None => "dma-debug decides.",
+        };
         let text = match class {
             Class::Permission => format!(
                 "{} {access} a page whose mapping permits the other direction only, or a mapping was taken down and a \
-                 stale or other one of the page is left. A walk of the tables or dma-debug decides.",
+                 stale or other one of the page is left. {decides}",
                 who(fold)
             ),
             _ => format!(
                 "{} {access} at an address just below 4 GiB, where Linux's allocator gives addresses first, so it was \
-                 allocated recently: likely for the other direction only, or unmapped too early. A walk of the tables \
-                 or dma-debug decides.",
+                 allocated recently: likely for the other direction only, or unmapped too early. {decides}",
                 who(fold)
             ),
         };
@@ -433,6 +465,10 @@ fn allocated(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) 
             .advise(Advice::text(format!(
                 "In the driver: map the buffer with {right} or DMA_BIDIRECTIONAL before the device gets it."
             )));
+        let finding = match recent.first().or(all.first()) {
+            Some(address) => walked(fold, *address, finding),
+            None => finding,
+        };
         found.push(of_addresses(
             finding,
             if class == Class::Permission {
@@ -799,6 +835,26 @@ mod tests {
 
     fn read(device: &str, address: &str) -> String {
         READ.replace("XX", device).replace("YY", address)
+    }
+
+    #[test]
+    fn a_walk_is_advised_where_a_kernel_shows_tables() {
+        let walks = |text: &str| {
+            let found = of_text(&format!("[ 100.1] {text}\n"));
+            let advice = found.iter().flat_map(|one| &one.advice);
+            let lines: Vec<_> = advice.map(|one| one.line()).collect();
+            lines.into_iter().find(|line| line.starts_with("dmaspace tables walk"))
+        };
+        let file = "/sys/kernel/debug/iommu/intel/0000:03:00.0/domain_translation_struct";
+        let vtd = walks(&read("03:00.0", "0xffff1000"));
+        assert_eq!(vtd, Some(format!("dmaspace tables walk {file} 0xffff1000")));
+        for other in [
+            "nvme 0000:01:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x000e address=0xcff49550 flags=0x0070]",
+            "AMD-Vi: Event logged [PAGE_TAB_HARDWARE_ERROR device=02:00.0 domain=0x0003 address=0x1000 flags=0x0020]",
+            "DMAR: [DMA Read NO_PASID] Request device [03:00.0] fault addr 0x1000000 [fault reason 0x02] Present bit in context entry is clear",
+        ] {
+            assert_eq!(walks(other), None, "{other}");
+        }
     }
 
     #[test]
