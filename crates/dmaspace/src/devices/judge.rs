@@ -114,7 +114,8 @@ fn bind(group: u32, members: &[Member], shown: &SysfsView) -> Vec<String> {
     let take = "echo $d > /sys/bus/pci/drivers/vfio-pci/bind";
     let leave = format!("echo $d > /sys/kernel/iommu_groups/{group}/devices/$d/driver/unbind");
     let mut commands = Vec::new();
-    if !shown.vfio_pci && !(bound.is_empty() && free.is_empty()) {
+    let binds = !bound.is_empty() || !free.is_empty();
+    if binds && !shown.vfio_pci {
         commands.push("modprobe vfio-pci".to_owned());
     }
     each(&mut commands, &free, &[over, take]);

@@ -306,7 +306,12 @@ fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
 /// Source: Linux `drivers/iommu/intel/debugfs.c`, `intel_iommu_debugfs_create_dev` (since 6.7; before, one file for all).
 fn tables_file(fold: &Fold) -> Option<String> {
     let shown = fold.key.family == Family::Vtd && fold.device.contains(':');
-    shown.then(|| format!("/sys/kernel/debug/iommu/intel/{}/domain_translation_struct", fold.device))
+    shown.then(|| {
+        format!(
+            "/sys/kernel/debug/iommu/intel/{}/domain_translation_struct",
+            fold.device
+        )
+    })
 }
 
 /// A walk of the tables, where they can be read.
@@ -843,7 +848,9 @@ mod tests {
             let found = of_text(&format!("[ 100.1] {text}\n"));
             let advice = found.iter().flat_map(|one| &one.advice);
             let lines: Vec<_> = advice.map(|one| one.line()).collect();
-            lines.into_iter().find(|line| line.starts_with("dmaspace tables walk"))
+            lines
+                .into_iter()
+                .find(|line| line.starts_with("dmaspace tables walk"))
         };
         let file = "/sys/kernel/debug/iommu/intel/0000:03:00.0/domain_translation_struct";
         let vtd = walks(&read("03:00.0", "0xffff1000"));
