@@ -86,7 +86,7 @@ pub(super) struct Facts {
     /// Groups of reserved regions, by a place or by a whole file.
     pub(super) region_groups: BTreeMap<Place, u32>,
     /// Configurations of virtual machines that run: they have what they need.
-    pub(super) running: Vec<Known<Configuration>>,
+    pub(super) running: Vec<Known<Guest>>,
 }
 
 /// A setting or state that only a machine shows, never a file of its.
