@@ -24,6 +24,7 @@ mod json;
 mod manuals;
 mod numa;
 mod pool;
+mod private;
 mod size;
 mod stop;
 mod tables;

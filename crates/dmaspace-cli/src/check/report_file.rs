@@ -11,8 +11,8 @@ use hostmem::{HugeSize, Machine, ThpMode};
 use serde_json::json;
 
 use super::report::CheckReport;
-use super::times::without_addresses;
 use crate::devices::units::units;
+use crate::private::{Private, release, without_address, without_addresses};
 
 /// The document for this machine.
 pub(super) fn write(report: &CheckReport) -> anyhow::Result<String> {
@@ -31,7 +31,7 @@ pub(super) fn write(report: &CheckReport) -> anyhow::Result<String> {
     let pools = sizes.filter(|size| machine.pool(*size).is_some());
     let kernel = report.kernel.clone().unwrap_or_default();
     let over_kernel = report.kernel.as_ref();
-    Ok(crate::json(&json!({
+    let document = crate::json(&json!({
         "dmaspace": env!("CARGO_PKG_VERSION"),
         "kernel": release(&fs::read_to_string("/proc/sys/kernel/osrelease")?),
         "processor_vendor": line(&cpuinfo, "vendor_id"),
@@ -57,26 +57,8 @@ pub(super) fn write(report: &CheckReport) -> anyhow::Result<String> {
         "steps": steps,
         "right": report.is_right(),
         "times": report.times,
-    }))?)
-}
-
-/// The name of a unit up to what may be the address of its registers: `smmu3` of `smmu3.0x0000000005000000`.
-fn without_address(name: &str) -> &str {
-    name.split(['.', '@', ':']).next().unwrap_or_default()
-}
-
-/// The kernel's version, without what a distribution or a user adds in words: `6.12.48-amd64`, but of
-/// `6.12.48-myhost.example` only the number.
-fn release(text: &str) -> String {
-    let text = text.trim();
-    let number = text.len()
-        - text
-            .trim_start_matches(|c: char| c.is_ascii_digit() || c == '.')
-            .len();
-    let (number, rest) = text.split_at(number);
-    let known = ["-amd64", "-arm64", "-generic", "-cloud-amd64"];
-    let known = known.into_iter().find(|known| rest.ends_with(known));
-    format!("{number}{}", known.unwrap_or_default())
+    }))?;
+    Ok(Private::of_this_machine().without(&document))
 }
 
 /// The first line of this name in `/proc/cpuinfo`.
@@ -91,11 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_units_name_has_no_address_and_a_kernels_no_name() {
-        assert_eq!(without_address("smmu3.0x0000000005000000"), "smmu3");
-        assert_eq!(without_address("dmar0"), "dmar0");
-        assert_eq!(release("6.12.48+deb13-amd64\n"), "6.12.48-amd64");
-        assert_eq!(release("7.2.0-rc1-myhost"), "7.2.0");
+    fn a_processor_is_named_and_its_serial_number_is_not() {
         let cpuinfo = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: A Processor\n";
         assert_eq!(line(cpuinfo, "vendor_id").as_deref(), Some("GenuineIntel"));
         assert_eq!(line(cpuinfo, "serial"), None);

@@ -159,7 +159,7 @@ fn rounds(
                 .map(iova, memory, whole, Prot::RW)
         });
         if let Err(error) = mapped {
-            report.refused = Some(without_addresses(&crate::sentence(&error)));
+            report.refused = Some(crate::private::without_addresses(&crate::sentence(&error)));
             return Ok(());
         }
         let pin = clock.times.of(&[ioas::Step::Charge, ioas::Step::Pin]);
@@ -173,15 +173,6 @@ fn rounds(
     (report.pin_ns, report.map_ns) = (median(pins), median(maps));
     report.unmap_ns = median(unmaps);
     Ok(())
-}
-
-/// A sentence whose words in hexadecimal are left out.
-pub(super) fn without_addresses(sentence: &str) -> String {
-    let words = sentence.split(' ');
-    let shown: Vec<_> = words
-        .map(|word| if word.contains("0x") { "…" } else { word })
-        .collect();
-    shown.join(" ")
 }
 
 #[cfg(test)]

@@ -4,8 +4,10 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use dmaspace::devices::Places;
 use thiserror::Error;
 
+use super::collect;
 use super::facts::Facts;
 use super::finding::{At, Place, plain};
 use super::read::{Text, acpi, forms};
@@ -46,6 +48,8 @@ pub(super) struct Input<'a> {
     pub(super) files: Vec<String>,
     /// Files that come now are of this machine.
     pub(super) own: bool,
+    /// The folder that they are unpacked in, and the name of the archive.
+    unpacked: Option<(String, String)>,
     progress: Progress<'a>,
 }
 
@@ -55,6 +59,7 @@ impl<'a> Input<'a> {
             facts: Facts::default(),
             files: Vec::new(),
             own: false,
+            unpacked: None,
             progress,
         }
     }
@@ -115,7 +120,8 @@ impl<'a> Input<'a> {
     pub(super) fn note(&mut self, name: &str, remark: &str) {
         const MOST_NOTES: usize = 256;
         if self.facts.notes.len() < MOST_NOTES {
-            self.facts.notes.push(format!("{}: {remark}", plain(name)));
+            let name = self.shown(name);
+            self.facts.notes.push(format!("{name}: {remark}"));
         }
     }
 
@@ -163,26 +169,70 @@ impl<'a> Input<'a> {
             Ok(entries) => entries,
             Err(error) => return self.note(name, &format!("the archive is damaged: {error}")),
         };
+        let mut machine = None;
         for entry in entries {
-            let entry = match entry {
+            let mut entry = match entry {
                 Ok(entry) => entry,
                 Err(error) => return self.note(name, &format!("the archive is damaged: {error}")),
             };
             if self.files.len() >= MOST_FILES {
                 return self.note(name, "it has too many files; the rest was left out");
             }
+            let path = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+            if let Some(machine) = &mut machine {
+                if let Err(error) = unpack(machine, &path, &mut entry) {
+                    return self.note(name, &format!("{path} cannot be unpacked: {error}"));
+                }
+                continue;
+            }
+            if path == collect::MARK {
+                machine = match tempfile::tempdir() {
+                    Ok(folder) => Some(Unpacked {
+                        folder,
+                        bytes: 0,
+                        files: 0,
+                    }),
+                    Err(error) => {
+                        return self.note(name, &format!("it cannot be unpacked: {error}"));
+                    }
+                };
+                continue;
+            }
             if !entry.header().entry_type().is_file() {
                 continue;
             }
-            let path = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
             let path = plain(&path);
             self.content(&path, Box::new(BufReader::new(entry)), depth + 1);
         }
+        if let Some(Unpacked { folder, .. }) = machine {
+            self.machine(name, folder.path());
+        }
+    }
+
+    /// A machine that was collected: the archive's folder stands for `/`.
+    fn machine(&mut self, name: &str, root: &Path) {
+        let places = Places {
+            sys: root.join("sys"),
+            dev: root.join("dev"),
+        };
+        self.unpacked = Some((root.display().to_string(), name.to_owned()));
+        if let Err(error) = super::machine::read(self, &places, &root.join("proc")) {
+            self.note(name, &error.to_string());
+        }
+        self.unpacked = None;
+    }
+
+    /// The name of a file as it is shown: one that was unpacked lies in its archive.
+    fn shown(&self, name: &str) -> String {
+        let inner = self.unpacked.as_ref().and_then(|(folder, archive)| {
+            Some(format!("{archive}:{}", name.strip_prefix(folder.as_str())?))
+        });
+        plain(inner.as_deref().unwrap_or(name))
     }
 
     pub(super) fn file(&mut self, name: &str) -> usize {
         let file = self.files.len();
-        self.files.push(plain(name));
+        self.files.push(self.shown(name));
         if self.own {
             self.facts.own.insert(file);
         }
@@ -220,6 +270,49 @@ impl<'a> Input<'a> {
             self.note(name, "nothing in it is about device memory");
         }
     }
+}
+
+/// A collected machine while it is unpacked.
+struct Unpacked {
+    folder: tempfile::TempDir,
+    bytes: u64,
+    files: usize,
+}
+
+/// Unpacks an entry of a collected machine. Nothing outside of the folder is written or read, whatever the entry says:
+/// a link keeps only the last name that it leads to.
+fn unpack(
+    machine: &mut Unpacked,
+    path: &str,
+    entry: &mut tar::Entry<'_, impl Read>,
+) -> io::Result<()> {
+    const MOST_UNPACKED: u64 = 256 << 20;
+    let damaged = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidData, why.to_owned()));
+    let Some(inner) = collect::inner(path.as_ref()) else {
+        return damaged("it leads out of the archive");
+    };
+    machine.files += 1;
+    machine.bytes = machine.bytes.saturating_add(entry.size());
+    if machine.files > MOST_FILES || machine.bytes > MOST_UNPACKED {
+        return damaged("the archive is too large");
+    }
+    let place = machine.folder.path().join(inner);
+    let kind = entry.header().entry_type();
+    let above = if kind.is_dir() {
+        Some(place.as_path())
+    } else {
+        place.parent()
+    };
+    above.map_or(Ok(()), fs::create_dir_all)?;
+    if kind.is_file() {
+        io::copy(entry, &mut File::create_new(place)?)?;
+    } else if kind.is_symlink() {
+        let target = entry.link_name()?;
+        if let Some(name) = target.as_deref().and_then(Path::file_name) {
+            std::os::unix::fs::symlink(name, place)?;
+        }
+    }
+    Ok(())
 }
 
 /// A content, by its first bytes.

@@ -32,7 +32,7 @@ const MOST: u64 = 16 << 20;
 /// The most monitors whose command lines are read.
 const MOST_MONITORS: usize = 256;
 /// Tables of ACPI that name units.
-const TABLES: [&str; 5] = ["DMAR", "IVRS", "IORT", "RIMT", "VIOT"];
+pub(super) const TABLES: [&str; 5] = ["DMAR", "IVRS", "IORT", "RIMT", "VIOT"];
 
 /// Reads all of this machine; `proc` is where procfs is mounted.
 pub(super) fn read(
@@ -110,7 +110,7 @@ fn log(input: &mut Input<'_>, path: &Path) {
 }
 
 /// The log as far as it is kept, without waiting for more: a record, or of a file a piece, is one read.
-fn kernel_log(path: &Path) -> io::Result<String> {
+pub(super) fn kernel_log(path: &Path) -> io::Result<String> {
     let file = File::options()
         .read(true)
         .custom_flags(O_NONBLOCK)

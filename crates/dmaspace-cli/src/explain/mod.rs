@@ -5,6 +5,7 @@
 //! faults into [`folds`]; [`rules`] turn facts into [`finding`]s; [`text`] prints them. Rules see facts and never
 //! text, so that a cause never depends on the spelling of a line.
 
+mod collect;
 mod facts;
 mod finding;
 mod folds;
@@ -64,6 +65,21 @@ pub(crate) struct ExplainArgs {
     #[arg(long)]
     machine: bool,
 
+    /// Write what --machine reads to FILE, for somebody else, and explain nothing
+    ///
+    /// A .tar.gz that `dmaspace explain FILE` reads. Shows first what it takes, and asks. Names of the machine and its
+    /// users, addresses of its network and serial numbers are left out.
+    ///
+    /// Example: --collect machine.tar.gz
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["files", "machine", "json"])]
+    collect: Option<PathBuf>,
+
+    /// With --collect: do not ask
+    ///
+    /// Example: --collect machine.tar.gz --yes
+    #[arg(long, requires = "collect")]
+    yes: bool,
+
     /// Print the report as JSON
     ///
     /// Causes and names are stable. Nothing else is printed on stdout.
@@ -75,7 +91,11 @@ pub(crate) struct ExplainArgs {
 
 /// `dmaspace explain`.
 pub(crate) fn run(args: &ExplainArgs) -> u8 {
-    match explain(args) {
+    let done = match &args.collect {
+        Some(file) => collect::run(file, args.yes),
+        None => explain(args),
+    };
+    match done {
         Ok(()) => exit::RIGHT,
         Err(error) => refuse(&error),
     }

@@ -40,7 +40,7 @@ pub(crate) use command::{InspectArgs, run};
 pub use cost::FormatCost;
 #[cfg(test)]
 pub use guest::GivenDevice;
-pub(crate) use guest::{BusPlace, begins, libvirt_rough, logged, qemu_rough};
+pub(crate) use guest::{BusPlace, begins, libvirt_rough, logged, memory_arguments, qemu_rough};
 pub use guest::{
     DeviceDriver, Guest, Host, Interface, Monitor, Ram, Remapped, libvirt, of_areas, qemu_line,
 };

@@ -127,6 +127,24 @@ const WORDS: [(&str, u8); 87] = [
     ("Vfio", VFIO),
 ];
 
+/// A filter of a log: lines that a reader asks for, and those behind a line of a unit that go on with its numbers.
+#[derive(Debug, Default)]
+pub(super) struct Concerned {
+    near: u32,
+}
+
+impl Concerned {
+    /// True for a line that some reader may take.
+    pub(super) fn takes(&mut self, line: &str) -> bool {
+        let interest = block::interest(line);
+        self.near = match interest & UNIT {
+            0 => self.near.saturating_sub(1),
+            _ => NEAR,
+        };
+        interest != 0 || self.near > 0 && line.contains("0x")
+    }
+}
+
 /// A line of a log that may go on in the next one.
 #[derive(Debug)]
 struct Open {

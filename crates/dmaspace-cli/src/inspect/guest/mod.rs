@@ -26,7 +26,7 @@ pub use process::of_areas;
 pub(super) use process::of_process;
 pub use qemu::qemu_line;
 use qemu::{added, has_variable};
-pub(crate) use qemu::{begins, logged, qemu_rough};
+pub(crate) use qemu::{begins, logged, memory_arguments, qemu_rough};
 
 /// Where hugetlbfs files lie: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
 const HUGETLBFS: u32 = 0x9584_58f6;

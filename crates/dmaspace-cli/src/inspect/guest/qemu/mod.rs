@@ -16,7 +16,7 @@ use crate::inspect::process::plain;
 use crate::size;
 
 use buses::Buses;
-use command::{base_name, command};
+use command::{base_name, command, is_program};
 pub(crate) use command::{begins, logged};
 pub(super) use value::has_variable;
 use value::{Pairs, address, bytes, host_address, pairs, set};
@@ -153,6 +153,54 @@ pub(crate) fn qemu_rough(arguments: &[String], default_pool: u64) -> Guest {
         guest.ignore(&format!("the command line ({error})"));
         guest
     })
+}
+
+/// Arguments of a monitor's process without those that decide nothing about its memory and the host's devices: names of
+/// guests, users, disks and networks. `None` of another program.
+pub(crate) fn memory_arguments(words: &[String]) -> Option<Vec<String>> {
+    const KEPT: &str = "m machine M numa object mem-path mem-prealloc smp overcommit device readconfig enable-kvm accel";
+    const DEVICES: [&str; 9] = [
+        "vfio",
+        "iommu",
+        "smmu",
+        "pxb",
+        "port",
+        "bridge",
+        "dimm",
+        "virtio-mem",
+        "xio3130",
+    ];
+    const MONITORS: [&str; 3] = ["cloud-hypervisor", "firecracker", "crosvm"];
+    let (program, rest) = words.split_first()?;
+    let name = base_name(program);
+    if MONITORS.contains(&name) {
+        return Some(vec![name.to_owned()]);
+    }
+    if !is_program(program) {
+        return None;
+    }
+    let mut kept = vec![name.to_owned()];
+    let mut rest = rest.iter().peekable();
+    while let Some(word) = rest.next() {
+        let option = word.trim_start_matches('-');
+        let value = rest.next_if(|value| !value.starts_with('-'));
+        if !word.starts_with('-') || !KEPT.split_whitespace().any(|known| known == option) {
+            continue;
+        }
+        let concerns = |value: &str| match option {
+            "device" => DEVICES.iter().any(|kind| value.contains(kind)),
+            // Secrets and networks are objects, too.
+            "object" => ["memory-backend", "iommufd", "-guest"]
+                .iter()
+                .any(|kind| value.contains(kind)),
+            _ => true,
+        };
+        if value.is_none_or(|value| concerns(value)) {
+            kept.push(word.clone());
+            kept.extend(value.cloned());
+        }
+    }
+    Some(kept)
 }
 
 /// What the options say.
