@@ -2,7 +2,7 @@
 //! A text for others goes through [`Private::without`].
 //!
 //! Names are those that this machine has; addresses and numbers are known by their form. A word that looks like one
-//! goes: what is left out helps nobody, what is left in may harm.
+//! is left out: a cause is found without it.
 
 use std::collections::BTreeMap;
 use std::path::Path;

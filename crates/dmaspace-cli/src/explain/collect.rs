@@ -1,4 +1,4 @@
-//! A machine for somebody else: what `explain --machine` reads, in one file, without what is private.
+//! A machine for somebody else: the files that `explain --machine` reads, in one archive, without private parts.
 //!
 //! The archive has the files as they lie in `/sys`, `/proc` and `/dev`, links by the last name that they lead to, and
 //! first [`MARK`], by which `explain` knows it. Of the kernel's log only lines are taken that a reader asks for, of
@@ -240,7 +240,7 @@ impl Collection {
         }
     }
 
-    /// What is taken, by kind, what is left out and what root would add.
+    /// The files by kind, the private parts that are left out, and the files that root would add.
     pub(super) fn summary(&self) -> String {
         let mut kinds: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
         for part in &self.parts {

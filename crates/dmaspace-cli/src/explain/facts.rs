@@ -387,7 +387,7 @@ impl Facts {
         members.collect()
     }
 
-    /// Leaves out reserved regions of this machine's groups that nobody gives to a guest: they stand in no layout's way.
+    /// Leaves out reserved regions of this machine's groups of which no device is given to a guest: no layout has to avoid them.
     fn keep_wanted_regions(&mut self) {
         let mut reserved = std::mem::take(&mut self.reserved);
         reserved.retain(|region| {

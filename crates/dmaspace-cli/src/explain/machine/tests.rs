@@ -337,7 +337,7 @@ fn a_reserved_region_is_of_its_group() {
             "0x000000007b000000 0x000000007f7fffff direct\n0x00000000fee00000 0x00000000feefffff msi\n",
         );
     }
-    // Nobody gives a device of these groups away, and their regions stand in no layout's way.
+    // No device of these groups is given away: no layout has to avoid their regions.
     let layout = ("layout.txt", "A ram 0x0 0x80000000\n");
     assert_eq!(causes(&machine.report_with(&[layout])), [""; 0]);
     let report = machine.report_with(&[("domain.xml", DOMAIN), layout]);

@@ -158,7 +158,7 @@ impl Attributes {
     }
 }
 
-/// What the elements say.
+/// The elements that were read.
 #[derive(Default)]
 struct Domain {
     guest: Guest,

@@ -203,7 +203,7 @@ pub(crate) fn memory_arguments(words: &[String]) -> Option<Vec<String>> {
     Some(kept)
 }
 
-/// What the options say.
+/// The options that were read.
 #[derive(Default)]
 struct ParsedOptions {
     guest: Guest,

@@ -87,7 +87,7 @@ impl Script {
                     Some(value).filter(|value| !value.starts_with('(')),
                 );
             }
-            // Behind `&&`, `;` or `then`, or in a branch.
+            // An assignment behind `&&`, `;` or `then`, or in a branch.
             _ => {
                 let words = assigned.split([' ', '\t', ';']);
                 for (name, adds, _) in words.filter_map(name_of) {
