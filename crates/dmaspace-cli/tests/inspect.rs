@@ -351,7 +351,7 @@ fn a_process_that_is_not_there_or_not_ours_is_refused_by_name() {
         let (stdout, stderr, status) = run(dmaspace(neither));
         assert_eq!((stdout.as_str(), status), ("", Some(2)), "{stderr}");
         assert!(
-            stderr.contains("<--pid <PID>|--qemu <LINE>|--libvirt <FILE>|--machine>"),
+            stderr.contains("<--pid <PID>|--qemu <LINE>|--libvirt <FILE>>"),
             "{stderr}"
         );
     }
