@@ -31,6 +31,17 @@ pub struct CgroupLimit {
 }
 
 impl CgroupLimit {
+    /// The group that leaves this process the least of memory; `None` without a limit. `root` is `/`, or a folder that
+    /// stands for it.
+    pub fn of_memory(root: &Path) -> Option<Self> {
+        Controller::Memory.limit(root)
+    }
+
+    /// The same of huge pages of `size`.
+    pub fn of_huge(root: &Path, size: HugeSize) -> Option<Self> {
+        Controller::Huge(size).limit(root)
+    }
+
     /// What can still be had.
     pub const fn left(&self) -> u64 {
         self.limit.saturating_sub(self.in_use)

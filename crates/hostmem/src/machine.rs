@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::backing::Backing;
-use crate::cgroup::{CgroupLimit, Controller};
+use crate::cgroup::CgroupLimit;
 use crate::procfs::{self, ProcfsError};
 use crate::sys;
 
@@ -146,9 +146,9 @@ impl Machine {
         Ok(Self {
             total: bytes("MemTotal")?,
             available: bytes("MemAvailable")?,
-            cgroup: Controller::Memory.limit(Path::new("/")),
-            cgroup_2m: Controller::Huge(HugeSize::TwoMiB).limit(Path::new("/")),
-            cgroup_1g: Controller::Huge(HugeSize::OneGiB).limit(Path::new("/")),
+            cgroup: CgroupLimit::of_memory(Path::new("/")),
+            cgroup_2m: CgroupLimit::of_huge(Path::new("/"), HugeSize::TwoMiB),
+            cgroup_1g: CgroupLimit::of_huge(Path::new("/"), HugeSize::OneGiB),
             page: sys::page_size(),
             thp: thp.map_or(ThpMode::Never, |text| ThpMode::of(&text)),
             pool_2m: Pool::read(HugeSize::TwoMiB),

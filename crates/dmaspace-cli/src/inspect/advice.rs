@@ -5,7 +5,6 @@ use std::fmt;
 use hostmem::ThpMode;
 use serde::Serialize;
 
-use super::ProcessReport;
 use super::guest::{DeviceDriver, GIANT, Guest, Host, Interface, Monitor, Ram, THP};
 use super::start::Estimate;
 use crate::pool;
@@ -422,47 +421,8 @@ fn value(text: &str) -> String {
     shlex::try_quote(&text).map_or_else(|_| text.clone(), Into::into)
 }
 
-/// Findings about limits and nodes.
-pub(super) fn others(report: &ProcessReport) -> Vec<Advice> {
-    let mut found = Vec::new();
-    let mut say = |finding: String, setting: &str| {
-        found.push(Advice {
-            finding,
-            setting: vec![setting.into()],
-            assumes: Vec::new(),
-            reboot: false,
-            estimate: None,
-            saved_ns: None,
-            pages: None,
-        });
-    };
-    let needed = report.charged_bytes();
-    let limit = report.limit.memlock_bytes;
-    let limit = limit.filter(|limit| !report.limit.lifted && *limit < needed);
-    if let Some(limit) = limit {
-        let (limit, needed) = (bytes(limit), bytes(needed));
-        say(
-            format!("its limit on locked memory is {limit}, and {needed} would be charged"),
-            "LimitMEMLOCK=infinity (systemd), ulimit -l, or CAP_IPC_LOCK",
-        );
-    }
-    let used = report
-        .nodes
-        .iter()
-        .filter(|(node, bytes)| node.is_some() && *bytes > 0)
-        .count();
-    if used > 1 {
-        say(
-            format!("its memory is on {used} nodes: a device is near to one of them only"),
-            "numactl --membind, or host-nodes= and policy=bind of QEMU's memory backend",
-        );
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::Limit;
     use super::super::guest::Ram;
     use super::super::start::StartReport;
     use super::super::start::tests::{HOST, of, speeds};
@@ -692,48 +652,5 @@ mod tests {
             "hugetlb pages of 1 GiB",
         ];
         assert_eq!(names(&found), expected);
-    }
-
-    fn findings(report: &ProcessReport) -> Vec<String> {
-        others(report)
-            .into_iter()
-            .map(|advice| advice.finding)
-            .collect()
-    }
-
-    #[test]
-    fn a_limit_below_what_is_charged_is_advice_where_it_applies() {
-        let limited = |limit, lifted| ProcessReport {
-            present_bytes: GIB,
-            limit: Limit {
-                memlock_bytes: Some(limit),
-                lifted,
-            },
-            ..ProcessReport::default()
-        };
-        let said = "its limit on locked memory is 8 MiB, and 1 GiB would be charged";
-        assert_eq!(findings(&limited(8 * MIB, false)), [said]);
-        assert!(findings(&limited(8 * MIB, true)).is_empty());
-        assert!(findings(&limited(GIB, false)).is_empty());
-        // Of a virtual machine all of its memory is.
-        let machine = ProcessReport {
-            guest: Some(Guest::default()),
-            mappable_bytes: 4 * GIB,
-            ..limited(GIB, false)
-        };
-        let said = "its limit on locked memory is 1 GiB, and 4 GiB would be charged";
-        assert_eq!(findings(&machine), [said]);
-    }
-
-    #[test]
-    fn memory_on_two_nodes_is_advice_and_what_is_unknown_is_no_node() {
-        let on = |nodes: &[(Option<u32>, u64)]| ProcessReport {
-            nodes: nodes.into(),
-            ..ProcessReport::default()
-        };
-        let said = "its memory is on 2 nodes: a device is near to one of them only";
-        let two = on(&[(Some(0), MIB), (Some(1), MIB), (Some(2), 0), (None, MIB)]);
-        assert_eq!(findings(&two), [said]);
-        assert!(findings(&on(&[(Some(0), MIB), (Some(2), 0), (None, MIB)])).is_empty());
     }
 }

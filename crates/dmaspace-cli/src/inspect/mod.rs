@@ -18,10 +18,12 @@ mod command;
 mod cost;
 mod folios;
 mod guest;
+pub(crate) mod needs;
 mod process;
 mod start;
 mod text;
 
+use std::path::Path;
 use std::{fmt, io};
 
 use hostmem::ProcessPages;
@@ -44,6 +46,7 @@ pub(crate) use guest::{BusPlace, begins, libvirt_rough, logged, memory_arguments
 pub use guest::{
     DeviceDriver, Guest, Host, Interface, Monitor, Ram, Remapped, libvirt, of_areas, qemu_line,
 };
+pub use needs::{LockCounter, NeedsReport};
 pub(crate) use process::MOST_TEXT;
 pub use process::{Area, AreaKind, Limit, areas, node_bytes};
 pub use start::{Estimate, StartReport};
@@ -156,6 +159,8 @@ pub struct ProcessReport {
     pub runs: Option<RunsReport>,
     /// Leaves and tables of this library for what is present, by format; empty without frame numbers.
     pub costs: Vec<FormatCost>,
+    /// What a device needs of the host: one that it has, or one that is plugged in by type 1.
+    pub needs: NeedsReport,
     /// How long the kernel needs to fault memory in, pin it and map it.
     pub start: Option<StartReport>,
     /// Changes that would help, the best first.
@@ -169,6 +174,8 @@ pub struct ProcessReport {
 pub struct ConfigurationReport {
     /// The machine.
     pub guest: Guest,
+    /// What its start needs of the host.
+    pub needs: NeedsReport,
     /// How long the kernel needs to fault memory in, pin it and map it.
     pub start: StartReport,
     /// Changes that would help, the best first.
@@ -309,7 +316,8 @@ pub fn inspect(pid: u32, calibrate: bool) -> Result<ProcessReport, InspectError>
     all.retain(given);
     process::nodes(&mut report, &all);
     predict(&mut report, &areas, &host, calibrate);
-    report.advice.extend(advice::others(&report));
+    report.needs = NeedsReport::of_process(&report, Path::new("/"));
+    report.advice.splice(0..0, report.needs.advice());
     areas.sort_by_key(|area| std::cmp::Reverse(area.present_bytes));
     areas.truncate(MOST_AREAS);
     report.areas = areas;
@@ -321,9 +329,13 @@ pub fn inspect(pid: u32, calibrate: bool) -> Result<ProcessReport, InspectError>
 pub fn configured(mut guest: Guest, host: &Host, calibrate: bool) -> ConfigurationReport {
     host.look_at_files(&mut guest);
     let speeds = calibrate.then(Speeds::try_here).flatten();
-    let (start, advice) = StartReport::of(&guest, host, None, speeds.as_ref());
+    let (start, changes) = StartReport::of(&guest, host, None, speeds.as_ref());
+    let needs = NeedsReport::of(&guest, Path::new("/"));
+    let mut advice = needs.advice();
+    advice.extend(changes);
     ConfigurationReport {
         guest,
+        needs,
         start,
         advice,
     }

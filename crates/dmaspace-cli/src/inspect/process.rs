@@ -131,7 +131,7 @@ fn explain(pid: u32, path: String, source: io::Error) -> InspectError {
 }
 
 /// `Max locked memory   8388608   8388608   bytes`
-fn memlock(limits: &str) -> Option<u64> {
+pub(super) fn memlock(limits: &str) -> Option<u64> {
     let line = limits
         .lines()
         .find_map(|line| line.strip_prefix("Max locked memory"))?;

@@ -1,8 +1,8 @@
 //! A process, or a configuration, as text.
 
 use crate::inspect::{
-    Advice, Area, AreaReport, ConfigurationReport, DeviceDriver, Estimate, Guest, Missing,
-    ProcessReport, Ram, Remapped, StartReport,
+    Advice, Area, AreaReport, ConfigurationReport, DeviceDriver, Estimate, Guest, LockCounter,
+    Missing, NeedsReport, ProcessReport, Ram, Remapped, StartReport,
 };
 
 use crate::draw::sheet::{Paint, Sheet};
@@ -49,6 +49,7 @@ pub(crate) fn process(found: &ProcessReport, paint: Paint) -> String {
     if found.guest.is_none() {
         areas(&mut sheet, &found.areas);
     }
+    needs(&mut sheet, &found.needs);
     if let Some(report) = &found.start {
         start(&mut sheet, report, found.charged_bytes(), &found.advice);
     }
@@ -62,6 +63,7 @@ pub(crate) fn configuration(found: &ConfigurationReport, paint: Paint) -> String
     let mut sheet = Sheet::new(paint);
     sheet.section("virtual machine, by its configuration");
     memory(&mut sheet, &found.guest);
+    needs(&mut sheet, &found.needs);
     start(&mut sheet, &found.start, found.guest.bytes(), &found.advice);
     advice(&mut sheet, &found.advice);
     sheet.into_text()
@@ -189,6 +191,120 @@ fn backing(sheet: &mut Sheet, found: &ProcessReport) {
                 count(vtd.leaf_count),
                 bytes(vtd.reach_64_bytes)
             ),
+        );
+    }
+}
+
+/// Needs beside what there is, with a mark where that is known.
+fn needs(sheet: &mut Sheet, found: &NeedsReport) {
+    let short = |cause: &str| {
+        let mut findings = found.findings.iter();
+        findings.any(|finding| finding.cause.starts_with(cause))
+    };
+    let paint = sheet.paint();
+    let mut begun = false;
+    let mut row = |sheet: &mut Sheet, name: &str, enough: Option<bool>, text: &str| {
+        if !std::mem::replace(&mut begun, true) {
+            sheet.section("what it needs");
+        }
+        let good = |text: &str| paint.good(text);
+        let warning = |text: &str| paint.warning(text);
+        match enough {
+            Some(true) => sheet.marked(name, good, "✓", text),
+            Some(false) => sheet.marked(name, warning, "!", text),
+            None => sheet.value(name, text),
+        }
+    };
+    for pool in &found.pools {
+        let nodes: Vec<_> = pool.nodes.iter().map(u32::to_string).collect();
+        let nodes = match nodes.is_empty() {
+            true => String::new(),
+            false => format!(" on node {}", nodes.join(", ")),
+        };
+        let free = match pool.free_pages {
+            Some(free) => format!("{} are free", count(free)),
+            None => "free ones are not known".into(),
+        };
+        let enough = pool.free_pages.map(|_| pool.missing_pages == 0);
+        let growth = match pool.growth_pages {
+            0 => String::new(),
+            growth => format!(", {} more may come", count(growth)),
+        };
+        let text = format!(
+            "{} of {}{nodes}: {free}{growth}",
+            counted(pool.needed_pages, "page"),
+            bytes(pool.page_bytes)
+        );
+        row(sheet, "pool", enough, &text);
+    }
+    if let Some(lock) = &found.locked {
+        let times = match lock.address_spaces {
+            1 => String::new(),
+            times => format!(
+                ", {} in each of {times} address spaces",
+                bytes(lock.memory_bytes)
+            ),
+        };
+        let at_most = if lock.at_start { "" } else { "up to " };
+        let counter = match lock.counter {
+            LockCounter::Process => "mm->locked_vm",
+            LockCounter::User => "user->locked_vm",
+        };
+        let limit = match (lock.limit_of, lock.limit_bytes) {
+            (None, _) => "the limit is not known".into(),
+            (Some(of), Some(limit)) => format!("{} allowed by {of}", bytes(limit)),
+            (Some(of), None) => format!("no limit of {of}"),
+        };
+        let text = format!(
+            "{at_most}{}{times} ({counter}): {limit}",
+            bytes(lock.needed_bytes)
+        );
+        row(
+            sheet,
+            "locked",
+            lock.limit_of
+                .map(|_| !short("memlock.too-low") && !short("memlock.per-device")),
+            &text,
+        );
+    }
+    if let Some(mappings) = &found.mappings {
+        let pieces: u64 = mappings
+            .pieces
+            .iter()
+            .fold(0, |sum, one| sum.saturating_add(one.count));
+        let most = match pieces {
+            0 => String::new(),
+            pieces => format!(", up to {} more in pieces", count(pieces)),
+        };
+        let text = format!(
+            "{} for RAM{most}: {} allowed",
+            count(mappings.ram),
+            count(mappings.limit)
+        );
+        row(
+            sheet,
+            "mappings",
+            Some(!short("memlock.mapping-limit")),
+            &text,
+        );
+    }
+    if let Some(last) = found.ram.last() {
+        let translated = match found.last_address {
+            Some(last) => format!(": the IOMMU translates up to {last:#x}"),
+            None => String::new(),
+        };
+        let text = format!("RAM up to {:#x}{translated}", last.last);
+        let known = found.reserved_ranges > 0 || found.last_address.is_some();
+        row(sheet, "addresses", known.then(|| !short("layout.")), &text);
+    }
+    for (nth, bar) in found.bars.iter().enumerate() {
+        let name = if nth == 0 { "BARs" } else { "" };
+        let enough = !short("start.bar-");
+        row(
+            sheet,
+            name,
+            Some(enough),
+            &format!("{} of {}", bytes(bar.bytes), bar.device),
         );
     }
 }
@@ -325,6 +441,9 @@ fn unknown(sheet: &mut Sheet, missing: &[Missing]) {
 
 #[cfg(test)]
 mod tests {
+    use crate::inspect::needs::{
+        BarReport, GuestRange, LockReport, MappingsReport, NeedFinding, Pieces, PoolReport,
+    };
     use crate::inspect::{
         AreaKind, FolioReport, FormatCost, GivenDevice, Interface, Limit, RunsReport,
     };
@@ -351,6 +470,52 @@ mod tests {
             estimate: Some(after),
             saved_ns: Some(seconds(1.4, 0.2).total_ns - after.total_ns),
             pages: None,
+        }
+    }
+
+    fn locked() -> LockReport {
+        LockReport {
+            counter: LockCounter::Process,
+            memory_bytes: 4 << 30,
+            address_spaces: 1,
+            mlocked_bytes: 0,
+            needed_bytes: 4 << 30,
+            at_start: true,
+            limit_of: Some("the process"),
+            limit_bytes: Some(8 * MIB),
+        }
+    }
+
+    fn finding(cause: &'static str) -> NeedFinding {
+        NeedFinding {
+            cause,
+            likely: false,
+            title: "something is short".into(),
+            text: String::new(),
+            devices: Vec::new(),
+            addresses: Vec::new(),
+            advice: Vec::new(),
+            source: "",
+            reserved: None,
+        }
+    }
+
+    fn pool(nodes: Vec<u32>, free: u64) -> PoolReport {
+        PoolReport {
+            page_bytes: 2 * MIB,
+            nodes,
+            needed_pages: 1024,
+            free_pages: Some(free),
+            growth_pages: 0,
+            missing_pages: 1024_u64.saturating_sub(free),
+        }
+    }
+
+    fn needed() -> NeedsReport {
+        NeedsReport {
+            locked: Some(locked()),
+            findings: vec![finding("memlock.too-low")],
+            ..NeedsReport::default()
         }
     }
 
@@ -403,6 +568,7 @@ mod tests {
                 reach_64_bytes: 256 << 10,
                 ..FormatCost::default()
             }],
+            needs: needed(),
             start: Some(StartReport {
                 pages: 1 << 20,
                 interface: Interface::Type1,
@@ -446,6 +612,42 @@ mod tests {
         let text = configuration(
             &ConfigurationReport {
                 guest: monitor.guest.unwrap(),
+                needs: NeedsReport {
+                    pools: vec![pool(vec![0], 512), pool(Vec::new(), 4096)],
+                    ram: vec![GuestRange {
+                        first: 1 << 32,
+                        last: (1 << 40) - 1,
+                    }],
+                    last_address: Some((1 << 39) - 1),
+                    bars: vec![BarReport {
+                        device: "0000:01:00.0".into(),
+                        bytes: 128 << 30,
+                    }],
+                    findings: [
+                        "memlock.per-device",
+                        "layout.address-width",
+                        "start.bar-mapping",
+                    ]
+                    .map(finding)
+                    .into(),
+                    locked: Some(LockReport {
+                        address_spaces: 2,
+                        needed_bytes: 8 << 30,
+                        limit_bytes: Some(4 << 30),
+                        ..locked()
+                    }),
+                    mappings: Some(MappingsReport {
+                        ram: 2,
+                        pieces: vec![Pieces {
+                            what: "virtio-mem",
+                            bytes: 64 << 30,
+                            piece_bytes: 2 << 20,
+                            count: 32_768,
+                        }],
+                        limit: 65_535,
+                    }),
+                    ..NeedsReport::default()
+                },
                 start: StartReport {
                     type1: None,
                     ..monitor.start.unwrap()
@@ -506,6 +708,9 @@ virtual machine, process 4711 (qemu-system-x86)
               64 of which reach 256 KiB
   pinned      1 MiB, locked 0 B, limit 8 MiB (RLIMIT_MEMLOCK)
 
+what it needs
+  locked      ! 4 GiB (mm->locked_vm): 8 MiB allowed by the process
+
 start: the kernel maps 4 GiB (estimate: 1,048,576 faults)
                           fault, zero  pin, map  all
   today, type 1           1.40 s       200 ms    1.60 s ± 100 ms
@@ -534,6 +739,15 @@ virtual machine, by its configuration
   guest RAM   4 GiB in 2 parts: memfd, asks for huge pages
               2 GiB below 4 GiB, mapped 5 times while it starts
   devices     0000:01:00.0 Intel Corporation 82574L
+
+what it needs
+  pool        ! 1,024 pages of 2 MiB on node 0: 512 are free
+  pool        ✓ 1,024 pages of 2 MiB: 4,096 are free
+  locked      ! 8 GiB, 4 GiB in each of 2 address spaces (mm->locked_vm): 4 GiB
+              allowed by the process
+  mappings    ✓ 2 for RAM, up to 32,768 more in pieces: 65,535 allowed
+  addresses   ! RAM up to 0xffffffffff: the IOMMU translates up to 0x7fffffffff
+  BARs        ! 128 GiB of 0000:01:00.0
 
 start: the kernel maps 4 GiB
   faults      1,048,576

@@ -6,6 +6,7 @@ use dmaspace::layout::{AreaPlace, Bar, LayoutReport, ReservedRange, check};
 
 use super::super::facts::{Facts, Known, LayoutArea, Line};
 use super::super::finding::{Advice, Certainty, Evidence, Finding};
+use crate::inspect::needs::{self, Available};
 
 const EINVAL: i32 = 22;
 /// Addresses that units of small machines do not translate: 39 bits (VT-d 5.0, section 10.4.2, SAGAW, MGAW).
@@ -17,6 +18,7 @@ const SOURCE: &str = "Linux drivers/vfio/vfio_iommu_type1.c, vfio_iommu_iova_dma
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     areas(facts, found);
+    configured(facts, found);
     lines(facts, found);
     without_address(facts, found);
 }
@@ -153,6 +155,30 @@ fn areas(facts: &Facts, found: &mut Vec<Finding>) {
             }
             found.push(finding.advise(narrow(end.map(|(last, _)| last))));
         }
+    }
+}
+
+/// RAM of a configuration, as QEMU places it.
+fn configured(facts: &Facts, found: &mut Vec<Finding>) {
+    let ([one], true) = (facts.configurations.as_slice(), facts.of_one_machine()) else {
+        return;
+    };
+    let (reserved, places) = reserved(facts);
+    let given = facts.apertures.iter().max_by_key(|one| one.fact.1);
+    let available = Available {
+        reserved,
+        last: given.map(|one| one.fact.1),
+        ..Available::default()
+    };
+    for short in needs::layout(&one.fact, &available) {
+        let place = short.reserved.and_then(|nth| places.get(nth).copied());
+        let width = given.filter(|_| short.reserved.is_none());
+        found.push(
+            super::of_need(short)
+                .evidence([&one.evidence])
+                .evidence(place)
+                .evidence(width.map(|one| &one.evidence)),
+        );
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::super::facts::{Facts, Known, Line};
 use super::super::finding::{Advice, Certainty, Evidence, Finding};
-use crate::inspect::{Guest, Interface};
+use crate::inspect::needs::{self, Available, LockLimit, LockNeed, LockOwner};
+use crate::inspect::{Guest, Interface, LockCounter, Monitor};
 
 const ENOMEM: i32 = 12;
 const ENOSPC: i32 = 28;
@@ -10,6 +11,7 @@ const ENOSPC: i32 = 28;
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     exceeded(facts, found);
     refused(facts, found);
+    hard_limit(facts, found);
     per_device(facts, found);
     mappings(facts, found);
 }
@@ -29,13 +31,26 @@ fn bytes(bytes: u64) -> String {
     }
 }
 
-fn advice(finding: Finding) -> Finding {
-    finding
-        .advise(Advice::text(
-            "Raise the limit of the monitor: LimitMEMLOCK=infinity in its systemd unit, --ulimit memlock=-1 of a \
-             container, or prlimit --memlock of the process; CAP_IPC_LOCK lifts it.",
-        ))
-        .advise(Advice::text("With iommufd all memory is counted once per user, however many devices there are."))
+/// How a limit is raised: to what the guest needs, where one was given.
+fn advice(finding: Finding, guest: Option<&Guest>) -> Finding {
+    let need = guest.and_then(|guest| Some((guest, LockNeed::of(guest)?)));
+    let monitor = guest.map_or(Monitor::Other, |guest| guest.monitor);
+    let mut lines = match need.filter(|(_, need)| need.memory_bytes > 0) {
+        Some((_, need)) => needs::raise(LockOwner::Given, monitor, need.counted_bytes()),
+        None => {
+            let mut lines = needs::raise(LockOwner::Given, monitor, 0);
+            lines.remove(0);
+            lines
+        }
+    };
+    lines.push(needs::Remedy::line(
+        "A process that runs: prlimit --memlock=unlimited --pid PID, with CAP_SYS_RESOURCE.",
+    ));
+    let lines = lines.iter().map(|line| Advice::text(line.sentence()));
+    let finding = lines.fold(finding, Finding::advise);
+    finding.advise(Advice::text(
+        "With iommufd all memory is counted once per user, however many devices there are.",
+    ))
 }
 
 fn exceeded(facts: &Facts, found: &mut Vec<Finding>) {
@@ -87,14 +102,18 @@ fn exceeded(facts: &Facts, found: &mut Vec<Finding>) {
         .evidence(evidence);
         let of_one = only(facts).filter(|_| facts.of_one_machine());
         let need = of_one.and_then(|one| Some((one, one.fact.known_bytes()?)));
-        if let Some((one, need)) = need.filter(|_| !limits.is_empty()) {
-            text += &format!(" The guest that was given has {}.", bytes(need));
-            finding = finding.evidence([&one.evidence]).advise(Advice::text(format!(
-                "The limit must be at least {need} bytes (prlimit --memlock), and some more for BARs of other devices \
-                 and for the monitor itself."
-            )));
+        if let (Some((one, need)), Some(least)) = (need, limits.iter().min()) {
+            let missing = need.saturating_sub(*least);
+            text += &format!(
+                " The guest that was given has {}: with a limit of {} at least {} are missing.",
+                bytes(need),
+                bytes(*least),
+                bytes(missing)
+            );
+            finding = finding.evidence([&one.evidence]);
         }
-        found.push(advice(finding.say(text)));
+        let guest = of_one.filter(|_| !limits.is_empty());
+        found.push(advice(finding.say(text), guest.map(|one| &one.fact)));
         return;
     }
     by_limit(facts, found);
@@ -112,25 +131,33 @@ fn by_limit(facts: &Facts, found: &mut Vec<Finding>) {
         _ => None,
     });
     let of_one = only(facts).filter(|_| facts.of_one_machine());
-    let need = of_one.and_then(|one| {
-        let mapped = one.fact.interface == Some(Interface::Type1) && one.fact.mediated.is_empty();
-        Some((one.fact.known_bytes().filter(|_| mapped)?, &one.evidence))
-    });
-    let source = "Linux drivers/vfio/vfio_iommu_type1.c, vfio_lock_acct; Documentation/userspace-api/iommufd.rst";
-    if let (Some((Some(limit), at)), Some((need, of))) = (limit, need) {
-        if limit < need {
-            let finding = Finding::certain("memlock.too-low", source)
-                .evidence(failed.iter().map(|one| &one.evidence))
-                .evidence([at, of])
-                .say(format!(
-                    "RLIMIT_MEMLOCK is {}, and this guest has {} that type 1 counts.",
-                    bytes(limit),
-                    bytes(need)
-                ));
-            found.push(advice(finding));
+    if let (Some((limit, at)), Some(one)) = (limit, of_one) {
+        let available = Available {
+            lock: Some(LockLimit {
+                bytes: limit,
+                lifted: false,
+                of: LockOwner::Given,
+            }),
+            ..Available::default()
+        };
+        let need = LockNeed::of(&one.fact).filter(|need| need.memory_bytes > 0 && need.at_start);
+        if let Some(need) = need {
+            // More than once is told by the devices, below.
+            let short = needs::locked(&need, &one.fact, &available);
+            if let Some(short) = short.filter(|short| short.cause == "memlock.too-low") {
+                found.push(
+                    super::of_need(short)
+                        .evidence(failed.iter().map(|one| &one.evidence))
+                        .evidence([at, &one.evidence]),
+                );
+            }
+            // Enough for this process: ENOMEM has another reason, which nothing here shows. Other processes of the user
+            // may have the rest of its counter.
+            let told = found.iter().any(|one| one.cause == "memlock.too-low");
+            if told || need.counter == LockCounter::Process {
+                return;
+            }
         }
-        // Enough: ENOMEM has another reason, which nothing here shows.
-        return;
     }
     let unlimited = matches!(limit, Some((None, _)));
     if !failed.is_empty() && !unlimited {
@@ -138,6 +165,7 @@ fn by_limit(facts: &Facts, found: &mut Vec<Finding>) {
             Line::MapFailed { device, .. } => device.clone(),
             _ => None,
         });
+        let source = "Linux drivers/vfio/vfio_iommu_type1.c, vfio_lock_acct; Documentation/userspace-api/iommufd.rst";
         let finding = Finding::likely("memlock.too-low", source)
             .devices(devices)
             .evidence(failed.iter().map(|one| &one.evidence))
@@ -145,7 +173,27 @@ fn by_limit(facts: &Facts, found: &mut Vec<Finding>) {
                 "A map for a device ended with ENOMEM: likely RLIMIT_MEMLOCK is less than the guest's memory; memory of \
                  the host that is short gives the same. The kernel's log (RLIMIT_MEMLOCK exceeded) decides.",
             );
-        found.push(advice(finding));
+        found.push(advice(finding, of_one.map(|one| &one.fact)));
+    }
+}
+
+/// A domain whose own limit is less than what its devices have counted.
+fn hard_limit(facts: &Facts, found: &mut Vec<Finding>) {
+    for one in &facts.configurations {
+        let Some(limit) = one.fact.hard_limit_bytes else {
+            continue;
+        };
+        let available = Available {
+            lock: Some(LockLimit {
+                bytes: Some(limit),
+                lifted: false,
+                of: LockOwner::HardLimit,
+            }),
+            ..Available::default()
+        };
+        let need = LockNeed::of(&one.fact).filter(|need| need.memory_bytes > 0);
+        let short = need.and_then(|need| needs::locked(&need, &one.fact, &available));
+        found.extend(short.map(|short| super::of_need(short).evidence([&one.evidence])));
     }
 }
 
@@ -243,6 +291,7 @@ fn mappings(facts: &Facts, found: &mut Vec<Finding>) {
             .advise(Advice::text("Larger blocks need fewer mappings: block-size= of virtio-mem, huge pages."))
     };
     let source = "Linux drivers/vfio/vfio_iommu_type1.c, vfio_dma_do_map, dma_entry_limit; QEMU hw/vfio/listener.c, vfio_ram_discard_register_listener";
+    let before = found.len();
     for one in &facts.lines {
         match &one.fact {
             Line::MapFailed { errno: ENOSPC, device, iommufd: false, .. } => found.push(advice(
@@ -270,6 +319,13 @@ fn mappings(facts: &Facts, found: &mut Vec<Finding>) {
                 ));
             }
             _ => {}
+        }
+    }
+    // Before a start, by the configuration alone.
+    if found.len() == before {
+        for one in &facts.configurations {
+            let short = needs::mappings(&one.fact, &Available::default());
+            found.extend(short.map(|short| super::of_need(short).evidence([&one.evidence])));
         }
     }
 }

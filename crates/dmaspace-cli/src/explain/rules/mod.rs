@@ -16,7 +16,8 @@ mod table;
 mod trace;
 
 use super::facts::{Facts, Line};
-use super::finding::{Certainty, Finding};
+use super::finding::{Advice, Certainty, Finding};
+use crate::inspect::needs::NeedFinding;
 
 /// All findings, in the order in which they are printed.
 pub(super) fn findings(facts: &mut Facts) -> Vec<Finding> {
@@ -49,6 +50,22 @@ pub(super) fn findings(facts: &mut Facts) -> Vec<Finding> {
     }
     machine::findings(facts, &mut found);
     found
+}
+
+/// A finding that `inspect` has by the same rule, without its evidence.
+fn of_need(short: NeedFinding) -> Finding {
+    let certainty = match short.likely {
+        true => Certainty::Likely,
+        false => Certainty::Certain,
+    };
+    let mut finding = Finding::new(short.cause, certainty, short.source)
+        .devices(short.devices)
+        .say(short.text);
+    for (first, last) in short.addresses {
+        finding = finding.range(first, last);
+    }
+    let advice = short.advice.iter().map(|one| Advice::text(one.sentence()));
+    advice.fold(finding, Finding::advise)
 }
 
 /// `1 page`, `3 pages`.

@@ -1,10 +1,9 @@
 //! Pools of huge pages, and pages of confidential guests.
 
-use std::collections::BTreeMap;
-
 use super::super::facts::{Facts, Known, Line};
 use super::super::finding::{Advice, Finding};
 use crate::inspect::Guest;
+use crate::inspect::needs::{self, Available, CountedPool};
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     let mut counted = false;
@@ -33,92 +32,46 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
 
 /// Need and counts; true where both were given.
 fn pools(facts: &Facts, one: &Known<Guest>, found: &mut Vec<Finding>) -> bool {
-    let mut need: BTreeMap<u64, u64> = BTreeMap::new();
-    let mut bound: BTreeMap<(u64, Vec<u32>), u64> = BTreeMap::new();
-    for part in &one.fact.memory {
-        let Some(page) = part.pool_bytes.filter(|page| *page > 0) else {
-            continue;
-        };
-        let pages = part.bytes.div_ceil(page);
-        *need.entry(page).or_default() += pages;
-        if part.bound && !part.host_nodes.is_empty() {
-            *bound.entry((page, part.host_nodes.clone())).or_default() += pages;
-        }
-    }
-    let mut counted = false;
-    for (page, pages) in need {
-        let pools: Vec<_> = facts
+    let needs = needs::pool_needs(&one.fact);
+    let available = available(facts);
+    let here = |page: u64| {
+        facts
             .pools
             .iter()
-            .filter(|pool| pool.fact.page == page)
-            .collect();
-        if pools.is_empty() {
-            continue;
-        }
-        counted = true;
-        let nodes: Vec<_> = pools
-            .iter()
-            .filter(|pool| pool.fact.node.is_some())
-            .collect();
-        let free: u64 = match nodes.is_empty() {
-            true => pools.iter().map(|pool| pool.fact.free).max().unwrap_or(0),
-            false => nodes
-                .iter()
-                .fold(0u64, |sum, pool| sum.saturating_add(pool.fact.free)),
-        };
-        let size = crate::size::bytes(page);
-        let base = |cause| {
-            Finding::certain(cause, "Linux Documentation/admin-guide/mm/hugetlbpage.rst; QEMU qapi/qom.json, MemoryBackendProperties (policy)")
+            .filter(move |pool| pool.fact.page == page)
+    };
+    for short in needs::short_pools(&needs, &available) {
+        let counts = needs.iter().flat_map(|need| here(need.page_bytes));
+        found.push(
+            super::of_need(short)
                 .evidence([&one.evidence])
-                .evidence(pools.iter().map(|pool| &pool.evidence))
-        };
-        if pages > free {
-            found.push(
-                base("pages.short")
-                    .say(format!("The guest needs {pages} pages of {size}, and {free} are free: {} are missing.", pages - free))
-                    .advise(Advice::text(format!(
-                        "Raise nr_hugepages of the pool of {size} by {} (early after the boot, or hugepagesz= and \
-                         hugepages= on the kernel's command line), or give the guest less memory.",
-                        pages - free
-                    ))),
-            );
-            continue;
-        }
-        for ((_, set), pages) in bound.iter().filter(|((of, _), _)| *of == page) {
-            let on: Vec<_> = nodes
-                .iter()
-                .filter(|pool| pool.fact.node.is_some_and(|node| set.contains(&node)))
-                .collect();
-            let there = on
-                .iter()
-                .fold(0u64, |sum, pool| sum.saturating_add(pool.fact.free));
-            if nodes.is_empty() || *pages <= there {
-                continue;
-            }
-            let list: Vec<String> = set.iter().map(u32::to_string).collect();
-            let missing = pages - there;
-            let node = list.join(", ");
-            let finding = base("pages.short-on-node").say(format!(
-                "The guest needs {pages} pages of {size} from node {node}, to which its memory is bound, and {there} are \
-                 free there; all nodes together have {free}, which would do."
-            ));
-            let path = match set.as_slice() {
-                [node] => format!(
-                    "/sys/devices/system/node/node{node}/hugepages/hugepages-{}kB/nr_hugepages",
-                    page >> 10
-                ),
-                _ => "nr_hugepages of one of these nodes".into(),
-            };
-            found.push(
-                finding
-                    .advise(Advice::text(format!("Raise {path} by {missing}.")))
-                    .advise(Advice::text(
-                        "Or spread the memory: a cell or memory object for each node, bound to it.",
-                    )),
-            );
-        }
+                .evidence(counts.map(|pool| &pool.evidence)),
+        );
     }
-    counted
+    needs
+        .iter()
+        .any(|need| here(need.page_bytes).next().is_some())
+}
+
+/// Counts of pools; those of all nodes together only where there are none by node.
+fn available(facts: &Facts) -> Available {
+    let by_node = |page| {
+        let mut pools = facts.pools.iter();
+        pools.any(|pool| pool.fact.page == page && pool.fact.node.is_some())
+    };
+    let pools = facts.pools.iter().map(|pool| pool.fact);
+    let pools = pools.filter(|pool| pool.node.is_some() || !by_node(pool.page));
+    Available {
+        pools: pools
+            .map(|pool| CountedPool {
+                node: pool.node,
+                page_bytes: pool.page,
+                free: pool.free,
+                growth: 0,
+            })
+            .collect(),
+        ..Available::default()
+    }
 }
 
 /// Changes of the reverse map table. Source: AMD 24594 3.36, RMPUPDATE, "Return codes".

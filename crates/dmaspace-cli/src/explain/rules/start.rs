@@ -2,10 +2,8 @@
 
 use super::super::facts::{Facts, Known, Line};
 use super::super::finding::{Advice, Certainty, Evidence, Finding};
+use crate::inspect::needs::{self, Available, LARGE_BAR};
 use crate::inspect::{Guest, Interface, Monitor};
-
-/// BARs whose pages take time: 4 KiB pages of 4 GiB are a million calls.
-const LARGE_BAR: u64 = 4 << 30;
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     for one in &facts.configurations {
@@ -13,6 +11,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
         threads(facts, one, found);
     }
     bars(facts, found);
+    peers(facts, found);
 }
 
 fn small_pages(one: &Known<Guest>, found: &mut Vec<Finding>) {
@@ -126,12 +125,38 @@ fn bars(facts: &Facts, found: &mut Vec<Finding>) {
                 .device(device.clone())
                 .evidence([evidence])
             .evidence(version.map(|(_, evidence)| evidence))
-                .say(format!(
-                    "A BAR of {device} has {}: Linux before 6.15 maps it page by page with type 1.",
-                    crate::size::bytes(largest)
-                ))
+                .say(needs::page_by_page(device, largest))
                 .advise(Advice::text("Linux 6.15 or later maps BARs in huge pages.")),
         );
+    }
+}
+
+/// BARs that iommufd does not map.
+fn peers(facts: &Facts, found: &mut Vec<Finding>) {
+    let version = |of: fn(&Line) -> Option<(u32, u32)>| {
+        let mut lines = facts.lines.iter();
+        lines.find_map(|line| Some((of(&line.fact)?, &line.evidence)))
+    };
+    let linux = version(|line| match line {
+        Line::Linux { major, minor } => Some((*major, *minor)),
+        _ => None,
+    });
+    let qemu = version(|line| match line {
+        Line::Qemu { major, minor } => Some((*major, *minor)),
+        _ => None,
+    });
+    let available = Available {
+        linux: linux.map(|(version, _)| version),
+        qemu: qemu.map(|(version, _)| version),
+        ..Available::default()
+    };
+    for one in &facts.configurations {
+        let versions = linux.iter().chain(&qemu).map(|(_, evidence)| *evidence);
+        let versions: Vec<_> = versions.collect();
+        for short in needs::bars(&one.fact, &available) {
+            let finding = super::of_need(short).evidence([&one.evidence]);
+            found.push(finding.evidence(versions.iter().copied()));
+        }
     }
 }
 

@@ -73,6 +73,12 @@ pub struct Guest {
     pub remapped: Option<Remapped>,
     /// The version of QEMU that the machine's type names, major and minor: the monitor is of this one or a newer one.
     pub machine_version: Option<(u32, u32)>,
+    /// The machine is QEMU's `virt`, of Arm or RISC-V.
+    #[serde(skip)]
+    pub virt: bool,
+    /// Memory devices that are plugged and mapped in blocks.
+    #[serde(skip)]
+    pub blocks: Vec<Blocks>,
     /// Its monitor is known to give iommufd shared memory by its file (`IOMMU_IOAS_MAP_FILE`): QEMU from 10.1 on.
     pub by_file: bool,
     /// Mediated devices by name: they pin on demand, not all memory.
@@ -129,6 +135,17 @@ impl Remapped {
             times: if ovmf { 2 } else { 5 },
         })
     }
+}
+
+/// A memory device whose memory is plugged in blocks: virtio-mem.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Blocks {
+    /// Its largest size; 0 is unknown.
+    pub bytes: u64,
+    /// What the guest is asked to plug.
+    pub requested_bytes: u64,
+    /// Bytes of a block; `None` where the monitor chooses.
+    pub block_bytes: Option<u64>,
 }
 
 /// A device of the host.
@@ -286,6 +303,7 @@ impl Guest {
     /// Notes the type of its machine.
     fn typed(&mut self, machine: &str) {
         self.machine_version = version(machine);
+        self.virt = machine == "virt" || machine.starts_with("virt-");
         // `vfio_container_dma_map`, QEMU `hw/vfio/container-base.c`.
         self.by_file = self
             .machine_version

@@ -15,7 +15,7 @@ use quick_xml::events::{BytesStart, Event};
 
 use super::qemu::Reading;
 use super::{
-    BusPlace, ConfigError, Guest, Interface, Monitor, Ram, Remapped, SMALL, added, cpus,
+    Blocks, BusPlace, ConfigError, Guest, Interface, Monitor, Ram, Remapped, SMALL, added, cpus,
     has_variable, memory, number, page, variables,
 };
 use crate::inspect::process::plain;
@@ -185,8 +185,9 @@ struct Domain {
     flash: bool,
     /// Memory is of blocks of 256 MiB, as on POWER, and not of 1 MiB.
     blocks: bool,
-    /// The `<memory>` of a device that is open is a module.
+    /// The `<memory>` of a device that is open is a module, or is plugged in blocks.
     module: bool,
+    in_blocks: bool,
     /// All devices use iommufd.
     iommufd: bool,
     /// The device whose element is open, and all that VFIO gives.
@@ -273,6 +274,8 @@ impl Domain {
         match path {
             "/domain/memory"
             | "/domain/devices/memory/target/size"
+            | "/domain/devices/memory/target/block"
+            | "/domain/devices/memory/target/requested"
             | "/domain/devices/memory/source/pagesize"
             | "/domain/memtune/hard_limit" => self.unit = unit(),
             "/domain/numatune/memory" => {
@@ -379,8 +382,12 @@ impl Domain {
             "/domain/devices/memory" => {
                 let model = get("model").unwrap_or("without a model");
                 self.module = model == "dimm";
+                self.in_blocks = model == "virtio-mem";
                 one_more(path, &self.modules)?;
                 one_more(path, &self.guest.ignored)?;
+                if self.in_blocks {
+                    self.guest.blocks.push(Blocks::default());
+                }
                 let shared = known("access", "private, shared")?;
                 match self.module {
                     true => self.modules.push(Module {
@@ -468,6 +475,12 @@ impl Domain {
         Ok(())
     }
 
+    /// The device whose element is open, where its memory is plugged in blocks.
+    fn blocks(&mut self) -> Option<&mut Blocks> {
+        let last = self.guest.blocks.last_mut();
+        last.filter(|_| self.in_blocks)
+    }
+
     /// Names what was not understood as ignored, where it is not to be an error.
     fn or_named(&mut self, read: Result<(), ConfigError>) -> Result<(), ConfigError> {
         match read {
@@ -525,6 +538,21 @@ impl Domain {
                 self.plugged = self.plugged.saturating_add(bytes);
                 if let Some(module) = self.modules.last_mut().filter(|_| self.module) {
                     module.ram.bytes = bytes;
+                }
+                if let Some(blocks) = self.blocks() {
+                    blocks.bytes = bytes;
+                }
+            }
+            "/domain/devices/memory/target/block" => {
+                let bytes = scaled(path, text, &self.unit).ok();
+                if let Some(blocks) = self.blocks() {
+                    blocks.block_bytes = bytes.filter(|bytes| *bytes > 0);
+                }
+            }
+            "/domain/devices/memory/target/requested" => {
+                let bytes = scaled(path, text, &self.unit).unwrap_or(0);
+                if let Some(blocks) = self.blocks() {
+                    blocks.requested_bytes = bytes;
                 }
             }
             "/domain/devices/memory/target/node" => {

@@ -11,7 +11,7 @@ mod value;
 
 use std::fs;
 
-use super::{ConfigError, Guest, Monitor, Ram, Remapped, cpus, memory, page, variables};
+use super::{Blocks, ConfigError, Guest, Monitor, Ram, Remapped, cpus, memory, page, variables};
 use crate::inspect::process::plain;
 use crate::size;
 
@@ -232,6 +232,8 @@ struct ParsedOptions {
     machine: Option<String>,
     nodes: Vec<String>,
     modules: Vec<String>,
+    /// Devices that plug memory in blocks, with the names of their objects.
+    blocks: Vec<(String, Blocks)>,
     /// The object that keeps the machine's memory from the host, and all that can: name and kind.
     protection: Option<String>,
     protections: Vec<(String, String)>,
@@ -548,6 +550,16 @@ impl ParsedOptions {
                     .any(|kind| name.starts_with(kind))
                 || has_variable(name) =>
             {
+                if name.starts_with("virtio-mem") {
+                    let size = |name: &str| bytes(name, pairs.get(name)?).ok();
+                    let blocks = Blocks {
+                        bytes: 0,
+                        requested_bytes: size("requested-size").unwrap_or(0),
+                        block_bytes: size("block-size").filter(|bytes| *bytes > 0),
+                    };
+                    let object = pairs.get("memdev").cloned().unwrap_or_default();
+                    self.blocks.push((object, blocks));
+                }
                 self.guest.ignore(name);
             }
             _ => {}
@@ -764,6 +776,11 @@ impl ParsedOptions {
         }
         let modules = std::mem::take(&mut self.modules);
         self.back(modules)?;
+        for (object, mut blocks) in std::mem::take(&mut self.blocks) {
+            let object = self.objects.iter().find(|ram| ram.id == object);
+            blocks.bytes = object.map_or(0, |ram| ram.bytes);
+            self.guest.blocks.push(blocks);
+        }
         let unused = self
             .objects
             .iter()
