@@ -3,6 +3,7 @@
 //! The kernel answers with a number; here it becomes a sentence with the cause: which limit and
 //! by how much, or which page.
 
+use std::fmt;
 use std::io;
 
 use runs::{Offset, Span};
@@ -28,8 +29,8 @@ pub enum PinError {
     },
     /// The limit on locked memory.
     #[error(
-        "needs {}, {} allowed (RLIMIT_MEMLOCK), {in_use} in use ({counter}); refused at offset {offset:#x}",
-        Bytes(*needed), Bytes(*limit)
+        "needs {}, {} allowed (RLIMIT_MEMLOCK), {in_use} in use ({counter}): {}; refused at offset {offset:#x}",
+        Bytes(*needed), Bytes(*limit), Raise { missing: in_use.known.saturating_add(*needed).saturating_sub(*limit) }
     )]
     Limit {
         /// Offset in the mapping where the limit was met; the part's first when it was clear
@@ -89,6 +90,21 @@ pub enum PinError {
     /// The limits cannot be read.
     #[error(transparent)]
     Limits(#[from] LimitsError),
+}
+
+/// Bytes by which the limit is too low, and how it is raised.
+struct Raise {
+    missing: u64,
+}
+
+impl fmt::Display for Raise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.missing {
+            0 => f.write_str("other processes of the user hold the rest")?,
+            missing => write!(f, "{} short", Bytes(missing))?,
+        }
+        f.write_str(", `ulimit -l` or LimitMEMLOCK= raises it, and CAP_IPC_LOCK lifts it")
+    }
 }
 
 /// The limit that a pin must keep to.
@@ -184,5 +200,35 @@ pub(crate) fn no_ring(error: &io::Error) -> String {
         }
         (Some(libc::ENOMEM), _) => "the limit on locked memory leaves no room for a ring".into(),
         _ => format!("io_uring is refused: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_says_by_how_much_it_is_short_and_how_it_is_raised() {
+        let mut budget = Budget {
+            needed: 4 << 20,
+            limit: 64 << 10,
+            in_use: InUse {
+                known: 0,
+                others_possible: true,
+            },
+            counter: Counter::UserLockedVm,
+        };
+        let said = budget.exceeded(0).to_string();
+        assert_eq!(
+            said,
+            "needs 4 MiB, 64 KiB allowed (RLIMIT_MEMLOCK), 0 bytes by this process alone in use (user->locked_vm): \
+             3.9 MiB short, `ulimit -l` or LimitMEMLOCK= raises it, and CAP_IPC_LOCK lifts it; refused at offset 0x0"
+        );
+        budget.limit = 8 << 20;
+        let said = budget.exceeded(0x1000).to_string();
+        assert!(
+            said.contains("): other processes of the user hold the rest, "),
+            "{said}"
+        );
     }
 }

@@ -255,10 +255,11 @@ impl fmt::Display for Forecast {
 /// A charge that was refused. Nothing was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "needs {}, {} allowed, {} in use ({counter})",
+    "needs {}, {} allowed, {} in use ({counter}){}",
     Bytes(*.needed),
     Bytes(*.limit),
-    Bytes(*.in_use)
+    Bytes(*.in_use),
+    Raise(self)
 )]
 pub struct OverLimit {
     /// Bytes that were to be charged.
@@ -269,6 +270,37 @@ pub struct OverLimit {
     pub in_use: u64,
     /// The kernel's counter.
     pub counter: &'static str,
+}
+
+impl OverLimit {
+    /// Bytes by which the limit is too low; 0 where others hold what this process does not know of.
+    pub const fn missing(&self) -> u64 {
+        let sum = self.in_use.saturating_add(self.needed);
+        sum.saturating_sub(self.limit)
+    }
+}
+
+/// Whose limit it is, by how much it is short, and how it is raised. A counter that is none of the kernel's has a limit
+/// that the program itself has set.
+struct Raise<'a>(&'a OverLimit);
+
+impl fmt::Display for Raise<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let missing = self.0.missing();
+        match missing {
+            0 => f.write_str(": others hold the rest")?,
+            missing => write!(f, ": {} short", Bytes(missing))?,
+        }
+        let counts = match self.0.counter {
+            "user->locked_vm" => "all processes of the user",
+            "mm->locked_vm" => "this process",
+            _ => return Ok(()),
+        };
+        write!(
+            f,
+            "; RLIMIT_MEMLOCK, which counts {counts}, is raised by `ulimit -l` or LimitMEMLOCK=, and lifted by CAP_IPC_LOCK"
+        )
+    }
 }
 
 #[cfg(test)]
@@ -282,13 +314,33 @@ mod tests {
         assert_eq!(mine.forecast(52), Forecast::Fits { needed: 52 });
         assert_eq!(
             mine.forecast(53).to_string(),
-            "needs 53 bytes, 64 bytes allowed, 12 bytes in use (mm->locked_vm)"
+            "needs 53 bytes, 64 bytes allowed, 12 bytes in use (mm->locked_vm): 1 bytes short; RLIMIT_MEMLOCK, which \
+             counts this process, is raised by `ulimit -l` or LimitMEMLOCK=, and lifted by CAP_IPC_LOCK"
         );
         let users = Ledger::of_user("user->locked_vm", Some(64), 12);
         assert_eq!(
             users.forecast(50).to_string(),
             "50 bytes fit if other processes of this user hold no more than 2 bytes \
              (user->locked_vm)"
+        );
+        // A limit of the program's own, and one that others have used up.
+        let own = OverLimit {
+            needed: 5,
+            limit: 8,
+            in_use: 4,
+            counter: "mine",
+        };
+        assert_eq!(own.missing(), 1);
+        assert!(own.to_string().ends_with("(mine): 1 bytes short"), "{own}");
+        let others = OverLimit {
+            in_use: 0,
+            counter: "user->locked_vm",
+            ..own
+        };
+        let said = others.to_string();
+        assert!(
+            said.contains(": others hold the rest; RLIMIT_MEMLOCK"),
+            "{said}"
         );
         assert_eq!(users.forecast(0), Forecast::Fits { needed: 0 });
         assert!(matches!(users.forecast(53), Forecast::DoesNotFit(_)));
@@ -303,7 +355,8 @@ mod tests {
         let ledger = Ledger::new("user->locked_vm", Some(64 << 20), 12 << 20);
         assert_eq!(
             ledger.charge(2 << 30).unwrap_err().to_string(),
-            "needs 2 GiB, 64 MiB allowed, 12 MiB in use (user->locked_vm)"
+            "needs 2 GiB, 64 MiB allowed, 12 MiB in use (user->locked_vm): 1.9 GiB short; RLIMIT_MEMLOCK, which \
+             counts all processes of the user, is raised by `ulimit -l` or LimitMEMLOCK=, and lifted by CAP_IPC_LOCK"
         );
         let first = ledger.charge(50 << 20).unwrap();
         let second = ledger.charge(2 << 20).unwrap();

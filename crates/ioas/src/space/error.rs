@@ -96,7 +96,7 @@ pub enum MapError {
     #[error("the kernel does not map it")]
     Kernel(#[source] Cause),
     /// The back end has as many mappings as it can have.
-    #[error("{wanted} mappings are needed, and there can be {most}")]
+    #[error("{wanted} mappings are needed, and there can be {most}: {} too few{}", wanted.saturating_sub(*most), Raise(*most))]
     TooMany {
         /// How many it would have.
         wanted: u64,
@@ -144,6 +144,23 @@ pub enum MapError {
     /// and was still to be flushed.
     #[error(transparent)]
     Flush(FlushError),
+}
+
+/// The most areas of an address space, which no setting changes.
+pub(super) const MOST_AREAS: u64 = u32::MAX as u64 - (1 << 16);
+
+/// How the limit of mappings is raised.
+struct Raise(u64);
+
+impl fmt::Display for Raise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            MOST_AREAS => Ok(()),
+            _ => f.write_str(
+                " (type 1: vfio_iommu_type1.dma_entry_limit=N raises the limit; iommufd has none)",
+            ),
+        }
+    }
 }
 
 impl From<PinFailed> for MapError {

@@ -727,7 +727,7 @@ impl State {
             return Err(MapError::Overlap { wanted, area });
         }
         // Some threads' areas are still to come.
-        let (here, most) = (self.areas.0.len() as u64, u64::from(u32::MAX) - (1 << 16));
+        let (here, most) = (self.areas.0.len() as u64, error::MOST_AREAS);
         if here >= most {
             let wanted = here + 1;
             return Err(MapError::TooMany { wanted, most });

@@ -257,7 +257,8 @@ fn a_container_per_node_and_its_double_charge() {
     let forecast = memory.forecast(whole);
     assert_eq!(
         forecast.to_string(),
-        "needs 2 MiB, 3 MiB allowed, 2 MiB in use (mm->locked_vm)"
+        "needs 2 MiB, 3 MiB allowed, 2 MiB in use (mm->locked_vm): 1 MiB short; RLIMIT_MEMLOCK, which \
+         counts this process, is raised by `ulimit -l` or LimitMEMLOCK=, and lifted by CAP_IPC_LOCK"
     );
     let refused = map(&mut second, whole).unwrap_err();
     assert!(matches!(refused, MapError::OverLimit(_)), "{refused:?}");

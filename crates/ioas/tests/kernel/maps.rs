@@ -250,7 +250,8 @@ fn limits_and_bad_memory_are_named_with_numbers() {
         let memory = setup.memory(0x7000_0000_0000, GIB);
         let asked = setup.world.lock().unwrap().asked;
         let over = setup.map(GIB, &memory, Span::new(0, 8 * MIB)).unwrap_err();
-        let text = "needs 8 MiB, 8 MiB allowed, 1 MiB in use (mm->locked_vm)";
+        let text = "needs 8 MiB, 8 MiB allowed, 1 MiB in use (mm->locked_vm): 1 MiB short; RLIMIT_MEMLOCK, which \
+         counts this process, is raised by `ulimit -l` or LimitMEMLOCK=, and lifted by CAP_IPC_LOCK";
         assert_eq!(over.to_string(), text);
         assert_eq!(
             setup.world.lock().unwrap().asked,

@@ -393,4 +393,33 @@ mod tests {
             of_text("vfio_dma_map(0x5581, 0x1000, 0x1000, 0x7f00) = -22 (Invalid argument)\n");
         assert_eq!(causes(&low), [""; 0]);
     }
+
+    #[test]
+    fn a_configuration_has_the_layout_that_qemu_makes() {
+        let line = |machine: &str, memory: &str| {
+            format!(
+                "qemu-system-x86_64 -machine {machine} -m {memory} -mem-path /dev/hugepages -device vfio-pci,host=01:00.0\n"
+            )
+        };
+        let hole = "0x00000000fee00000 0x00000000feefffff msi\n0x000000fd00000000 0x000000ffffffffff reserved\n";
+        let found = of_text(&(line("pc-q35-6.2", "1100G") + hole));
+        assert_eq!(causes(&found), ["layout.overlaps-reserved"]);
+        assert_eq!(found[0].addresses, [(0xfd_0000_0000, 0xff_ffff_ffff)]);
+        assert_eq!(found[0].evidence.len(), 2);
+        let layouts = |text: String| {
+            let found = of_text(&text);
+            found
+                .iter()
+                .filter(|one| one.cause.starts_with("layout."))
+                .count()
+        };
+        assert_eq!(layouts(line("pc-q35-9.0", "1100G") + hole), 0);
+        assert_eq!(layouts(line("pc-q35-6.2", "900G") + hole), 0);
+        let narrow = of_text(&(line("q35", "600G") + "0x0 0x7fffffffff\n"));
+        assert_eq!(
+            (narrow[0].cause, narrow[0].certainty),
+            ("layout.address-width", Certainty::Certain)
+        );
+        assert_eq!(layouts(line("q35", "500G") + "0x0 0x7fffffffff\n"), 0);
+    }
 }

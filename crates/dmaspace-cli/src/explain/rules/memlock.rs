@@ -382,4 +382,58 @@ mod tests {
         );
         assert_eq!(found[1].devices, ["0000:01:00.0", "0000:02:00.0"]);
     }
+
+    #[test]
+    fn a_limit_of_the_domain_itself_is_compared_before_a_start() {
+        let domain = |limit: u64, iommu: &str| {
+            of_text(&format!(
+                "<domain type='kvm'><memory unit='GiB'>8</memory><memtune><hard_limit unit='GiB'>{limit}</hard_limit></memtune>\
+                 <devices><hostdev mode='subsystem' type='pci'><source><address bus='0x41'/></source></hostdev>\
+                 <hostdev mode='subsystem' type='pci'><source><address bus='0x61'/></source></hostdev>{iommu}</devices></domain>\n"
+            ))
+        };
+        let first = |found: &[super::super::Finding]| {
+            let memlock = found.iter().find(|one| one.cause.starts_with("memlock."));
+            memlock.map(|one| (one.cause, one.certainty))
+        };
+        let certain = |cause| Some((cause, Certainty::Certain));
+        assert_eq!(first(&domain(8, "")), None);
+        assert_eq!(first(&domain(7, "")), certain("memlock.too-low"));
+        let iommu = "<iommu model='intel'/>";
+        assert_eq!(first(&domain(8, iommu)), certain("memlock.per-device"));
+        assert_eq!(first(&domain(17, iommu)), None);
+    }
+
+    #[test]
+    fn pieces_of_a_confidential_guest_may_run_out_before_a_start() {
+        let line = "qemu-system-x86_64 -m 16G -object tdx-guest,id=t -machine q35,confidential-guest-support=t \
+            -device vfio-pci,host=b0:00.0";
+        let found = of_text(&format!("{line}\n"));
+        assert_eq!(causes(&found), ["memlock.mapping-limit"]);
+        assert_eq!(found[0].certainty, Certainty::Likely);
+        assert_eq!(found[0].devices, ["0000:b0:00.0"]);
+        // The monitor's own line is the evidence where it is given.
+        let full = of_text(&format!(
+            "{line}\nqemu-system-x86_64: VFIO_MAP_DMA failed: No space left on device\n"
+        ));
+        assert_eq!(causes(&full), ["memlock.mapping-limit"]);
+        assert_eq!(full[0].certainty, Certainty::Certain);
+    }
+
+    #[test]
+    fn a_counter_of_the_user_may_be_full_below_its_limit() {
+        let line =
+            "qemu-system-x86_64 -m 4G -object iommufd,id=i -device vfio-pci,host=01:00.0,iommufd=i";
+        let failed = "VFIO_MAP_DMA failed: Cannot allocate memory";
+        let found = of_text(&format!(
+            "{line}\nMax locked memory         4294967296     4294967296     bytes\n{failed}\n"
+        ));
+        assert_eq!(causes(&found), ["memlock.too-low"]);
+        assert_eq!(found[0].certainty, Certainty::Likely);
+        let low = of_text(&format!(
+            "{line}\nMax locked memory         65536     65536     bytes\n"
+        ));
+        assert_eq!(low[0].certainty, Certainty::Certain);
+        assert!(low[0].text.contains("user->locked_vm"), "{}", low[0].text);
+    }
 }

@@ -209,4 +209,24 @@ mod tests {
             [""; 0]
         );
     }
+
+    #[test]
+    fn peers_do_not_reach_bars_by_iommufd_of_older_versions() {
+        let device = |bus: u32| format!("-device vfio-pci,host=0{bus}:00.0,iommufd=i");
+        let line = format!(
+            "qemu-system-x86_64 -m 4G -mem-path /dev/hugepages -object iommufd,id=i {} {}\n",
+            device(1),
+            device(2)
+        );
+        let old = of_text(&format!("{line}Linux version 6.18.2\n"));
+        assert_eq!(
+            (old[0].cause, old[0].certainty),
+            ("start.bar-peer", Certainty::Certain)
+        );
+        let before = of_text(&format!("{line}QEMU emulator version 10.2.0\n"));
+        assert_eq!(causes(&before), ["start.bar-peer"]);
+        let new = format!("{line}Linux version 7.0.1\nQEMU emulator version 11.0.0\n");
+        assert_eq!(causes(&of_text(&new)), [""; 0]);
+        assert_eq!(causes(&of_text(&line)), [""; 0]);
+    }
 }

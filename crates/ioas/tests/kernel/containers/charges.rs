@@ -14,7 +14,8 @@ fn the_double_charge_is_reported_before_and_refused_before_anything_is_touched()
     let forecast = bench.space.forecast(&memory, ALL);
     assert_eq!(
         forecast.to_string(),
-        "needs 4 MiB, 3 MiB allowed, 0 bytes in use (mm->locked_vm)"
+        "needs 4 MiB, 3 MiB allowed, 0 bytes in use (mm->locked_vm): 1 MiB short; RLIMIT_MEMLOCK, which \
+         counts this process, is raised by `ulimit -l` or LimitMEMLOCK=, and lifted by CAP_IPC_LOCK"
     );
     let half = Span::new(0, MIB);
     let fits = bench.space.forecast(&memory, half);
