@@ -159,7 +159,7 @@ pub struct ProcessReport {
     pub runs: Option<RunsReport>,
     /// Leaves and tables of this library for what is present, by format; empty without frame numbers.
     pub costs: Vec<FormatCost>,
-    /// What a device needs of the host: one that it has, or one that is plugged in by type 1.
+    /// Needs of a device: of one that it has, or of one that is plugged in by type 1.
     pub needs: NeedsReport,
     /// How long the kernel needs to fault memory in, pin it and map it.
     pub start: Option<StartReport>,
@@ -174,7 +174,7 @@ pub struct ProcessReport {
 pub struct ConfigurationReport {
     /// The machine.
     pub guest: Guest,
-    /// What its start needs of the host.
+    /// Needs of its start.
     pub needs: NeedsReport,
     /// How long the kernel needs to fault memory in, pin it and map it.
     pub start: StartReport,

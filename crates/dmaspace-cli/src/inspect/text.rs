@@ -49,7 +49,9 @@ pub(crate) fn process(found: &ProcessReport, paint: Paint) -> String {
     if found.guest.is_none() {
         areas(&mut sheet, &found.areas);
     }
-    needs(&mut sheet, &found.needs);
+    if found.guest.is_some() {
+        needs(&mut sheet, &found.needs);
+    }
     if let Some(report) = &found.start {
         start(&mut sheet, report, found.charged_bytes(), &found.advice);
     }

@@ -280,7 +280,7 @@ impl OverLimit {
     }
 }
 
-/// Whose limit it is, by how much it is short, and how it is raised. A counter that is none of the kernel's has a limit
+/// Bytes that are missing, processes that the limit counts, and how it is raised. A counter that is none of the kernel's has a limit
 /// that the program itself has set.
 struct Raise<'a>(&'a OverLimit);
 

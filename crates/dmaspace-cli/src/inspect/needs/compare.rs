@@ -7,7 +7,7 @@ use dmaspace::layout::{ReservedRange, check};
 use super::host::{Available, LockLimit, LockOwner};
 use super::need::{self, LockCounter, LockNeed, PoolNeed};
 use super::{NeedFinding, Remedy};
-use crate::inspect::{Guest, Interface, Monitor};
+use crate::inspect::{DeviceDriver, Guest, Interface, Monitor};
 use crate::size::{bytes, count};
 
 /// BARs whose pages take time: 4 KiB pages of 4 GiB are a million.
@@ -334,7 +334,7 @@ pub(crate) fn mappings(guest: &Guest, available: &Available) -> Option<NeedFindi
     // Disks of QEMU's driver and mediated devices have no such memory.
     let devices = match guest.devices.is_empty() {
         true => guest.mediated.is_empty(),
-        false => guest.devices.iter().any(|device| !device.disk),
+        false => guest.devices.iter().any(|device| device.driver == DeviceDriver::Vfio),
     };
     if guest.interface != Some(Interface::Type1) || !devices {
         return None;
@@ -469,7 +469,7 @@ pub(crate) fn page_by_page(device: &str, size: u64) -> String {
 /// BARs that take time with type 1, or that iommufd does not map.
 pub(crate) fn bars(guest: &Guest, available: &Available) -> Vec<NeedFinding> {
     let mut found = Vec::new();
-    let given: Vec<_> = guest.devices.iter().filter(|device| !device.disk).collect();
+    let given: Vec<_> = guest.devices.iter().filter(|device| device.driver == DeviceDriver::Vfio).collect();
     match guest.interface {
         Some(Interface::Type1) if available.linux.is_some_and(|linux| linux < HUGE_BARS) => {
             for (device, size) in large(available) {

@@ -1,4 +1,4 @@
-//! What the host has of that which a start needs.
+//! Counts and limits of the host that a start meets.
 
 use std::fs;
 use std::path::Path;
@@ -45,7 +45,7 @@ pub(crate) struct CountedPool {
     /// `None`: of all nodes together.
     pub(crate) node: Option<u32>,
     pub(crate) page_bytes: u64,
-    /// Free pages that are promised to nobody.
+    /// Free pages, without those that are promised.
     pub(crate) free: u64,
     /// Pages by which the pool may grow when they are asked for.
     pub(crate) growth: u64,
@@ -58,11 +58,11 @@ pub(crate) struct LockLimit {
     pub(crate) bytes: Option<u64>,
     /// CAP_IPC_LOCK lifts it.
     pub(crate) lifted: bool,
-    /// Whose it is.
+    /// Its owner.
     pub(crate) of: LockOwner,
 }
 
-/// Whose limit is known.
+/// The owner of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockOwner {
     /// This process, from whose shell the monitor is started.
@@ -134,7 +134,8 @@ impl Available {
     /// Adds what concerns a given device.
     fn device(&mut self, sys: &Path, address: &str) {
         // An address is a part of a path here.
-        if address.contains('/') {
+        let known = |byte: u8| byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.');
+        if !address.contains(':') || !address.bytes().all(known) {
             return;
         }
         let folder = sys.join("bus/pci/devices").join(address);
@@ -225,7 +226,7 @@ fn pools(sys: &Path) -> Vec<CountedPool> {
             let Some(free) = count("free_hugepages") else {
                 continue;
             };
-            // Of a node, neither of these is known.
+            // A node has neither of these files.
             let promised = count("resv_hugepages").unwrap_or(0);
             let growth = count("nr_overcommit_hugepages").unwrap_or(0);
             let grown = node.map_or_else(|| count("surplus_hugepages"), |_| None);

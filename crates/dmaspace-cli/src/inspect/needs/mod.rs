@@ -44,7 +44,7 @@ pub struct NeedsReport {
     pub last_address: Option<u64>,
     /// Large BARs of the given devices.
     pub bars: Vec<BarReport>,
-    /// What is short.
+    /// Findings: needs that are short.
     pub findings: Vec<NeedFinding>,
 }
 
@@ -57,7 +57,7 @@ pub struct PoolReport {
     pub nodes: Vec<u32>,
     /// Pages that are needed.
     pub needed_pages: u64,
-    /// Pages that are free there and promised to nobody; `None` is unknown.
+    /// Free pages there, without those that are promised; `None` is unknown.
     pub free_pages: Option<u64>,
     /// Pages by which the pool may grow when they are asked for (`nr_overcommit_hugepages`).
     pub growth_pages: u64,
@@ -80,7 +80,7 @@ pub struct LockReport {
     pub needed_bytes: u64,
     /// It is counted at the start, and not as the guest shares pages or a mediated device pins them.
     pub at_start: bool,
-    /// Whose limit is known; `None` where none is.
+    /// The owner of the limit; `None` where no limit is known.
     pub limit_of: Option<&'static str>,
     /// The limit; `None` where there is none, or it is not known.
     pub limit_bytes: Option<u64>,
@@ -123,7 +123,7 @@ pub struct NeedFinding {
     /// Ranges of addresses, first and last one.
     #[serde(serialize_with = "addresses")]
     pub addresses: Vec<(u64, u64)>,
-    /// What helps.
+    /// Remedies.
     #[serde(serialize_with = "remedies")]
     pub advice: Vec<Remedy>,
     /// Document and section, or file and function, that the rule is from.
@@ -262,6 +262,7 @@ impl NeedsReport {
         let advice = self.findings.iter().map(|finding| Advice {
             finding: finding.title.clone(),
             setting: finding.advice.iter().flat_map(Remedy::lines).collect(),
+            assumes: Vec::new(),
             reboot: false,
             estimate: None,
             saved_ns: None,

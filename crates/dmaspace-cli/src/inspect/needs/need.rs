@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::inspect::{Guest, Interface, Monitor};
+use crate::inspect::{DeviceDriver, Guest, Interface, Monitor};
 
 const GIB: u64 = 1 << 30;
 /// The first address above the devices of a PC.
@@ -58,10 +58,10 @@ pub(crate) fn pools(guest: &Guest) -> Vec<PoolNeed> {
 /// The counter that locked memory is compared with `RLIMIT_MEMLOCK` by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum LockCounter {
-    /// Of the process.
+    /// The counter of the process.
     #[serde(rename = "mm->locked_vm")]
     Process,
-    /// Of all processes of the user.
+    /// The counter of all processes of the user.
     #[serde(rename = "user->locked_vm")]
     User,
 }
@@ -91,7 +91,7 @@ pub(crate) struct LockNeed {
 }
 
 impl LockNeed {
-    /// What VFIO counts for this guest; `None` where nothing is given to it.
+    /// Memory that VFIO counts for this guest; `None` where nothing is given to it.
     ///
     /// Type 1 counts each page that a container maps for the process, and a page of a pool as so many small ones. Devices
     /// share a container, but for disks of QEMU's NVMe driver, which has one for each, and for devices behind a virtual
@@ -103,7 +103,7 @@ impl LockNeed {
     /// src/qemu/qemu_domain.c, `qemuDomainGetMemLockLimitBytes`, and src/util/viriommufd.c, `virIOMMUFDSetRLimitMode`.
     pub(crate) fn of(guest: &Guest) -> Option<Self> {
         let interface = guest.interface?;
-        let disks = guest.devices.iter().filter(|device| device.disk).count() as u64;
+        let disks = guest.devices.iter().filter(|device| device.driver == DeviceDriver::Nvme).count() as u64;
         let named = guest.devices.len() as u64 - disks;
         let on_demand = !guest.mediated.is_empty();
         // A device without an address is one, too.
@@ -161,7 +161,7 @@ impl LockNeed {
 /// Memory that is mapped in pieces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pieces {
-    /// Whose memory it is.
+    /// The owner of the memory.
     pub what: &'static str,
     /// Its bytes.
     pub bytes: u64,

@@ -438,7 +438,7 @@ fn ram_is_compared_with_the_devices_groups_and_unit() {
         machine.device("0000:01:00.0", "", reserved, cap);
         machine.report(guest)
     };
-    // Of AMD: left out from version 7.1 on.
+    // AMD's range is left out from version 7.1 on.
     let old = on(HOLE, 0, &guest("pc-q35-7.0", "1100G"));
     assert_eq!(causes(&old), [("layout.overlaps-reserved", false)]);
     assert_eq!(
