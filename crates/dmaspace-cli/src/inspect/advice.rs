@@ -51,7 +51,7 @@ pub(super) struct Now<'a> {
     pub(super) host: &'a Host,
     pub(super) interface: Interface,
     pub(super) estimate: Option<Estimate>,
-    /// Threads that the calibration had.
+    /// Threads that the monitor starts and this machine has processors for; `None` without a calibration.
     pub(super) threads: Option<u32>,
 }
 
@@ -99,6 +99,7 @@ impl Now<'_> {
                 }
                 Change::Threads(threads) => {
                     ram.prealloc_threads = ram.prealloc_threads.max(threads);
+                    ram.threads_given = true;
                 }
                 Change::ByFile => ram.shared = true,
                 Change::Transparent | Change::Pool(_) | Change::Iommufd | Change::Low(_) => {}

@@ -1,5 +1,5 @@
-//! A calibration of some hundred milliseconds: how fast this machine faults memory in and zeroes it, and how fast
-//! this library pins and maps it.
+//! A calibration of some hundred milliseconds: how fast this machine faults memory in and zeroes it, by one
+//! processor and by all of them, and how fast this library pins and maps it.
 //!
 //! All memory of a kind stays mapped until its last sample, and is larger than most caches: pages that were just
 //! freed would be zeroed faster than those of a machine that starts. All of it is touched once before: in a
@@ -8,6 +8,8 @@
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use dmaspace::iommu::DomainId;
 use hostmem::{Backing, FrameSource, Machine, Mapping, PinKind, Pinner};
@@ -22,9 +24,11 @@ const BYTES: u64 = 4 << 20;
 const SAMPLES: usize = 16;
 /// Tables for as much in small pages: 32 with leaves, and those above.
 const TABLES: u64 = 64;
-/// Bytes for each of several threads, and most threads: 256 MiB for a moment.
+/// Bytes for each of several threads: less is left to one (`Mapping::populate_by`).
 const BYTES_OF_A_THREAD: u64 = 64 << 20;
-const MOST_THREADS: u32 = 4;
+/// Samples of all processors together, of which there are fewer where they last longer.
+const SAMPLES_TOGETHER: [usize; 2] = [5, 9];
+const LONG: Duration = Duration::from_millis(100);
 
 /// What a page takes: the median of the samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -48,36 +52,55 @@ pub struct Speeds {
     pub map_small: Option<Rate>,
     /// The same of a transparent huge page.
     pub map_huge: Option<Rate>,
-    /// How much faster several threads fault small pages in.
-    pub parallel: Option<Parallel>,
+    /// Processors that this process may use.
+    pub processors: u32,
+    /// Nodes with memory.
+    pub nodes: u32,
+    /// All processors together fault small pages in.
+    pub small_together: Option<Together>,
+    /// The same with transparent huge pages.
+    pub huge_together: Option<Together>,
 }
 
-/// Several threads.
+/// Faulting in and zeroing by many processors at once, in the memory of all nodes: the median of the faster half of
+/// the samples, as some wait for a hypervisor that has not backed the memory yet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Parallel {
-    /// How many.
+pub struct Together {
+    /// Threads that were tried: as many as processors where there is memory for each.
     pub threads: u32,
-    /// How many times as fast as one they are, with a processor for each.
-    pub times: f64,
+    /// Bytes in a second, with a processor for each thread.
+    pub bytes_per_s: f64,
+    /// Half of the span of the faster half, bytes in a second.
+    pub spread_bytes_per_s: f64,
 }
 
 impl Speeds {
     /// Calibrates; `None` when memory is short.
     pub(super) fn try_here() -> Option<Self> {
-        let room = Machine::probe().map_or(0, |machine| machine.left(Backing::Anon4K));
+        let machine = Machine::probe().ok()?;
+        let room = machine.left(Backing::Anon4K);
         if room < 4 * BYTES * SAMPLES as u64 {
             return None;
         }
         let huge = fault(Backing::Thp, 2 << 20);
+        let all = |backing| together(backing, &machine.nodes, room);
         Some(Self {
             private: fault(Backing::Anon4K, 4096)?,
             shared: fault(Backing::Memfd, 4096)?,
             huge,
             map_small: pin_and_map(Backing::Anon4K, 4096),
             map_huge: huge.and_then(|_| pin_and_map(Backing::Thp, 2 << 20)),
-            parallel: parallel(room),
+            processors: processors(),
+            nodes: machine.nodes.len() as u32,
+            small_together: all(Backing::Anon4K),
+            huge_together: huge.and_then(|_| all(Backing::Thp)),
         })
     }
+}
+
+/// Processors that this process may use.
+pub(super) fn processors() -> u32 {
+    thread::available_parallelism().map_or(1, |many| many.get() as u32)
 }
 
 /// Faulting in a page of `page` bytes.
@@ -152,23 +175,57 @@ fn processor_ns(clock: ClockId) -> f64 {
     now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
 }
 
-/// Threads that wait for each other, or for memory, need more processor time together than one alone.
-fn parallel(room: u64) -> Option<Parallel> {
-    let cpus = std::thread::available_parallelism().ok()?.get() as u32;
-    let most = room / (4 * BYTES_OF_A_THREAD);
-    let threads = u64::from(cpus.min(MOST_THREADS)).min(most) as u32;
-    let bytes = u64::from(threads) * BYTES_OF_A_THREAD;
-    let many = NonZeroUsize::new(threads as usize).filter(|many| many.get() > 1)?;
-    touch(bytes);
-    let by = |many| {
-        let mapping = Mapping::new(Backing::Anon4K, bytes, None).ok()?;
-        let started = processor_ns(ClockId::ProcessCPUTime);
+/// Faults memory in by all processors, on all nodes at once. Threads that wait for each other, or for memory, need
+/// more processor time together than one alone. `None` where there is one processor, or memory for one.
+fn together(backing: Backing, nodes: &[u32], room: u64) -> Option<Together> {
+    let most = room / (4 * BYTES_OF_A_THREAD) / nodes.len() as u64;
+    // Where nodes differ in processors, some threads of a node wait for each other.
+    let each = processors().div_ceil(nodes.len() as u32);
+    let each = NonZeroUsize::new(u64::from(each).min(most) as usize)?;
+    let threads = each.get() * nodes.len();
+    if threads < 2 {
+        return None;
+    }
+    let bytes = each.get() as u64 * BYTES_OF_A_THREAD;
+    let bring_in = |node| {
+        // Binding takes a system call that containers may not have.
+        let node = (nodes.len() > 1).then_some(node);
+        let mapping = Mapping::new(backing, bytes, node).ok()?;
         let go_on = &mut |_| ControlFlow::Continue(());
-        mapping.populate_by(Some(many), go_on).ok()?;
-        Some(processor_ns(ClockId::ProcessCPUTime) - started)
+        mapping.populate_by(Some(each), go_on).ok()?;
+        Some(mapping)
     };
-    let times = f64::from(threads) * by(NonZeroUsize::MIN)? / by(many)?;
-    Some(Parallel { threads, times })
+    touch(bytes * nodes.len() as u64);
+    let began = Instant::now();
+    let [least, most] = SAMPLES_TOGETHER;
+    let mut samples = Vec::new();
+    while samples.len() < least || samples.len() < most && began.elapsed() < LONG {
+        let started = processor_ns(ClockId::ProcessCPUTime);
+        let mappings = thread::scope(|scope| {
+            let threads: Vec<_> = nodes
+                .iter()
+                .map(|node| scope.spawn(|| bring_in(*node)))
+                .collect();
+            let found = threads.into_iter().map(|thread| thread.join().ok()?);
+            found.collect::<Option<Vec<Mapping>>>()
+        })?;
+        let taken = (processor_ns(ClockId::ProcessCPUTime) - started) / threads as f64;
+        samples.push(bytes as f64 * mappings.len() as f64 * 1e9 / taken);
+    }
+    let (bytes_per_s, spread_bytes_per_s) = faster(samples)?;
+    Some(Together {
+        threads: threads as u32,
+        bytes_per_s,
+        spread_bytes_per_s,
+    })
+}
+
+/// The median of the faster half, and half of its span.
+fn faster(mut samples: Vec<f64>) -> Option<(f64, f64)> {
+    samples.sort_by(|one, other| other.total_cmp(one));
+    samples.truncate(samples.len().div_ceil(2));
+    let median = samples.get(samples.len() / 2)?;
+    Some((*median, (samples.first()? - samples.last()?) / 2.0))
 }
 
 #[cfg(test)]
@@ -184,5 +241,30 @@ mod tests {
         };
         assert_eq!(rate(samples), Some(expected));
         assert_eq!(rate(Vec::new()), None);
+    }
+
+    #[test]
+    fn samples_that_wait_for_a_hypervisor_do_not_count() {
+        let samples = vec![0.3, 10.0, 9.0, 0.2, 8.0];
+        assert_eq!(faster(samples), Some((9.0, 1.0)));
+        assert_eq!(faster(vec![5.0]), Some((5.0, 0.0)));
+        assert_eq!(faster(Vec::new()), None);
+    }
+
+    #[test]
+    fn processors_of_this_machine_zero_together() {
+        let room = |threads: u64| 4 * threads * BYTES_OF_A_THREAD;
+        let found = together(Backing::Anon4K, &[0], room(2));
+        match processors() {
+            1 => assert_eq!(found, None),
+            _ => {
+                let found = found.unwrap();
+                assert_eq!(found.threads, 2);
+                assert!(found.bytes_per_s > 0.0, "{found:?}");
+            }
+        }
+        // Memory for one thread.
+        assert_eq!(together(Backing::Anon4K, &[0], room(1)), None);
+        assert_eq!(together(Backing::Anon4K, &[0], 0), None);
     }
 }

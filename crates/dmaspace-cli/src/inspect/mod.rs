@@ -15,6 +15,7 @@
 mod advice;
 mod calibrate;
 mod command;
+mod conditions;
 mod cost;
 mod folios;
 mod guest;
@@ -35,6 +36,7 @@ use thiserror::Error;
 
 use crate::size::{SizeClass, classes};
 use calibrate::Speeds;
+use conditions::Conditions;
 use cost::Counter;
 
 pub use advice::Advice;
@@ -329,7 +331,8 @@ pub fn inspect(pid: u32, calibrate: bool) -> Result<ProcessReport, InspectError>
 pub fn configured(mut guest: Guest, host: &Host, calibrate: bool) -> ConfigurationReport {
     host.look_at_files(&mut guest);
     let speeds = calibrate.then(Speeds::try_here).flatten();
-    let (start, changes) = StartReport::of(&guest, host, None, speeds.as_ref());
+    let (mut start, changes) = StartReport::of(&guest, host, None, speeds.as_ref());
+    start.under(Conditions::read(&guest, host, 1.0));
     let needs = NeedsReport::of(&guest, Path::new("/"));
     let mut advice = needs.advice();
     advice.extend(changes);
@@ -354,7 +357,8 @@ fn predict(report: &mut ProcessReport, areas: &[AreaReport], host: &Host, calibr
     let runs = report.runs.as_ref().map_or(0, |runs| runs.count);
     let guest = Guest { runs, ..guest };
     let speeds = calibrate.then(Speeds::try_here).flatten();
-    let (start, advice) = StartReport::of(&guest, host, Some(missing), speeds.as_ref());
+    let (mut start, advice) = StartReport::of(&guest, host, Some(missing), speeds.as_ref());
+    start.under(Conditions::read(&guest, host, missing));
     (report.start, report.advice) = (Some(start), advice);
 }
 

@@ -5,14 +5,21 @@
 //! device. Its share is the time that this library needs here to pin and map the same pages, times the
 //! instructions of Linux over those of this library ([`Counts`], counted in a guest).
 //!
-//! The error adds three parts as squares: the spread of the samples; what starts of QEMU were off by
-//! ([`FAULTS_OFF`], [`PINS_OFF`]); and the difference between VT-d and AMD-Vi.
+//! Threads share the faults until memory is not faster: the time of several is the larger of two, that of one thread
+//! over their number, and the bytes over what all processors of this machine zeroed together in a second
+//! ([`Together`](super::calibrate::Together)).
+//!
+//! The error adds its parts as squares: the spread of the samples; what starts of QEMU were off by ([`FAULTS_OFF`],
+//! [`PINS_OFF`]); the difference between VT-d and AMD-Vi; with threads, what a report of many was off by
+//! ([`THREADS_OFF`]), and what more threads than were tried may save.
 
 use serde::Serialize;
 
 use super::advice::{self, Advice, Now};
-use super::calibrate::{Rate, Speeds};
-use super::guest::{GIANT, Guest, Host, Interface, Ram, SMALL, THP};
+use super::calibrate::{Rate, Speeds, processors};
+use super::conditions::{Conditions, Note};
+use super::guest::{GIANT, Guest, Host, Interface, Monitor, Ram, SMALL, THP};
+use crate::size::bytes;
 
 /// Instructions of Linux 7.2 that pin and map a page that is present, by VT-d and by AMD-Vi, and that unmap it by
 /// VT-d: medians of five, of 64 MiB or, for a page of 1 GiB, of one.
@@ -75,6 +82,18 @@ const OURS_HUGE: f64 = 17_804.0;
 const FAULTS_OFF: f64 = 0.14;
 /// The part by which *pin, map* was off at most, in starts that were counted in a guest (there, too).
 const PINS_OFF: f64 = 0.27;
+/// The part by which the larger of the two times was off at most, given the time of 16 threads and that of 240, of
+/// 7.5 TiB in pages of 2 MiB: 48 threads took 64 s, and 16 of 48 parts of 162 s are 54.
+/// Source: qemu-devel, "util/oslib-posix: increase memprealloc thread count to 32", 6 November 2025.
+const THREADS_OFF: f64 = 0.19;
+
+/// Threads that QEMU starts at most for a memory object, before version 11 and since (10.0.2 and 11.1.3 were tried),
+/// and bytes for each since 7.0: `get_memset_num_threads` and `MAX_MEM_PREALLOC_THREAD_COUNT`, `util/oslib-posix.c`.
+const MOST_THREADS: [u32; 2] = [16, 32];
+const BYTES_OF_A_THREAD: u64 = 64 << 20;
+/// Versions of QEMU with one thread where none are named: `host_memory_backend_init`, `backends/hostmem.c`, before
+/// commit f8d426a685.
+const ONE_THREAD: std::ops::RangeInclusive<(u32, u32)> = (5, 0)..=(7, 0);
 
 /// Processor time of a start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -96,6 +115,9 @@ pub struct StartReport {
     pub pages: u64,
     /// How VFIO maps; type 1 where that is not known.
     pub interface: Interface,
+    /// Threads that bring in each part of the memory before it is mapped: those that the configuration asks for, as
+    /// far as the monitor starts them and this machine has processors.
+    pub threads: Vec<u32>,
     /// The calibration; `None` where there was none.
     pub speeds: Option<Speeds>,
     /// A start by type 1.
@@ -104,8 +126,14 @@ pub struct StartReport {
     pub iommufd: Option<Estimate>,
     /// A device is plugged in now; `None` of a machine that does not run.
     pub now: Option<Estimate>,
+    /// A start by QEMU 5.0 to 7.0, which brings memory in by one thread; `None` where it does not, or is newer.
+    pub one_thread: Option<Estimate>,
     /// A start with all changes that need no reboot.
     pub together: Option<Estimate>,
+    /// Conditions of this machine; `None` without an estimate.
+    pub conditions: Option<Conditions>,
+    /// Limits of the estimate.
+    pub notes: Vec<Note>,
 }
 
 impl StartReport {
@@ -121,13 +149,14 @@ impl StartReport {
             speeds.map(|speeds| guest.estimate(host, interface, missing, speeds))
         };
         let from_nothing = |interface| estimate(guest, host, interface, 1.0);
-        let tried = speeds.and_then(|speeds| speeds.parallel);
+        let cpus = speeds.map_or_else(processors, |speeds| speeds.processors);
+        let threads = |ram: &Ram| guest.threads_of(ram, host, cpus);
         let now = Now {
             guest,
             host,
             interface,
             estimate: from_nothing(interface),
-            threads: tried.map(|tried| tried.threads),
+            threads: speeds.map(|_| guest.most_threads().min(cpus)),
         };
         let (advice, together) = advice::changes(&now, |guest, host, interface| {
             estimate(guest, host, interface, 1.0)
@@ -135,6 +164,7 @@ impl StartReport {
         let report = Self {
             pages: guest.pages(host),
             interface,
+            threads: guest.memory.iter().map(threads).collect(),
             speeds: speeds.cloned(),
             type1: from_nothing(Interface::Type1),
             iommufd: from_nothing(Interface::Iommufd),
@@ -148,9 +178,23 @@ impl StartReport {
                     .for_each(|ram| ram.prealloc_threads = 0);
                 estimate(&guest, host, interface, missing)
             }),
+            one_thread: guest
+                .by_one_thread()
+                .and_then(|guest| estimate(&guest, host, interface, 1.0))
+                .filter(|one| Some(*one) != from_nothing(interface)),
             together,
+            conditions: None,
+            notes: speeds.map_or(Vec::new(), |speeds| guest.notes(host, speeds)),
         };
         (report, advice)
+    }
+
+    /// Adds the conditions of this machine.
+    pub(super) fn under(&mut self, conditions: Conditions) {
+        if self.type1.is_some() {
+            self.notes.extend(conditions.notes());
+            self.conditions = Some(conditions);
+        }
     }
 }
 
@@ -170,6 +214,7 @@ impl Guest {
         speeds: &Speeds,
     ) -> Estimate {
         let (mut fault, mut pin_map) = (Rate::default(), Some(Rate::default()));
+        let mut threads_off = 0.0;
         let (mut low, times) = self.remapped.map_or((0, 1), |low| (low.bytes, low.times));
         // Maps and unmaps of small pages, and these pages.
         let mut small = (0.0, 0.0);
@@ -177,11 +222,11 @@ impl Guest {
             let page = ram.page_bytes(host);
             let pages = ram.bytes as f64 / page as f64;
             let by_file = self.by_file && ram.shared;
-            let threads = speedup(ram.prealloc_threads, speeds);
-            fault.add(
-                fault_of(ram.shared, page, speeds),
-                missing * pages / threads,
-            );
+            let threads = self.threads_of(ram, host, speeds.processors);
+            let one = fault_of(ram.shared, page, speeds);
+            let (each, off) = one.shared(page, threads, ram.host_nodes.len() as u32, speeds);
+            fault.add(each, missing * pages);
+            threads_off += off * missing * pages;
             let part = low.min(ram.bytes);
             low -= part;
             let part = part as f64 / page as f64;
@@ -209,6 +254,7 @@ impl Guest {
             sum.add(instruction, each * (self.runs as f64).min(small.1));
         }
         let faults = fault.spread_ns.hypot(FAULTS_OFF * fault.ns);
+        let faults = faults.hypot(threads_off);
         let known = pin_map.unwrap_or_default();
         Estimate {
             fault_ns: fault.ns as u64,
@@ -216,6 +262,98 @@ impl Guest {
             total_ns: (fault.ns + known.ns) as u64,
             error_ns: faults.hypot(known.spread_ns.hypot(PINS_OFF * known.ns)) as u64,
         }
+    }
+}
+
+impl Guest {
+    /// Threads that its monitor starts at most for a part of the memory.
+    fn most_threads(&self) -> u32 {
+        let [before, since] = MOST_THREADS;
+        match self.monitor {
+            Monitor::Qemu | Monitor::Libvirt if self.machine_version < Some((11, 0)) => before,
+            Monitor::Qemu | Monitor::Libvirt => since,
+            Monitor::CloudHypervisor | Monitor::Firecracker | Monitor::Other => u32::MAX,
+        }
+    }
+
+    /// Threads that bring `ram` in before it is mapped, on a machine with so many processors; 0 leaves that to the map.
+    fn threads_of(&self, ram: &Ram, host: &Host, processors: u32) -> u32 {
+        let most = match self.monitor {
+            Monitor::Qemu | Monitor::Libvirt => {
+                let pages = ram.bytes.div_ceil(ram.page_bytes(host));
+                pages.min(ram.bytes / BYTES_OF_A_THREAD).max(1)
+            }
+            Monitor::CloudHypervisor | Monitor::Firecracker | Monitor::Other => u64::MAX,
+        };
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        let threads = ram.prealloc_threads.min(self.most_threads());
+        threads.min(processors).min(most)
+    }
+
+    /// This guest as QEMU 5.0 to 7.0 starts it; `None` where it is another monitor, is newer, or is told how many threads.
+    fn by_one_thread(&self) -> Option<Self> {
+        let qemu = matches!(self.monitor, Monitor::Qemu | Monitor::Libvirt);
+        // The program may be newer than its machine's type.
+        let newer = self.machine_version > Some(*ONE_THREAD.end());
+        let mut guest = self.clone();
+        let mut parts = guest
+            .memory
+            .iter_mut()
+            .filter(|ram| ram.prealloc_threads > 0 && !ram.threads_given);
+        let found = parts.any(|ram| std::mem::replace(&mut ram.prealloc_threads, 1) > 1);
+        parts.for_each(|ram| ram.prealloc_threads = 1);
+        (qemu && !newer && found).then_some(guest)
+    }
+
+    /// Limits of what is known of threads and nodes.
+    fn notes(&self, host: &Host, speeds: &Speeds) -> Vec<Note> {
+        let mut notes = Vec::new();
+        let mut say = |about, text| notes.push(Note { about, text });
+        let threads = |ram: &Ram| self.threads_of(ram, host, speeds.processors);
+        let less = self.memory.iter().map(|ram| (ram, threads(ram)));
+        let mut less = less.filter(|(ram, threads)| *threads < ram.prealloc_threads);
+        if let Some((ram, threads)) = less.next() {
+            let mut text = format!(
+                "{threads} of {} that are asked for bring {} in: this machine has {} processors",
+                ram.prealloc_threads,
+                bytes(ram.bytes),
+                speeds.processors
+            );
+            if matches!(self.monitor, Monitor::Qemu | Monitor::Libvirt) {
+                let [before, since] = MOST_THREADS;
+                text += &format!(
+                    "; QEMU starts {before} at most ({since} since version 11), and one for each 64 MiB \
+                     (util/oslib-posix.c, get_memset_num_threads)"
+                );
+            }
+            say("threads", text);
+        }
+        let tried = speeds.small_together.map_or(1, |tried| tried.threads);
+        let most = self.memory.iter().map(threads).max().unwrap_or(0);
+        if most > tried {
+            let text = format!(
+                "{most} threads are taken to be as fast as the {tried} that memory sufficed to try; the error has \
+                 that they may be faster in proportion"
+            );
+            say("threads", text);
+        }
+        let bound = self
+            .memory
+            .iter()
+            .map(|ram| ram.host_nodes.len())
+            .max()
+            .unwrap_or(0);
+        if bound > 0 && most > 1 {
+            let text = match speeds.nodes {
+                1 => "this machine has one node: its bandwidth is taken for that of the nodes that memory is bound to"
+                    .into(),
+                nodes => format!(
+                    "of {nodes} nodes, each is taken to have an equal part of the bandwidth that all have together"
+                ),
+            };
+            say("nodes", text);
+        }
+        notes
     }
 }
 
@@ -231,6 +369,34 @@ impl Rate {
             ns: self.ns * times,
             spread_ns: self.spread_ns * times,
         }
+    }
+
+    /// Bringing in a page of `page` bytes by so many threads, in memory of so many nodes (0: of all), and the error of
+    /// that. It is the larger of two times: each thread is as fast as one alone, and all are not faster than the
+    /// nodes' memory. More threads than were tried are between what these took and their part of one's time.
+    fn shared(self, page: u64, threads: u32, nodes: u32, speeds: &Speeds) -> (Self, f64) {
+        if threads <= 1 {
+            return (self, 0.0);
+        }
+        let together = match speeds.huge_together {
+            Some(huge) if page >= THP => Some(huge),
+            _ => speeds.small_together,
+        };
+        let own = self.times(1.0 / f64::from(threads));
+        let (limit, tried) = together.map_or((self, 1), |all| {
+            let every = speeds.nodes.max(1);
+            let nodes = if nodes == 0 { every } else { nodes.min(every) };
+            let part = f64::from(every) / f64::from(nodes);
+            let ns = page as f64 * 1e9 / all.bytes_per_s * part;
+            let spread_ns = ns * all.spread_bytes_per_s / all.bytes_per_s;
+            (Self { ns, spread_ns }, all.threads)
+        });
+        let slower = if own.ns < limit.ns { limit } else { own };
+        let untried = match threads > tried {
+            true => slower.ns - own.ns,
+            false => 0.0,
+        };
+        (slower, untried.hypot(THREADS_OFF * slower.ns))
     }
 }
 
@@ -279,21 +445,10 @@ fn fault_of(shared: bool, page: u64, speeds: &Speeds) -> Rate {
     }
 }
 
-/// How many times as fast so many threads are; between what was tried and one, in proportion.
-fn speedup(threads: u32, speeds: &Speeds) -> f64 {
-    match speeds.parallel {
-        Some(tried) if threads > 1 && tried.times > 1.0 => {
-            let share = f64::from(threads - 1) / f64::from(tried.threads - 1);
-            1.0 + (tried.times - 1.0) * share.min(1.0)
-        }
-        _ => 1.0,
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::calibrate::Parallel;
-    use super::super::guest::Remapped;
+    use super::super::calibrate::Together;
+    use super::super::guest::{Remapped, qemu_line};
     use super::*;
     use hostmem::ThpMode;
 
@@ -308,10 +463,18 @@ pub(super) mod tests {
             huge: Some(rate(51_200.0)),
             map_small: Some(rate(OURS_SMALL)),
             map_huge: Some(rate(OURS_HUGE)),
-            parallel: Some(Parallel {
-                threads: 4,
-                times: 2.5,
-            }),
+            processors: 4,
+            nodes: 1,
+            small_together: Some(together(4, 4096e9 / 440.0)),
+            huge_together: Some(together(4, 2.5 * (2 << 20) as f64 * 1e9 / 51_200.0)),
+        }
+    }
+
+    fn together(threads: u32, bytes_per_s: f64) -> Together {
+        Together {
+            threads,
+            bytes_per_s,
+            spread_bytes_per_s: 0.0,
         }
     }
 
@@ -476,7 +639,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn threads_share_the_faults_as_far_as_was_tried() {
+    fn threads_share_the_faults_until_memory_is_not_faster() {
         let by = |prealloc_threads| {
             let ram = Ram {
                 bytes: GIB,
@@ -485,13 +648,159 @@ pub(super) mod tests {
             };
             let found = estimate(ram, Interface::Type1, 1.0);
             assert_near(found.pin_map_ns, 262_144 * 506);
-            found.fault_ns / 262_144
+            (found.fault_ns as f64 / 262_144.0).round() as u64
         };
-        assert_eq!([0, 1, 2, 4, 16].map(by), [1100, 1100, 733, 440, 440]);
+        assert_eq!([0, 1, 2, 4, 16].map(by), [1100, 1100, 550, 440, 440]);
+    }
+
+    /// 7.5 TiB in pages of 2 MiB on 240 processors of four nodes, as qemu-devel has it: given the times of 16 and of 240
+    /// threads, the others follow within the error that is printed.
+    #[test]
+    fn many_threads_are_as_a_report_of_many_has_them() {
+        const BYTES: u64 = 7680 * GIB;
+        let pages = (BYTES / THP) as f64;
+        let one = 16.0 * 162e9 / pages;
+        let speeds = Speeds {
+            huge: Some(Rate {
+                ns: one,
+                spread_ns: 0.0,
+            }),
+            processors: 240,
+            nodes: 4,
+            huge_together: Some(together(240, BYTES as f64 / 50.0)),
+            ..speeds()
+        };
+        let seconds = |prealloc_threads, nodes| {
+            // A monitor without a limit, as QEMU was changed to be for this.
+            let guest = of(Ram {
+                bytes: BYTES,
+                pool_bytes: Some(THP),
+                prealloc_threads,
+                host_nodes: (0..nodes).collect(),
+                ..Ram::default()
+            });
+            let found = guest.estimate(&HOST, Interface::Type1, 1.0, &speeds);
+            let pins = PINS_OFF * found.pin_map_ns.unwrap() as f64;
+            let faults = (found.error_ns as f64).powi(2) - pins.powi(2);
+            (found.fault_ns as f64 / 1e9, faults.sqrt() / 1e9)
+        };
+        for (threads, taken) in [(16, 162.0), (32, 79.0), (48, 64.0), (64, 59.0), (240, 50.0)] {
+            let (found, error) = seconds(threads, 0);
+            let off = (found - taken).abs();
+            assert!(off <= error, "{threads}: {found} ± {error}, not {taken}");
+            assert!(
+                off <= THREADS_OFF * found,
+                "{threads}: {found}, not {taken}"
+            );
+            assert!(error < 0.25 * found, "{threads}: {found} ± {error}");
+        }
+        let falls = [16, 32, 48, 64, 240].map(|threads| seconds(threads, 0).0);
+        assert!(
+            falls[0] / falls[1] > 1.9 && falls[1] / falls[4] < 1.7,
+            "{falls:?}"
+        );
+        assert!(falls.is_sorted_by(|more, fewer| more >= fewer), "{falls:?}");
+        // Memory of one node has a quarter of the bandwidth, that of two a half.
+        let near = |nodes| seconds(240, nodes).0.round();
+        assert_eq!([0, 1, 2, 4, 9].map(near), [50.0, 200.0, 100.0, 50.0, 50.0]);
     }
 
     #[test]
-    fn the_error_has_its_three_parts() {
+    fn more_threads_than_were_tried_widen_the_error() {
+        let ram = Ram {
+            bytes: GIB,
+            prealloc_threads: 16,
+            ..Ram::default()
+        };
+        let by = |small_together| {
+            let speeds = Speeds {
+                processors: 16,
+                small_together,
+                map_small: None,
+                map_huge: None,
+                ..speeds()
+            };
+            let found = of(ram.clone()).estimate(&HOST, Interface::Type1, 1.0, &speeds);
+            let notes = of(ram.clone()).notes(&HOST, &speeds);
+            let pages = GIB as f64 / 4096.0;
+            let [ns, error] = [found.fault_ns, found.error_ns].map(|ns| ns as f64 / pages);
+            (ns.round(), error.round(), notes.len())
+        };
+        // 440 ns by the four that were tried; a sixteenth of 1,100 is 69.
+        let error = |ns: f64| ns.hypot(440.0 * FAULTS_OFF.hypot(THREADS_OFF)).round();
+        let tried = |threads| Some(together(threads, 4096e9 / 440.0));
+        assert_eq!(by(tried(16)), (440.0, error(0.0), 0));
+        assert_eq!(by(tried(4)), (440.0, error(440.0 - 1100.0 / 16.0), 1));
+        // None were tried: as one, or a sixteenth.
+        let error = (1100.0_f64 * 15.0 / 16.0).hypot(1100.0 * FAULTS_OFF.hypot(THREADS_OFF));
+        assert_eq!(by(None), (1100.0, error.round(), 1));
+    }
+
+    #[test]
+    fn threads_are_those_that_qemu_starts() {
+        let speeds = Speeds {
+            processors: 240,
+            ..speeds()
+        };
+        let pool = "-object memory-backend-memfd,id=m,hugetlb=on,hugetlbsize=2M,prealloc=on";
+        let threads = |machine: &str, more: &str| {
+            let line = format!("qemu -machine {machine},memory-backend=m -smp 240 {pool},{more}");
+            let guest = qemu_line(&line, THP).unwrap();
+            StartReport::of(&guest, &HOST, None, Some(&speeds)).0
+        };
+        for (machine, more, found) in [
+            ("q35", "size=7680G", 16),
+            ("pc-q35-10.0", "size=7680G,prealloc-threads=48", 16),
+            ("pc-q35-11.0", "size=7680G,prealloc-threads=48", 32),
+            ("pc-q35-11.0", "size=7680G,prealloc-threads=2", 2),
+            ("pc-q35-11.0", "size=512M", 8),
+            ("pc-q35-11.0", "size=32M", 1),
+        ] {
+            assert_eq!(threads(machine, more).threads, [found], "{machine} {more}");
+        }
+        let notes = threads("q35", "size=7680G").notes;
+        assert!(
+            notes[0].text.starts_with("16 of 240 that are asked for"),
+            "{notes:?}"
+        );
+        // Bound to two of the nodes that this machine has one of.
+        let notes = threads("pc-q35-11.0", "size=1G,host-nodes=0-1,prealloc-threads=2").notes;
+        assert_eq!(notes.len(), 1, "{notes:?}");
+        assert_eq!(notes[0].about, "nodes");
+    }
+
+    #[test]
+    fn one_thread_is_what_qemu_5_0_to_7_0_has() {
+        let slower = |line: &str| {
+            let guest = qemu_line(line, THP).unwrap();
+            let report = StartReport::of(&guest, &HOST, None, Some(&speeds())).0;
+            let one = report.one_thread?;
+            let slower = one.fault_ns as f64 / report.type1.unwrap().fault_ns as f64;
+            Some((slower * 100.0).round() / 100.0)
+        };
+        let line = |machine: &str, more: &str| {
+            format!(
+                "qemu -smp 4 -machine {machine},memory-backend=m \
+                 -object memory-backend-ram,id=m,size=1G,prealloc=on{more}"
+            )
+        };
+        for machine in ["q35", "pc-q35-7.0", "pc-i440fx-4.2"] {
+            assert_eq!(slower(&line(machine, "")), Some(2.5), "{machine}");
+        }
+        assert_eq!(slower(&line("pc-q35-7.1", "")), None);
+        assert_eq!(slower(&line("q35", ",prealloc-threads=4")), None);
+        assert_eq!(slower("qemu -smp 4 -m 1G -mem-prealloc"), None);
+        assert_eq!(slower("qemu -smp 1 -m 1G"), None);
+        // One of several parts is enough, and the others stay as they are.
+        let parts = "qemu -smp 4 -object memory-backend-ram,id=a,size=1G,prealloc=on,prealloc-threads=4 \
+             -object memory-backend-ram,id=b,size=1G,prealloc=on -numa node,memdev=a -numa node,memdev=b";
+        assert_eq!(slower(parts), Some(1.75));
+        let both = parts.replace(",prealloc-threads=4", "");
+        assert_eq!(slower(&both), Some(2.5));
+    }
+
+    #[test]
+    fn the_error_has_its_parts() {
         let ram = Ram {
             bytes: GIB,
             ..Ram::default()

@@ -1,5 +1,7 @@
 //! A process, or a configuration, as text.
 
+use std::iter;
+
 use crate::inspect::{
     Advice, Area, AreaReport, ConfigurationReport, DeviceDriver, Estimate, Guest, LockCounter,
     Missing, NeedsReport, ProcessReport, Ram, Remapped, StartReport,
@@ -27,7 +29,7 @@ pub(crate) fn process(found: &ProcessReport, paint: Paint) -> String {
     }
     match &found.guest {
         Some(guest) => {
-            memory(&mut sheet, guest);
+            memory(&mut sheet, guest, found.start.as_ref());
             let rest = format!(
                 "{}, {} present: heap, stacks, firmware, video memory",
                 bytes(found.rest_bytes),
@@ -64,21 +66,23 @@ pub(crate) fn process(found: &ProcessReport, paint: Paint) -> String {
 pub(crate) fn configuration(found: &ConfigurationReport, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     sheet.section("virtual machine, by its configuration");
-    memory(&mut sheet, &found.guest);
+    memory(&mut sheet, &found.guest, Some(&found.start));
     needs(&mut sheet, &found.needs);
     start(&mut sheet, &found.start, found.guest.bytes(), &found.advice);
     advice(&mut sheet, &found.advice);
     sheet.into_text()
 }
 
-fn memory(sheet: &mut Sheet, guest: &Guest) {
+fn memory(sheet: &mut Sheet, guest: &Guest, start: Option<&StartReport>) {
     if let Some(name) = &guest.name {
         sheet.value("name", name);
     }
     // Parts that differ by their size only are one line.
     let mut lines: Vec<(String, u64, u64)> = Vec::new();
-    for ram in &guest.memory {
-        let line = backed(ram);
+    let threads = start.map_or(&[][..], |start| &start.threads);
+    let threads = threads.iter().copied().map(Some).chain(iter::repeat(None));
+    for (ram, threads) in guest.memory.iter().zip(threads) {
+        let line = backed(ram, threads.unwrap_or(ram.prealloc_threads));
         match lines.iter_mut().find(|known| known.0 == line) {
             Some(known) => (known.1, known.2) = (known.1 + 1, known.2.saturating_add(ram.bytes)),
             None => lines.push((line, 1, ram.bytes)),
@@ -128,7 +132,7 @@ fn memory(sheet: &mut Sheet, guest: &Guest) {
     }
 }
 
-fn backed(ram: &Ram) -> String {
+fn backed(ram: &Ram, threads: u32) -> String {
     let memory = match (&ram.file, ram.pool_bytes, ram.shared) {
         (Some(file), _, _) => file.clone(),
         (None, Some(page), _) => format!("hugetlb pages of {}", bytes(page)),
@@ -140,7 +144,7 @@ fn backed(ram: &Ram) -> String {
         (None, Some(false)) => ", refuses huge pages",
         _ => "",
     };
-    let threads = match ram.prealloc_threads {
+    let threads = match threads {
         0 => String::new(),
         threads => format!(", brought in by {}", counted(threads.into(), "thread")),
     };
@@ -340,6 +344,7 @@ fn start(sheet: &mut Sheet, found: &StartReport, size: u64, advice: &[Advice]) {
         row("today, type 1", found.type1);
         row("today, iommufd", found.iommufd);
     }
+    row("one thread (QEMU 5.0 to 7.0)", found.one_thread);
     row("hot-plug now", found.now);
     // iommufd instead of type 1 has a row above.
     for advice in advice
@@ -350,13 +355,17 @@ fn start(sheet: &mut Sheet, found: &StartReport, size: u64, advice: &[Advice]) {
     }
     row("together, no reboot", found.together);
     sheet.table(&rows);
-    if cfg!(debug_assertions) {
+    let debug = "calibrated by a debug build: 3 to 4 times slower than a release build";
+    let debug = cfg!(debug_assertions).then_some(("note", debug));
+    let notes = found
+        .notes
+        .iter()
+        .map(|note| (note.about, note.text.as_str()));
+    let mut notes = notes.chain(debug).peekable();
+    if notes.peek().is_some() {
         sheet.gap();
-        sheet.value(
-            "note",
-            "calibrated by a debug build: 3 to 4 times slower than a release build",
-        );
     }
+    notes.for_each(|(about, text)| sheet.value(about, text));
 }
 
 /// `1.43 s ± 0.20 s`
@@ -574,11 +583,15 @@ mod tests {
             start: Some(StartReport {
                 pages: 1 << 20,
                 interface: Interface::Type1,
+                threads: vec![0; 2],
                 speeds: None,
                 type1: Some(seconds(1.4, 0.2)),
                 iommufd: Some(seconds(1.4, 0.1)),
                 now: Some(seconds(1.05, 0.2)),
+                one_thread: None,
                 together: Some(seconds(0.11, 0.01)),
+                conditions: None,
+                notes: Vec::new(),
             }),
             advice: vec![
                 advised(

@@ -334,7 +334,10 @@ pub(crate) fn mappings(guest: &Guest, available: &Available) -> Option<NeedFindi
     // Disks of QEMU's driver and mediated devices have no such memory.
     let devices = match guest.devices.is_empty() {
         true => guest.mediated.is_empty(),
-        false => guest.devices.iter().any(|device| device.driver == DeviceDriver::Vfio),
+        false => guest
+            .devices
+            .iter()
+            .any(|device| device.driver == DeviceDriver::Vfio),
     };
     if guest.interface != Some(Interface::Type1) || !devices {
         return None;
@@ -469,7 +472,11 @@ pub(crate) fn page_by_page(device: &str, size: u64) -> String {
 /// BARs that take time with type 1, or that iommufd does not map.
 pub(crate) fn bars(guest: &Guest, available: &Available) -> Vec<NeedFinding> {
     let mut found = Vec::new();
-    let given: Vec<_> = guest.devices.iter().filter(|device| device.driver == DeviceDriver::Vfio).collect();
+    let given: Vec<_> = guest
+        .devices
+        .iter()
+        .filter(|device| device.driver == DeviceDriver::Vfio)
+        .collect();
     match guest.interface {
         Some(Interface::Type1) if available.linux.is_some_and(|linux| linux < HUGE_BARS) => {
             for (device, size) in large(available) {

@@ -103,7 +103,11 @@ impl LockNeed {
     /// src/qemu/qemu_domain.c, `qemuDomainGetMemLockLimitBytes`, and src/util/viriommufd.c, `virIOMMUFDSetRLimitMode`.
     pub(crate) fn of(guest: &Guest) -> Option<Self> {
         let interface = guest.interface?;
-        let disks = guest.devices.iter().filter(|device| device.driver == DeviceDriver::Nvme).count() as u64;
+        let disks = guest
+            .devices
+            .iter()
+            .filter(|device| device.driver == DeviceDriver::Nvme)
+            .count() as u64;
         let named = guest.devices.len() as u64 - disks;
         let on_demand = !guest.mediated.is_empty();
         // A device without an address is one, too.

@@ -671,8 +671,7 @@ impl Domain {
             ram.asks_for_huge = Some(true);
             if self.immediate || ram.pool_bytes.is_some() {
                 ram.prealloc_threads = self.threads.unwrap_or(self.guest.cpus).max(1);
-                // libvirt names a number to QEMU in any case.
-                ram.threads_given = true;
+                ram.threads_given = self.threads.is_some();
             }
             self.guest.memory.push(ram);
         }

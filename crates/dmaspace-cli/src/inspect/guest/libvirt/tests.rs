@@ -39,7 +39,6 @@ fn memory_is_backed_as_memory_backing_says() {
             Ram {
                 pool_bytes: Some(2 << 20),
                 prealloc_threads: 6,
-                threads_given: true,
                 ..plain.clone()
             },
         ),
@@ -48,7 +47,6 @@ fn memory_is_backed_as_memory_backing_says() {
             Ram {
                 pool_bytes: Some(1 << 30),
                 prealloc_threads: 6,
-                threads_given: true,
                 ..plain.clone()
             },
         ),

@@ -722,6 +722,8 @@ impl ParsedOptions {
             if wanted && ram.prealloc_threads == 0 || ram.prealloc_threads == EACH {
                 ram.prealloc_threads = self.guest.cpus.max(1);
             }
+            // `-mem-prealloc` names them: `qemu_process_sugar_options`, `system/vl.c`.
+            ram.threads_given |= self.prealloc;
             self.guest.memory.push(ram);
         }
         Ok(())
