@@ -19,6 +19,8 @@ const MOST_EVIDENCE: usize = 64;
 const MOST_TIMES: usize = 256;
 /// The different messages of a fold by which its faults are found again in another file.
 const MOST_MESSAGES: usize = 1024;
+/// The same of all folds together.
+const MOST_OF_ALL: usize = 65_536;
 /// The devices of one number that are named.
 pub(super) const MOST_NAMES: usize = 4;
 
@@ -149,6 +151,8 @@ pub(super) struct Folds {
     places: HashMap<Key, usize>,
     /// Folds of the last faults.
     recent: [usize; 8],
+    /// Messages that are kept of all folds.
+    remembered: usize,
     /// Faults of devices beyond [`MOST_FOLDS`].
     pub(super) beyond: u64,
     /// Suppressed faults that wait for the next fault of the family: file, fact.
@@ -398,11 +402,12 @@ impl Fold {
         self.evidence.extend(evidence.into_iter().take(MOST_NAMES));
     }
 
-    fn remember(&mut self, message: u64, weight: u64, time: Option<f64>) {
-        let full = self.messages.len() >= MOST_MESSAGES;
-        if full && !self.messages.contains_key(&message) {
+    /// True where the message is a new one.
+    fn remember(&mut self, message: u64, weight: u64, time: Option<f64>, room: bool) -> bool {
+        let new = !self.messages.contains_key(&message);
+        if new && (!room || self.messages.len() >= MOST_MESSAGES) {
             self.more_messages = self.more_messages.saturating_add(weight);
-            return;
+            return false;
         }
         let known = self.messages.entry(message).or_default();
         known.count = known.count.saturating_add(weight);
@@ -410,6 +415,7 @@ impl Fold {
             let first = known.span.map_or(time, |(first, _)| first);
             known.span = Some((first, time));
         }
+        new
     }
 
     /// True where another file shows faults of this fold: the same messages, and of one boot as far as both logs count
