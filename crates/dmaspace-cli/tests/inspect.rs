@@ -283,10 +283,12 @@ fn a_machine_that_does_not_run_is_predicted_by_its_configuration() {
     // One screen.
     let mut widths = stdout.lines().map(|line| line.chars().count());
     assert!(widths.all(|width| width <= 80), "{stdout}");
-    assert!(stdout.lines().count() <= 40, "{stdout}");
+    assert!(stdout.lines().count() <= 48, "{stdout}");
     let found = report(dmaspace(&["inspect", "--qemu", line, "--json"]));
-    let advice = list(&found, "advice");
-    for one in advice {
+    // Needs that are short are not about time.
+    let advice = list(&found, "advice").iter();
+    let short = list(&found["needs"], "findings").len();
+    for one in advice.skip(short) {
         let (saved, after) = (number(one, "/saved_ns"), number(one, "/estimate/total_ns"));
         assert_eq!(saved + after, number(&found, "/start/type1/total_ns"));
     }
