@@ -192,11 +192,10 @@ impl Folds {
             fold.suppressed(&suppressed, evidence);
         }
         fold.count = fold.count.saturating_add(weight);
-        fold.remember(
-            message_of(record),
-            weight,
-            record.time.filter(|_| since_boot),
-        );
+        let time = record.time.filter(|_| since_boot);
+        let room = self.remembered < MOST_OF_ALL;
+        let new = fold.remember(message_of(record), weight, time, room);
+        self.remembered += usize::from(new);
         if let Some(address) = record.address {
             let room = fold.addresses.len() < MOST_ADDRESSES;
             if room {

@@ -76,7 +76,7 @@ pub(crate) struct ExplainArgs {
 
     /// With --collect: do not ask
     ///
-    /// Example: --collect machine.tar.gz --yes
+    /// Example: --yes --collect machine.tar.gz
     #[arg(long, requires = "collect")]
     yes: bool,
 

@@ -19,7 +19,7 @@ use super::advice::{self, Advice, Now};
 use super::calibrate::{Rate, Speeds, processors};
 use super::conditions::{Conditions, Note};
 use super::guest::{GIANT, Guest, Host, Interface, Monitor, Ram, SMALL, THP};
-use crate::size::bytes;
+use crate::size::{bytes, counted};
 
 /// Instructions of Linux 7.2 that pin and map a page that is present, by VT-d and by AMD-Vi, and that unmap it by
 /// VT-d: medians of five, of 64 MiB or, for a page of 1 GiB, of one.
@@ -116,7 +116,7 @@ pub struct StartReport {
     /// How VFIO maps; type 1 where that is not known.
     pub interface: Interface,
     /// Threads that bring in each part of the memory before it is mapped: those that the configuration asks for, as
-    /// far as the monitor starts them and this machine has processors.
+    /// far as the monitor starts them and this machine has processors. Empty where no part is brought in before.
     pub threads: Vec<u32>,
     /// The calibration; `None` where there was none.
     pub speeds: Option<Speeds>,
@@ -151,6 +151,7 @@ impl StartReport {
         let from_nothing = |interface| estimate(guest, host, interface, 1.0);
         let cpus = speeds.map_or_else(processors, |speeds| speeds.processors);
         let threads = |ram: &Ram| guest.threads_of(ram, host, cpus);
+        let before = guest.memory.iter().any(|ram| ram.prealloc_threads > 0);
         let now = Now {
             guest,
             host,
@@ -164,7 +165,12 @@ impl StartReport {
         let report = Self {
             pages: guest.pages(host),
             interface,
-            threads: guest.memory.iter().map(threads).collect(),
+            threads: guest
+                .memory
+                .iter()
+                .filter(|_| before)
+                .map(threads)
+                .collect(),
             speeds: speeds.cloned(),
             type1: from_nothing(Interface::Type1),
             iommufd: from_nothing(Interface::Iommufd),
@@ -314,16 +320,15 @@ impl Guest {
         let mut less = less.filter(|(ram, threads)| *threads < ram.prealloc_threads);
         if let Some((ram, threads)) = less.next() {
             let mut text = format!(
-                "{threads} of {} that are asked for bring {} in: this machine has {} processors",
+                "{threads} of {} bring {} in: this machine has {}",
                 ram.prealloc_threads,
                 bytes(ram.bytes),
-                speeds.processors
+                counted(speeds.processors.into(), "processor")
             );
             if matches!(self.monitor, Monitor::Qemu | Monitor::Libvirt) {
                 let [before, since] = MOST_THREADS;
                 text += &format!(
-                    "; QEMU starts {before} at most ({since} since version 11), and one for each 64 MiB \
-                     (util/oslib-posix.c, get_memset_num_threads)"
+                    ", QEMU starts {before} at most ({since} since version 11), one for 64 MiB"
                 );
             }
             say("threads", text);
@@ -332,8 +337,7 @@ impl Guest {
         let most = self.memory.iter().map(threads).max().unwrap_or(0);
         if most > tried {
             let text = format!(
-                "{most} threads are taken to be as fast as the {tried} that memory sufficed to try; the error has \
-                 that they may be faster in proportion"
+                "{tried} of {most} were tried, as memory is short: the error has what more may save"
             );
             say("threads", text);
         }
@@ -760,7 +764,7 @@ pub(super) mod tests {
         }
         let notes = threads("q35", "size=7680G").notes;
         assert!(
-            notes[0].text.starts_with("16 of 240 that are asked for"),
+            notes[0].text.starts_with("16 of 240 bring 7.50 TiB in"),
             "{notes:?}"
         );
         // Bound to two of the nodes that this machine has one of.

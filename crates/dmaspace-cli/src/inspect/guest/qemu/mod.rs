@@ -764,6 +764,7 @@ impl ParsedOptions {
                 file: self.path.take(),
                 asks_for_huge: Some(true),
                 prealloc_threads: if self.prealloc { cpus } else { 0 },
+                threads_given: self.prealloc,
                 ..Ram::default()
             });
         }
