@@ -1,4 +1,4 @@
-//! A machine for somebody else: the files that `explain --machine` reads, in one archive, without private parts.
+//! Archive of a machine for another person: the files that `explain --machine` reads, without private parts.
 //!
 //! The archive has the files as they lie in `/sys`, `/proc` and `/dev`, links by the last name that they lead to, and
 //! first [`MARK`], by which `explain` knows it. Of the kernel's log only lines are taken that a reader asks for, of
@@ -553,6 +553,29 @@ mod tests {
             assert!(!text.contains(&secret.to_lowercase()), "{secret}");
         }
         assert!(text.contains("fault addr 0x7000") && text.contains("vfio-pci,host=01:00.0"));
+    }
+
+    #[test]
+    fn a_link_of_an_archive_leads_to_no_file_of_this_machine() {
+        let mut tar = tar::Builder::new(Vec::new());
+        append(&mut tar, MARK, b"dmaspace\n").unwrap();
+        let group = "sys/kernel/iommu_groups/1";
+        for path in ["proc/cmdline", &format!("{group}/type"), "dev/kmsg"] {
+            let mut header = header(tar::EntryType::Symlink, 0);
+            tar.append_link(&mut header, path, "/proc/version").unwrap();
+        }
+        let mut progress = |_: &str, _: u64| {};
+        let mut input = Input::new(&mut progress);
+        input.stream("a.tar", tar.into_inner().unwrap().as_slice());
+        let read = report(input.facts, input.files);
+        let printed = crate::json(&read).unwrap();
+        assert!(!printed.contains("Linux version"), "{printed}");
+        assert!(
+            read.notes
+                .iter()
+                .any(|note| note.starts_with("a.tar:/proc/cmdline: ")),
+            "{printed}"
+        );
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long)]
     machine: bool,
 
-    /// Write the files that --machine reads to FILE, for somebody else
+    /// Write the files that --machine reads to FILE, for another person
     ///
     /// A .tar.gz that `dmaspace explain FILE` reads. Shows first what it takes, and asks. Names of the machine and its
     /// users, addresses of its network and serial numbers are left out.

@@ -14,7 +14,7 @@ use super::guest::{Guest, Host, Ram, SMALL, THP};
 use super::process::MOST_TEXT;
 use crate::size::{bytes, count, counted};
 
-/// What this machine has, and what a start needs of it; `None` is unknown.
+/// Resources of this machine, and the need of a start; `None` is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Conditions {
     /// Bytes that the start faults in, without those of pools.
@@ -67,7 +67,7 @@ impl Conditions {
         }
     }
 
-    /// What of them makes a start longer; nothing where nothing is faulted in.
+    /// Conditions that make a start longer; none where nothing is faulted in.
     pub(super) fn notes(&self) -> Vec<Note> {
         let mut notes = Vec::new();
         if self.needed_bytes == 0 {

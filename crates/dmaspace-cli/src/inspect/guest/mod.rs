@@ -142,7 +142,7 @@ impl Remapped {
 pub struct Blocks {
     /// Its largest size; 0 is unknown.
     pub bytes: u64,
-    /// What the guest is asked to plug.
+    /// Bytes that the guest is asked to plug.
     pub requested_bytes: u64,
     /// Bytes of a block; `None` where the monitor chooses.
     pub block_bytes: Option<u64>,
