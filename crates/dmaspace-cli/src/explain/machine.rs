@@ -19,6 +19,7 @@ use super::facts::{Driver, Facts, Known, Member, Pool, State, Vendor};
 use super::finding::{At, Evidence, Place, plain, shell};
 use super::input::Input;
 use crate::devices::units::{Ats, DEVICE_TLBS, UnitReport, ats, names, text, units};
+use crate::inspect::Monitor;
 
 /// The longest log that is read, bytes: twice the largest that a kernel is configured to keep (`LOG_BUF_SHIFT`, Linux
 /// `init/Kconfig`).
@@ -368,11 +369,10 @@ fn monitors(input: &mut Input<'_>, proc: &Path) {
         let words = words.map(|word| String::from_utf8_lossy(word).into_owned());
         let words: Vec<String> = words.filter(|word| !word.is_empty()).collect();
         let program = words.first().map(String::as_str).unwrap_or_default();
-        let program = program.rsplit('/').next().unwrap_or_default();
-        let qemu = program.starts_with("qemu-system-") || program == "qemu-kvm";
-        if !qemu && !["cloud-hypervisor", "firecracker", "crosvm"].contains(&program) {
+        let Some(monitor) = Monitor::of_program(program) else {
             continue;
-        }
+        };
+        let program = program.rsplit('/').next().unwrap_or_default();
         found += 1;
         if found > MOST_MONITORS {
             input.note(
@@ -381,7 +381,7 @@ fn monitors(input: &mut Input<'_>, proc: &Path) {
             );
             return;
         }
-        if qemu {
+        if monitor == Monitor::Qemu {
             let before = input.facts.configurations.len();
             let name = path.display().to_string();
             input.stream(&name, format!("{}\n", shell(&words)).as_bytes());

@@ -184,6 +184,16 @@ pub enum DeviceDriver {
     Nvme,
 }
 
+/// The end of a text that is not understood.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Reading {
+    /// An error.
+    #[default]
+    Exact,
+    /// A setting that is named as ignored: of a process, perhaps of a newer QEMU, and of a log.
+    Rough,
+}
+
 /// The bus that a device hangs on, by its root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BusPlace {
@@ -211,6 +221,18 @@ pub enum Monitor {
     /// Another one.
     #[default]
     Other,
+}
+
+impl Monitor {
+    /// The monitor that a program is, by its path.
+    pub(crate) fn of_program(path: &str) -> Option<Self> {
+        match qemu::base_name(path) {
+            "cloud-hypervisor" => Some(Self::CloudHypervisor),
+            "firecracker" => Some(Self::Firecracker),
+            "crosvm" => Some(Self::Other),
+            _ => qemu::is_program(path).then_some(Self::Qemu),
+        }
+    }
 }
 
 /// How VFIO maps.
@@ -315,6 +337,21 @@ impl Guest {
         let what = plain(what);
         if self.unread.len() < MOST_UNREAD && !self.unread.contains(&what) {
             self.unread.push(what);
+        }
+    }
+
+    /// Names what was not understood as ignored, where it is not to be an error.
+    fn or_named(
+        &mut self,
+        reading: Reading,
+        read: Result<(), ConfigError>,
+    ) -> Result<(), ConfigError> {
+        match read {
+            Err(error) if reading == Reading::Rough => {
+                self.ignore(&error.to_string());
+                Ok(())
+            }
+            read => read,
         }
     }
 

@@ -120,20 +120,14 @@ fn mark(areas: &mut [Area], sizes: &[Ram]) {
 
 /// The monitor, if it is one.
 fn monitor(areas: &[Area]) -> Option<Monitor> {
-    let programs = areas
+    let mut programs = areas
         .iter()
         .filter(|area| area.executable && area.kind == AreaKind::File);
-    let name = |area: &Area| {
+    let path = |area: &Area| {
         let path = area.name.strip_suffix(" (deleted)").unwrap_or(&area.name);
-        path.rsplit('/').next().unwrap_or_default().to_owned()
+        Monitor::of_program(path)
     };
-    let named = programs.map(name).find_map(|name| match name.as_str() {
-        "qemu-kvm" => Some(Monitor::Qemu),
-        "cloud-hypervisor" => Some(Monitor::CloudHypervisor),
-        "firecracker" => Some(Monitor::Firecracker),
-        name if name.starts_with("qemu-system-") => Some(Monitor::Qemu),
-        _ => None,
-    });
+    let named = programs.find_map(path);
     let processor = |area: &Area| area.name.starts_with("anon_inode:kvm-vcpu");
     named.or_else(|| areas.iter().any(processor).then_some(Monitor::Other))
 }

@@ -13,10 +13,9 @@ use quick_xml::Reader;
 use quick_xml::escape::unescape;
 use quick_xml::events::{BytesStart, Event};
 
-use super::qemu::Reading;
 use super::{
-    Blocks, BusPlace, ConfigError, Guest, Interface, Monitor, Ram, Remapped, SMALL, added, cpus,
-    has_variable, memory, number, page, variables,
+    Blocks, BusPlace, ConfigError, Guest, Interface, Monitor, Ram, Reading, Remapped, SMALL, added,
+    cpus, has_variable, memory, number, page, variables,
 };
 use crate::inspect::process::plain;
 
@@ -89,10 +88,10 @@ fn read(text: &str, default_pool: u64, reading: Reading) -> Result<Guest, Config
                 inner.clear();
                 let attributes = Attributes::of(element).map_err(damaged)?;
                 let opened = domain.open(&path, &attributes);
-                domain.or_named(opened)?;
+                domain.guest.or_named(reading, opened)?;
                 if matches!(event, Event::Empty(_)) {
                     let ended = domain.end(&path);
-                    domain.or_named(ended)?;
+                    domain.guest.or_named(reading, ended)?;
                     close(&mut path, &mut depth);
                     over |= depth <= around;
                 }
@@ -110,9 +109,9 @@ fn read(text: &str, default_pool: u64, reading: Reading) -> Result<Guest, Config
             }
             Event::End(_) => {
                 let taken = domain.text(&path, inner.trim());
-                domain.or_named(taken)?;
+                domain.guest.or_named(reading, taken)?;
                 let ended = domain.end(&path);
-                domain.or_named(ended)?;
+                domain.guest.or_named(reading, ended)?;
                 inner.clear();
                 close(&mut path, &mut depth);
                 over |= depth <= around;
@@ -481,17 +480,6 @@ impl Domain {
         last.filter(|_| self.in_blocks)
     }
 
-    /// Names what was not understood as ignored, where it is not to be an error.
-    fn or_named(&mut self, read: Result<(), ConfigError>) -> Result<(), ConfigError> {
-        match read {
-            Err(error) if self.reading == Reading::Rough => {
-                self.guest.ignore(&error.to_string());
-                Ok(())
-            }
-            read => read,
-        }
-    }
-
     /// A template's text in the place of elements.
     fn between(&mut self, path: &str, text: &str) {
         if GROUPS.contains(&path) && (has_variable(text) || text.contains("{%")) {
@@ -630,7 +618,9 @@ impl Domain {
                     });
                     self.cells_shared.push(None);
                 }
-                None => self.or_named(Err(ConfigError::NoMemory))?,
+                None => self
+                    .guest
+                    .or_named(self.reading, Err(ConfigError::NoMemory))?,
             }
         }
         let begins = self.cells.iter().map(|cell| cell.bytes);

@@ -272,7 +272,7 @@ fn json(text: &str) -> Option<usize> {
 }
 
 /// A program without its folder.
-pub(super) fn base_name(path: &str) -> &str {
+pub(in super::super) fn base_name(path: &str) -> &str {
     path.rsplit(['/', '\\']).next().unwrap_or(path)
 }
 

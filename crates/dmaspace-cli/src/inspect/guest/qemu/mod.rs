@@ -11,12 +11,15 @@ mod value;
 
 use std::fs;
 
-use super::{Blocks, ConfigError, Guest, Monitor, Ram, Remapped, cpus, memory, page, variables};
+use super::{
+    Blocks, ConfigError, Guest, Monitor, Ram, Reading, Remapped, cpus, memory, page, variables,
+};
 use crate::inspect::process::plain;
 use crate::size;
 
 use buses::Buses;
-use command::{base_name, command, is_program};
+use command::command;
+pub(super) use command::{base_name, is_program};
 pub(crate) use command::{begins, logged};
 pub(super) use value::has_variable;
 use value::{Pairs, address, bytes, host_address, pairs, set};
@@ -99,16 +102,6 @@ pub fn qemu_line(line: &str, default_pool: u64) -> Result<Guest, ConfigError> {
     }
 }
 
-/// The end of a text that is not understood.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Reading {
-    /// An error.
-    #[default]
-    Exact,
-    /// A setting that is named as ignored: of a process, perhaps of a newer QEMU, and of a log.
-    Rough,
-}
-
 /// Reads options that libvirt adds to its own, of a guest with so many processors: devices, and objects in the place of
 /// all memory. Other settings of memory are named as ignored: which part they replace is not known.
 pub(super) fn added(
@@ -170,16 +163,12 @@ pub(crate) fn memory_arguments(words: &[String]) -> Option<Vec<String>> {
         "virtio-mem",
         "xio3130",
     ];
-    const MONITORS: [&str; 3] = ["cloud-hypervisor", "firecracker", "crosvm"];
     let (program, rest) = words.split_first()?;
-    let name = base_name(program);
-    if MONITORS.contains(&name) {
-        return Some(vec![name.to_owned()]);
+    let monitor = Monitor::of_program(program)?;
+    let mut kept = vec![base_name(program).to_owned()];
+    if monitor != Monitor::Qemu {
+        return Some(kept);
     }
-    if !is_program(program) {
-        return None;
-    }
-    let mut kept = vec![name.to_owned()];
     let mut rest = rest.iter().peekable();
     while let Some(word) = rest.next() {
         let option = word.trim_start_matches('-');
@@ -268,7 +257,7 @@ impl ParsedOptions {
                 if taken.is_err() {
                     found.unknown |= option == "m";
                 }
-                found.or_named(taken)?;
+                found.guest.or_named(reading, taken)?;
             } else if !is_in(FLAGS) && !is_in(REMOVED_FLAGS) {
                 let value = arguments.next_if(|word| !word.starts_with('-'));
                 found.unknown(option, value.unwrap_or_default());
@@ -277,17 +266,6 @@ impl ParsedOptions {
             found.stopped |= option == "S";
         }
         Ok(found)
-    }
-
-    /// Names what was not understood as ignored, where it is not to be an error.
-    fn or_named(&mut self, read: Result<(), ConfigError>) -> Result<(), ConfigError> {
-        match read {
-            Err(error) if self.reading == Reading::Rough => {
-                self.guest.ignore(&error.to_string());
-                Ok(())
-            }
-            read => read,
-        }
     }
 
     /// A word that is no option is an image of a disk, unless it stands for something else.
@@ -712,7 +690,8 @@ impl ParsedOptions {
         for id in ids {
             let at = self.objects.iter().position(|ram| ram.id == id);
             let Some(mut ram) = at.map(|at| self.objects.remove(at)) else {
-                self.or_named(Err(ConfigError::NoObject { id }))?;
+                self.guest
+                    .or_named(self.reading, Err(ConfigError::NoObject { id }))?;
                 continue;
             };
             if ram.bytes == 0 {
