@@ -302,6 +302,18 @@ fn listed(device: Device) -> anyhow::Result<Value> {
         .with_context(|| format!("{} is not on the list", device.0))
 }
 
+/// Commands that `devices` has for the device's group.
+fn commands(device: Device) -> anyhow::Result<Vec<String>> {
+    let report = report(&["devices"])?;
+    let groups = report["groups"].as_array().context("no groups")?;
+    let number = json!(device.group()?);
+    let group = groups.iter().find(|group| group["group"] == number);
+    let group = group.context("the device's group is not on the list")?;
+    let commands = group["bind"].as_array().context("no commands")?;
+    let commands = commands.iter().filter_map(Value::as_str);
+    Ok(commands.map(str::to_owned).collect())
+}
+
 /// `devices` says how a device is bound, and `check` refuses it with the same commands; when that was
 /// done, `devices` says in how many ways it can be used.
 pub(crate) fn devices(_: &Machine) -> anyhow::Result<()> {
@@ -311,26 +323,20 @@ pub(crate) fn devices(_: &Machine) -> anyhow::Result<()> {
     says(&before, "/driver", &Value::Null)?;
     says(&before, "/group", &json!(device.group()?))?;
     says(&before, "/unit", &json!(device.link("iommu")?))?;
-    let report = report(&["devices"])?;
-    let groups = report["groups"].as_array().context("no groups")?;
-    let number = json!(device.group()?);
-    let group = groups.iter().find(|group| group["group"] == number);
-    let group = group.context("the device's group is not on the list")?;
-    let commands = group["bind"].as_array().context("no commands")?;
-    let commands: Vec<&str> = commands.iter().filter_map(Value::as_str).collect();
+    let bind = commands(device)?;
     for backend in ["vfio", "iommufd"] {
         let (output, said) = run(&["check", "--backend", backend, "--device", NVME])?;
         ensure!(output.status.code() == Some(2), "{}: {said}", output.status);
-        let expected = format!("bound to no driver; as root: {}", commands.join(" && "));
+        let expected = format!("bound to no driver; as root: {}", bind.join(" && "));
         ensure!(said.ends_with(&expected), "{said}");
     }
-    for command in commands {
+    for command in &bind {
         // There is no shell here; they are all of one kind.
         let (text, path) = command
             .strip_prefix("echo ")
             .and_then(|rest| rest.split_once(" > "))
             .with_context(|| format!("not understood: {command}"))?;
-        fs::write(path, text).with_context(|| command.to_owned())?;
+        fs::write(path, text).with_context(|| command.clone())?;
     }
     let after = listed(device)?;
     says(&after, "/state", &json!("ready"))?;
@@ -341,5 +347,7 @@ pub(crate) fn devices(_: &Machine) -> anyhow::Result<()> {
         &json!(["type1", "compatibility", "iommufd"]),
     )?;
     says(&after, "/cdev", &json!(device.cdev()?))?;
-    says(&after, "/bind", &json!([]))
+    let left = commands(device)?;
+    ensure!(left.is_empty(), "{left:?}");
+    Ok(())
 }

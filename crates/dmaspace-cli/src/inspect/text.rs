@@ -432,7 +432,11 @@ fn advice(sheet: &mut Sheet, others: &[Advice]) {
         };
         sheet.line(&format!("  {}. {}{saved}{boot}", nth + 1, advice.finding));
         for line in &advice.setting {
-            sheet.copied(&format!("     {line}"));
+            // A sentence is read, a command or a line of a file is copied.
+            match line.ends_with('.') {
+                true => sheet.line(&format!("     {line}")),
+                false => sheet.copied(&format!("     {line}")),
+            }
         }
         if !advice.assumes.is_empty() {
             sheet.line(&format!("     assumes {}", advice.assumes.join("; ")));
