@@ -121,9 +121,41 @@ fn intel(unit: &Path) -> (Option<u32>, Vec<&'static str>) {
         .into_iter()
         .filter(|(can, _)| *can)
         .map(|(_, name)| name);
+    (address_bits(cap), can.collect())
+}
+
+/// Bits of the addresses that a unit with this capability register translates: its width, at most that of its widest
+/// table. Source: VT-d 5.0, section 11.4.2, SAGAW 12:8, MGAW 21:16; Linux drivers/iommu/intel/iommu.c,
+/// `paging_domain_alloc`.
+pub(crate) fn address_bits(cap: u64) -> Option<u32> {
+    let widths = [(3, 57), (2, 48), (1, 39)];
+    let tables = widths.iter().find(|(bit, _)| cap >> (8 + bit) & 1 == 1);
     // MGAW is the width less 1; no unit has less than 12 bits.
-    let width = (cap >> 16 & 0x3f) as u32 + 1;
-    (Some(width).filter(|width| *width > 12), can.collect())
+    let unit = (cap >> 16 & 0x3f) as u32 + 1;
+    let bits = tables.map_or(unit, |(_, bits)| unit.min(*bits));
+    Some(bits).filter(|bits| *bits > 12)
+}
+
+/// Extended capabilities of a configuration space: number and place of each.
+///
+/// PCI Express 6.0, section 7.6: the first is at 0x100; a head has its number in bits 15:0, the place of the next one in
+/// bits 31:20.
+pub(crate) fn extended(space: &[u8]) -> Vec<(u32, usize)> {
+    let mut found = Vec::new();
+    let mut at = 0x100;
+    // As many as fit; a list that leads back ends, too.
+    while let Some(head) = word(space, at).filter(|head| !matches!(*head, 0 | u32::MAX)) {
+        found.push((head & 0xffff, at));
+        at = (head >> 20) as usize & !3;
+        if at < 0x100 || found.len() == (4096 - 0x100) / 8 {
+            break;
+        }
+    }
+    found
+}
+
+fn word(space: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(space.get(at..at + 4)?.try_into().ok()?))
 }
 
 /// The unit serves TLBs of devices.
@@ -131,32 +163,21 @@ pub(crate) const DEVICE_TLBS: &str = "device TLBs";
 
 /// The TLB of a device whose directory this is; `None` where its configuration space cannot be read so far.
 ///
-/// PCI Express Base Specification: extended capabilities begin at 0x100, ATS has the number 0xf
-/// (section 10.5.1 "ATS Extended Capability"); its control register is at 6, bit 15 is Enable.
+/// PCI Express 6.0, section 10.5.1 "ATS Extended Capability": number 0xf; its control register is at 6, bit 15 is
+/// Enable.
 pub(crate) fn ats(device: &Path) -> Option<Ats> {
     let bytes = read_at_most(device.join("config"), MOST).ok()?;
     if bytes.len() <= 64 {
         return None;
     }
-    let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-    let mut at = 0x100;
-    // As many as fit; a list that leads back ends, too.
-    for _ in 0..(4096 - 0x100) / 8 {
-        let Some(head) = word(at).filter(|head| !matches!(*head, 0 | u32::MAX)) else {
-            break;
-        };
-        if head & 0xffff == 0xf {
-            let control = word(at + 4)? >> 16;
-            return Some(if control >> 15 == 1 {
-                Ats::On
-            } else {
-                Ats::Off
-            });
-        }
-        match (head >> 20) as usize & !3 {
-            next if next >= 0x100 => at = next,
-            _ => break,
-        }
+    let ats = extended(&bytes)
+        .into_iter()
+        .find(|(number, _)| *number == 0xf);
+    let Some((_, at)) = ats else {
+        return Some(Ats::None);
+    };
+    match word(&bytes, at + 4)? >> 31 {
+        1 => Some(Ats::On),
+        _ => Some(Ats::Off),
     }
-    Some(Ats::None)
 }

@@ -16,7 +16,7 @@ use hostmem::read_at_most;
 
 use super::machine::{TABLES, kernel_log};
 use super::read::Concerned;
-use crate::devices::units::{names, text};
+use crate::devices::units::{extended, names, text};
 use crate::inspect::memory_arguments;
 use crate::print;
 use crate::private::Private;
@@ -28,7 +28,7 @@ pub(super) const MARK: &str = "dmaspace-machine.txt";
 const MOST: u64 = 16 << 20;
 
 /// Texts below `/sys`.
-const TEXTS: [&str; 19] = [
+const TEXTS: [&str; 20] = [
     "bus/pci/devices/*/class",
     "bus/pci/devices/*/vendor",
     "bus/pci/devices/*/device",
@@ -39,12 +39,13 @@ const TEXTS: [&str; 19] = [
     "class/iommu/*/amd-iommu/cap",
     "class/iommu/*/amd-iommu/features",
     "devices/system/node/node*/hugepages/*/free_hugepages",
-    "devices/system/node/node*/hugepages/*/nr_hugepages",
     "kernel/iommu_groups/*/name",
     "kernel/iommu_groups/*/reserved_regions",
     "kernel/iommu_groups/*/type",
     "kernel/mm/hugepages/*/free_hugepages",
-    "kernel/mm/hugepages/*/nr_hugepages",
+    "kernel/mm/hugepages/*/nr_overcommit_hugepages",
+    "kernel/mm/hugepages/*/resv_hugepages",
+    "kernel/mm/hugepages/*/surplus_hugepages",
     "kernel/mm/transparent_hugepage/enabled",
     "module/iommu/parameters/*",
     "module/vfio_iommu_type1/parameters/*",
@@ -353,24 +354,9 @@ fn matching(root: &Path, pattern: &str) -> Vec<String> {
 /// A configuration space without the serial number, which is often the address of the device in a network. PCI Express
 /// 6.0, section 7.9.3 "Device Serial Number Extended Capability": number 3, eight bytes at 4.
 fn without_serial(mut space: Vec<u8>) -> Vec<u8> {
-    let mut at = 0x100;
-    // As many as fit; a list that leads back ends, too.
-    for _ in 0..(4096 - 0x100) / 8 {
-        let head = space.get(at..at + 4).and_then(|head| head.try_into().ok());
-        let Some(head) = head
-            .map(u32::from_le_bytes)
-            .filter(|head| !matches!(*head, 0 | u32::MAX))
-        else {
-            break;
-        };
-        if head & 0xffff == 3 {
-            if let Some(serial) = space.get_mut(at + 4..at + 12) {
-                serial.fill(0);
-            }
-        }
-        match (head >> 20) as usize & !3 {
-            next if next >= 0x100 => at = next,
-            _ => break,
+    for (number, at) in extended(&space) {
+        if let (3, Some(serial)) = (number, space.get_mut(at + 4..at + 12)) {
+            serial.fill(0);
         }
     }
     space

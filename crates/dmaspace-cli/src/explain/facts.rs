@@ -7,6 +7,7 @@ use dmaspace::firmware::FirmwareTable;
 use super::finding::{At, Evidence, Place, plain};
 use super::folds::Folds;
 use crate::inspect::Guest;
+use crate::inspect::needs::CountedPool;
 
 /// The most facts of one kind that are kept.
 pub(super) const MOST: usize = 65_536;
@@ -41,8 +42,8 @@ pub(super) struct Facts {
     pub(super) reserved: Vec<Known<(u64, u64, String)>>,
     /// Areas of layouts.
     pub(super) areas: Vec<Known<LayoutArea>>,
-    /// Free pages of pools: node, bytes of a page, free pages.
-    pub(super) pools: Vec<Known<Pool>>,
+    /// Free pages of pools.
+    pub(super) pools: Vec<Known<CountedPool>>,
     /// Nodes of devices, from a listing.
     pub(super) device_nodes: Vec<Known<(String, u32)>>,
     /// Bytes of a page of the host.
@@ -231,15 +232,6 @@ pub(super) struct LayoutArea {
     pub(super) device: Option<String>,
     pub(super) first: u64,
     pub(super) length: u64,
-}
-
-/// Free pages of a node.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Pool {
-    /// `None`: of all nodes together.
-    pub(super) node: Option<u32>,
-    pub(super) page: u64,
-    pub(super) free: u64,
 }
 
 /// A table with the place of its bytes.

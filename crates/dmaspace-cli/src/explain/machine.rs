@@ -15,11 +15,12 @@ use std::path::Path;
 use dmaspace::devices::{DeviceReport, DevicesError, DevicesReport, Places, is_vfio};
 use hostmem::{read_at_most, rest_at_most};
 
-use super::facts::{Driver, Facts, Known, Member, Pool, State, Vendor};
+use super::facts::{Driver, Facts, Known, Member, State, Vendor};
 use super::finding::{At, Evidence, Place, plain, shell};
 use super::input::Input;
 use crate::devices::units::{Ats, DEVICE_TLBS, UnitReport, ats, names, text, units};
 use crate::inspect::Monitor;
+use crate::inspect::needs::counted_pools;
 
 /// The longest log that is read, bytes: twice the largest that a kernel is configured to keep (`LOG_BUF_SHIFT`, Linux
 /// `init/Kconfig`).
@@ -315,26 +316,9 @@ fn tlbs(
 
 /// Free huge pages, of all nodes together and of each.
 fn pools(input: &mut Input<'_>, places: &Places) {
-    let nodes = places.sys.join("devices/system/node");
-    let of_node = |name: String| {
-        let node = name.strip_prefix("node")?.parse().ok()?;
-        Some((Some(node), nodes.join(name).join("hugepages")))
-    };
-    let folders = names(&nodes).into_iter().filter_map(of_node);
-    let all = (None, places.sys.join("kernel/mm/hugepages"));
-    for (node, folder) in std::iter::once(all).chain(folders) {
-        for name in names(&folder) {
-            let size = name.strip_prefix("hugepages-");
-            let size = size.and_then(|size| size.strip_suffix("kB")?.parse::<u64>().ok());
-            let path = folder.join(&name).join("free_hugepages");
-            let free = text(&path).and_then(|free| free.parse::<u64>().ok());
-            let page = size.and_then(|size| size.checked_mul(1024));
-            if let (Some(page), Some(free)) = (page, free) {
-                let evidence = place(input, &path, &free.to_string());
-                let fact = Pool { node, page, free };
-                input.facts.pools.push(Known { fact, evidence });
-            }
-        }
+    for (path, fact) in counted_pools(&places.sys) {
+        let evidence = place(input, &path, &fact.free.to_string());
+        input.facts.pools.push(Known { fact, evidence });
     }
 }
 

@@ -296,7 +296,7 @@ impl Guest {
         threads.min(processors).min(most)
     }
 
-    /// The guest as QEMU 5.0 to 7.0 starts it; `None` where it is another monitor, is newer, or is told how many threads.
+    /// The guest as QEMU 5.0 to 7.0 starts it; `None` of another monitor, a newer one, or a given number of threads.
     fn by_one_thread(&self) -> Option<Self> {
         let qemu = matches!(self.monitor, Monitor::Qemu | Monitor::Libvirt);
         // The program may be newer than its machine's type.

@@ -365,6 +365,9 @@ fn a_guest_that_does_not_run_is_compared_with_the_free_pages() {
     let machine = Machine::new("quiet");
     let pool = "hugepages/hugepages-2048kB/free_hugepages";
     machine.file(&format!("sys/kernel/mm/{pool}"), "16\n");
+    // Free, and promised to another.
+    let promised = pool.replace("free", "resv");
+    machine.file(&format!("sys/kernel/mm/{promised}"), "3\n");
     machine.file(&format!("sys/devices/system/node/node0/{pool}"), "12\n");
     machine.file(&format!("sys/devices/system/node/node1/{pool}"), "4\n");
     let line = "qemu-system-x86_64 -m 64M -object memory-backend-file,id=m,size=64M,mem-path=/dev/hugepages,share=on \
@@ -374,7 +377,7 @@ fn a_guest_that_does_not_run_is_compared_with_the_free_pages() {
     assert!(
         short
             .text
-            .contains("needs 32 pages of 2 MiB, and 16 are free"),
+            .contains("needs 32 pages of 2 MiB, and 13 are free"),
         "{}",
         short.text
     );

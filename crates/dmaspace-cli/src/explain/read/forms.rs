@@ -2,9 +2,9 @@
 //! apertures, layouts, pools, hosts, traces, series.
 
 use super::super::facts::{
-    Driver, Facts, LayoutArea, Member, Point, Pool, Step, hexadecimal, number, number_after, pci,
-    quote,
+    Driver, Facts, LayoutArea, Member, Point, Step, hexadecimal, number, number_after, pci, quote,
 };
+use crate::inspect::needs::CountedPool;
 
 /// Takes a line without a log's prefix; false: it is of none of these forms.
 pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &str) -> bool {
@@ -17,7 +17,12 @@ pub(in crate::explain) fn line(facts: &mut Facts, file: usize, at: u64, text: &s
         facts.content(file, "/proc/iomem");
     } else if let Some((node, page, free)) = pool(text) {
         facts.content(file, "huge page pools");
-        let pool = Pool { node, page, free };
+        let pool = CountedPool {
+            node,
+            page_bytes: page,
+            free,
+            growth: 0,
+        };
         Facts::push(
             &mut facts.pools,
             &mut facts.dropped,
@@ -492,7 +497,10 @@ mod tests {
              A 1 4096 100 200",
         );
         let pool = facts.pools[0].fact;
-        assert_eq!((pool.node, pool.page, pool.free), (Some(1), 2 << 20, 16));
+        assert_eq!(
+            (pool.node, pool.page_bytes, pool.free),
+            (Some(1), 2 << 20, 16)
+        );
         assert_eq!(facts.reserved[0].fact.2, "msi");
         assert_eq!(facts.apertures[0].fact, (0, 0x7f_ffff_ffff));
         assert_eq!(facts.areas[0].fact.device.as_deref(), Some("0000:01:00.0"));

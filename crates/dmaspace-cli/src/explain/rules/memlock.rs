@@ -142,7 +142,7 @@ fn by_limit(facts: &Facts, found: &mut Vec<Finding>) {
         };
         let need = LockNeed::of(&one.fact).filter(|need| need.memory_bytes > 0 && need.at_start);
         if let Some(need) = need {
-            // Memory that counts more than once is told by the devices, below.
+            // The devices, below, tell of memory that counts more than once.
             let short = needs::locked(&need, &one.fact, &available);
             if let Some(short) = short.filter(|short| short.cause == "memlock.too-low") {
                 found.push(

@@ -539,13 +539,13 @@ fn missing_size(
     else {
         return;
     };
-    let there = pools.iter().any(|pool| pool.fact.page == bytes);
+    let there = pools.iter().any(|pool| pool.fact.page_bytes == bytes);
     if pools.is_empty() || there || !own(one.evidence.place.file) {
         return;
     }
     let sizes: Vec<String> = pools
         .iter()
-        .map(|pool| crate::size::bytes(pool.fact.page))
+        .map(|pool| crate::size::bytes(pool.fact.page_bytes))
         .collect();
     let finding = Finding::certain("option.unknown-value", "Linux mm/hugetlb.c, hugepagesz_setup, default_hugepagesz_setup; arch/x86/mm/hugetlbpage.c, arch_hugetlb_valid_size")
         .evidence([&one.evidence])

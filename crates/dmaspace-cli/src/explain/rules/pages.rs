@@ -3,7 +3,7 @@
 use super::super::facts::{Facts, Known, Line};
 use super::super::finding::{Advice, Finding};
 use crate::inspect::Guest;
-use crate::inspect::needs::{self, Available, CountedPool};
+use crate::inspect::needs::{self, Available};
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
     let mut counted = false;
@@ -33,12 +33,15 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
 /// Need and counts; true where both were given.
 fn pools(facts: &Facts, one: &Known<Guest>, found: &mut Vec<Finding>) -> bool {
     let needs = needs::pool_needs(&one.fact);
-    let available = available(facts);
+    let available = Available {
+        pools: facts.pools.iter().map(|pool| pool.fact).collect(),
+        ..Available::default()
+    };
     let here = |page: u64| {
         facts
             .pools
             .iter()
-            .filter(move |pool| pool.fact.page == page)
+            .filter(move |pool| pool.fact.page_bytes == page)
     };
     for short in needs::short_pools(&needs, &available) {
         let counts = needs.iter().flat_map(|need| here(need.page_bytes));
@@ -51,27 +54,6 @@ fn pools(facts: &Facts, one: &Known<Guest>, found: &mut Vec<Finding>) -> bool {
     needs
         .iter()
         .any(|need| here(need.page_bytes).next().is_some())
-}
-
-/// Counts of pools; those of all nodes together only where there are none by node.
-fn available(facts: &Facts) -> Available {
-    let by_node = |page| {
-        let mut pools = facts.pools.iter();
-        pools.any(|pool| pool.fact.page == page && pool.fact.node.is_some())
-    };
-    let pools = facts.pools.iter().map(|pool| pool.fact);
-    let pools = pools.filter(|pool| pool.node.is_some() || !by_node(pool.page));
-    Available {
-        pools: pools
-            .map(|pool| CountedPool {
-                node: pool.node,
-                page_bytes: pool.page,
-                free: pool.free,
-                growth: 0,
-            })
-            .collect(),
-        ..Available::default()
-    }
 }
 
 /// Changes of the reverse map table. Source: AMD 24594 3.36, RMPUPDATE, "Return codes".

@@ -1,13 +1,13 @@
 //! Counts and limits of the host that a start meets.
 
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use dmaspace::layout::ReservedRange;
-use hostmem::{CgroupLimit, HugeSize, text_at_most};
+use hostmem::{CgroupLimit, HugeSize};
 
 use super::need::{self, GuestRange, HYPERTRANSPORT, LockNeed};
-use crate::inspect::process::{MOST_TEXT, memlock};
+use crate::devices::units::{address_bits, names, text};
+use crate::inspect::process::memlock;
 use crate::inspect::{Guest, Monitor};
 
 /// Mappings of a container unless it was changed: Linux drivers/vfio/vfio_iommu_type1.c, `dma_entry_limit`.
@@ -105,7 +105,10 @@ impl Available {
     pub(super) fn read(root: &Path, guest: &Guest, pid: Option<u32>) -> Self {
         let sys = root.join("sys");
         let mut found = Self {
-            pools: pools(&sys),
+            pools: counted_pools(&sys)
+                .into_iter()
+                .map(|(_, pool)| pool)
+                .collect(),
             lock: lock(root, guest, pid),
             dma_entry_limit: number(
                 &sys.join("module/vfio_iommu_type1/parameters/dma_entry_limit"),
@@ -151,7 +154,8 @@ impl Available {
         }
         let unit = text(&folder.join("iommu/intel-iommu/cap"));
         let cap = unit.and_then(|text| u64::from_str_radix(&text, 16).ok());
-        if let Some(last) = cap.and_then(last_address) {
+        if let Some(bits) = cap.and_then(address_bits) {
+            let last = u64::MAX >> (64 - bits);
             self.last = Some(self.last.map_or(last, |known| known.min(last)));
         }
     }
@@ -198,55 +202,43 @@ impl Available {
     }
 }
 
-fn text(path: &Path) -> Option<String> {
-    let text = text_at_most(path, MOST_TEXT).ok()?;
-    Some(text.trim().into())
-}
-
 fn number(path: &Path) -> Option<u64> {
     text(path)?.parse().ok()
 }
 
-fn names(path: &Path) -> impl Iterator<Item = String> {
-    let entries = fs::read_dir(path).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().into_string().ok())
-}
-
-/// Pools together and by node. Source: Linux Documentation/admin-guide/mm/hugetlbpage.rst.
-fn pools(sys: &Path) -> Vec<CountedPool> {
+/// Pools together and by node, each with the file of its free pages. Source: Linux
+/// Documentation/admin-guide/mm/hugetlbpage.rst.
+pub(crate) fn counted_pools(sys: &Path) -> Vec<(PathBuf, CountedPool)> {
+    let nodes = sys.join("devices/system/node");
+    let of_node = |name: String| {
+        let node = name.strip_prefix("node")?.parse().ok()?;
+        Some((Some(node), nodes.join(name).join("hugepages")))
+    };
+    let folders = names(&nodes).into_iter().filter_map(of_node);
+    let all = (None, sys.join("kernel/mm/hugepages"));
     let mut found = Vec::new();
-    let mut of_folder = |folder: &Path, node: Option<u32>| {
-        for name in names(folder) {
+    for (node, folder) in std::iter::once(all).chain(folders) {
+        for name in names(&folder) {
             let kib = name.strip_prefix("hugepages-");
             let kib = kib.and_then(|name| name.strip_suffix("kB")?.parse::<u64>().ok());
-            let Some(page_bytes) = kib.and_then(|kib| kib.checked_mul(1024)) else {
-                continue;
-            };
             let count = |file: &str| number(&folder.join(&name).join(file));
-            let Some(free) = count("free_hugepages") else {
+            let page = kib.and_then(|kib| kib.checked_mul(1024));
+            let (Some(page_bytes), Some(free)) = (page, count("free_hugepages")) else {
                 continue;
             };
-            // A node has neither of these files.
+            // A node has none of these files but the last.
             let promised = count("resv_hugepages").unwrap_or(0);
             let growth = count("nr_overcommit_hugepages").unwrap_or(0);
-            let grown = node.map_or_else(|| count("surplus_hugepages"), |_| None);
-            found.push(CountedPool {
+            let grown = count("surplus_hugepages").unwrap_or(0);
+            let pool = CountedPool {
                 node,
                 page_bytes,
                 free: free.saturating_sub(promised),
-                growth: growth.saturating_sub(grown.unwrap_or(0)),
-            });
-        }
-    };
-    of_folder(&sys.join("kernel/mm/hugepages"), None);
-    let nodes = sys.join("devices/system/node");
-    for name in names(&nodes) {
-        let node = name.strip_prefix("node").and_then(|node| node.parse().ok());
-        if let Some(node) = node {
-            of_folder(&nodes.join(&name).join("hugepages"), Some(node));
+                growth: growth.saturating_sub(grown),
+            };
+            found.push((folder.join(&name).join("free_hugepages"), pool));
         }
     }
-    found.sort_by_key(|pool| (pool.page_bytes, pool.node));
     found
 }
 
@@ -308,16 +300,6 @@ fn reserved_range(line: &str) -> Option<ReservedRange> {
 
 fn hex(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
-}
-
-/// The last address of a unit with this capability register: the widest table, at most the width of the unit. Source:
-/// VT-d 5.0, section 11.4.2, SAGAW 12:8, MGAW 21:16; Linux drivers/iommu/intel/iommu.c, `paging_domain_alloc`.
-fn last_address(cap: u64) -> Option<u64> {
-    let widths = [(3, 57), (2, 48), (1, 39)];
-    let tables = widths.iter().find(|(bit, _)| cap >> (8 + bit) & 1 == 1);
-    let unit = (cap >> 16 & 0x3f) + 1;
-    let bits = tables.map(|(_, bits)| unit.min(*bits))?;
-    Some(u64::MAX >> (64 - bits))
 }
 
 /// `6.18.44-debian`

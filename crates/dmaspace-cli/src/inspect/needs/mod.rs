@@ -22,7 +22,7 @@ use super::guest::{Guest, Interface, Ram};
 pub(crate) use compare::{
     LARGE_BAR, bars, layout, locked, mappings, page_by_page, pools as short_pools, raise,
 };
-pub(crate) use host::{Available, CountedPool, LockLimit, LockOwner};
+pub(crate) use host::{Available, CountedPool, LockLimit, LockOwner, counted_pools};
 pub use need::{GuestRange, LockCounter, Pieces};
 pub(crate) use need::{LockNeed, pools as pool_needs};
 
