@@ -4,11 +4,13 @@
 //! memory of a pool is brought in at the start (`qemuBuildMemoryBackendProps` of `src/qemu/qemu_command.c`),
 //! by QEMU with as many threads as the guest has processors, unless a number is given.
 
+mod value;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use dmaspace::topology::{MOST_MEMORY, MOST_NODES};
+use dmaspace::topology::MOST_MEMORY;
 use quick_xml::Reader;
 use quick_xml::escape::unescape;
 use quick_xml::events::{BytesStart, Event};
@@ -19,10 +21,10 @@ use super::{
 };
 use crate::inspect::process::plain;
 
+use value::{CELLS, Nodes, Set, based, nodes, one_more, scaled};
+
 /// Elements within elements; libvirt has fewer than ten.
 const DEEPEST: usize = 64;
-/// The most cells, and of what is kept for each of several elements.
-const MOST: usize = MOST_NODES;
 /// Documents that a domain is a part of: its status, a snapshot, a checkpoint.
 const AROUND: [&str; 3] = ["domstatus", "domainsnapshot", "domaincheckpoint"];
 /// Hypervisors whose devices VFIO gives.
@@ -37,8 +39,6 @@ const GROUPS: [&str; 5] = [
 ];
 /// Numbers of buses.
 const BUSES: RangeInclusive<u64> = 0..=0xff;
-/// Numbers of cells.
-const CELLS: RangeInclusive<u64> = 0..=MOST_NODES as u64 - 1;
 
 /// The machine that libvirt makes of a `<domain>`. `default_pool` is the size of a page of the pool that is
 /// used where none is named.
@@ -200,14 +200,6 @@ struct Domain {
     controllers: BTreeMap<u64, Controller>,
     /// Arguments for QEMU.
     arguments: Vec<String>,
-}
-
-/// Nodes of the host that memory is from.
-#[derive(Clone, Default)]
-struct Nodes {
-    set: Vec<u32>,
-    /// Pages of other nodes are refused.
-    bound: bool,
 }
 
 /// A controller of PCI.
@@ -734,105 +726,6 @@ impl Domain {
             None => (self.huge && self.pages.is_empty()).then_some(self.default_pool),
         }
     }
-}
-
-/// Nodes of the host. Source: libvirt `docs/formatdomain.rst`, "NUMA Node Tuning": the mode is strict where none is given.
-fn nodes(set: &str, mode: Option<&str>) -> Nodes {
-    Nodes {
-        set: Set::of(set).map_or_else(Vec::new, |set| set.all()),
-        bound: mode.is_none_or(|mode| mode == "strict"),
-    }
-}
-
-/// A set of cells: `0-3,^2,7`. Those behind a `^` are in none of the rest.
-struct Set {
-    within: Vec<RangeInclusive<u64>>,
-    without: Vec<RangeInclusive<u64>>,
-}
-
-impl Set {
-    fn of(text: &str) -> Option<Self> {
-        let (mut within, mut without) = (Vec::new(), Vec::new());
-        for part in text.split(',').map(str::trim) {
-            let (into, part) = match part.strip_prefix('^') {
-                Some(part) => (&mut without, part),
-                None => (&mut within, part),
-            };
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let cell = |text: &str| number("", text.trim(), &CELLS).ok();
-            into.push(cell(first)?..=cell(last)?);
-        }
-        Some(Self { within, without })
-    }
-
-    fn all(&self) -> Vec<u32> {
-        let all = CELLS.filter(|cell| self.holds(*cell));
-        all.map(|cell| cell as u32).collect()
-    }
-
-    fn holds(&self, cell: u64) -> bool {
-        let any = |ranges: &[RangeInclusive<u64>]| ranges.iter().any(|range| range.contains(&cell));
-        any(&self.within) && !any(&self.without)
-    }
-}
-
-/// There is room for one more.
-fn one_more<T>(of: &str, all: &[T]) -> Result<(), ConfigError> {
-    match all.len() < MOST {
-        true => Ok(()),
-        false => Err(ConfigError::Many {
-            of: of.into(),
-            most: MOST,
-        }),
-    }
-}
-
-/// A number in a range: hexadecimal behind `0x`, octal behind `0`. Source: libvirt `virPCIDeviceAddressParseXML`, by
-/// `virStrToLong_uip` with base 0.
-fn based(of: String, text: &str, range: &RangeInclusive<u64>) -> Result<u64, ConfigError> {
-    let (digits, radix) = match (text.strip_prefix("0x"), text.strip_prefix('0')) {
-        (Some(digits), _) => (digits, 16),
-        (None, Some(digits)) if !digits.is_empty() => (digits, 8),
-        (None, _) => (text, 10),
-    };
-    let known = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let number = u64::from_str_radix(digits, radix).ok().filter(|_| known);
-    let number = number.filter(|number| range.contains(number));
-    number.ok_or_else(|| ConfigError::Number {
-        of,
-        value: text.into(),
-        least: *range.start(),
-        most: *range.end(),
-    })
-}
-
-/// A size in bytes; what has no room in 64 bits is all that have.
-///
-/// Source: libvirt `docs/formatdomain.rst`, "Memory Allocation"; `virScaleInteger`.
-fn scaled(of: &str, text: &str, unit: &str) -> Result<u64, ConfigError> {
-    let scale: u64 = match unit.to_ascii_lowercase().as_str() {
-        "b" | "byte" | "bytes" => 1,
-        "kb" => 1000,
-        "" | "k" | "kib" => 1 << 10,
-        "mb" => 1000 * 1000,
-        "m" | "mib" => 1 << 20,
-        "gb" => 1000 * 1000 * 1000,
-        "g" | "gib" => 1 << 30,
-        "tb" => 1000 * 1000 * 1000 * 1000,
-        "t" | "tib" => 1 << 40,
-        "pb" => 1000 * 1000 * 1000 * 1000 * 1000,
-        "p" | "pib" => 1 << 50,
-        "eb" => 1000 * 1000 * 1000 * 1000 * 1000 * 1000,
-        "e" | "eib" => 1 << 60,
-        _ => {
-            return Err(ConfigError::Value {
-                of: format!("{of} unit"),
-                value: plain(unit),
-                known: "bytes, KB, KiB, MB, MiB, GB, GiB, TB, TiB",
-            });
-        }
-    };
-    Ok(number(of, text, &(0..=u64::MAX))?.saturating_mul(scale))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::super::Interface;
 use super::super::tests::{NUMBERS, predict};
+use super::value::address;
 use super::*;
 
 const POOL: u64 = 2 << 20;
