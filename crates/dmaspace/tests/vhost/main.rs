@@ -281,13 +281,7 @@ impl Monitor {
 
     /// Waits until `count` messages of `queue` came back.
     fn used(&self, queue: usize, count: u16) {
-        self.used_by(queue, count, || ());
-    }
-
-    /// The same, with `kick` before each look.
-    fn used_by(&self, queue: usize, count: u16, kick: impl Fn()) {
         let [_, _, used, _] = ring(queue);
-        kick();
         let deadline = Instant::now() + PATIENCE;
         while self.memory.read_obj::<u16>(GuestAddress(used + 2)).unwrap() != count {
             assert!(
@@ -295,7 +289,6 @@ impl Monitor {
                 "message {count} does not come back"
             );
             thread::sleep(Duration::from_millis(1));
-            kick();
         }
     }
 
