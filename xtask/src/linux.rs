@@ -149,8 +149,6 @@ pub(crate) const UML: &str = "um";
 pub(crate) const GUEST: &str = "guest";
 /// The same with mitigations of processors' faults.
 const HARDENED: &str = "hardened";
-/// The same, in which faults are provoked.
-pub(crate) const FAULTS: &str = "faults";
 /// That in which Linux is measured.
 pub(crate) const DMA: &str = "dma";
 /// The same, counting the calls of its functions.

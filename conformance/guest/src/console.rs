@@ -8,12 +8,13 @@
 //! ok NAME              it passed
 //! FAILED NAME: why     it did not
 //! ask QUESTION         the host answers with a line of its own
+//! keep FILE TEXT       a line of a file that the host keeps
 //! done                 all were run, and the guest powers off
 //! ```
 //!
 //! A test that hangs is known by the `run` without an end. A guest that dies leaves no `done`.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 /// A line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub enum Line {
     Failed(String, String),
     /// The guest waits for an answer of the host.
     Ask(String),
+    /// A line of a file, without a space in its name, that the host keeps.
+    Keep(String, String),
     /// All were run.
     Done,
 }
@@ -38,6 +41,7 @@ impl fmt::Display for Line {
             // One line, whatever the reason.
             Self::Failed(name, why) => write!(f, "FAILED {name}: {}", why.replace('\n', "; ")),
             Self::Ask(question) => write!(f, "ask {question}"),
+            Self::Keep(file, text) => write!(f, "keep {file} {text}"),
             Self::Done => f.write_str("done"),
         }
     }
@@ -55,6 +59,10 @@ impl Line {
             "run" => Some(Self::Run(rest.to_owned())),
             "ok" => Some(Self::Ok(rest.to_owned())),
             "ask" => Some(Self::Ask(rest.to_owned())),
+            "keep" => {
+                let (file, text) = rest.split_once(' ').unwrap_or((rest, ""));
+                Some(Self::Keep(file.to_owned(), text.to_owned()))
+            }
             "FAILED" => {
                 let (name, why) = rest.split_once(": ")?;
                 Some(Self::Failed(name.to_owned(), why.to_owned()))
@@ -70,6 +78,7 @@ pub struct Results<'a> {
     expected: Vec<(&'a str, State)>,
     done: bool,
     faults: Vec<String>,
+    kept: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +99,7 @@ impl<'a> Results<'a> {
                 .collect(),
             done: false,
             faults: Vec::new(),
+            kept: BTreeMap::new(),
         }
     }
 
@@ -103,6 +113,11 @@ impl<'a> Results<'a> {
                 self.faults.push(format!("{name}: {why}"));
             }
             Line::Ask(_) => {}
+            Line::Keep(file, text) => {
+                let kept = self.kept.entry(file.clone()).or_default();
+                kept.push_str(text);
+                kept.push('\n');
+            }
             Line::Done => self.done = true,
         }
     }
@@ -121,6 +136,11 @@ impl<'a> Results<'a> {
             }
             None => self.faults.push(format!("{name}: nobody asked for it")),
         }
+    }
+
+    /// The files that the guest has the host keep.
+    pub fn kept(&self) -> &BTreeMap<String, String> {
+        &self.kept
     }
 
     /// True when the guest has said its last word.
@@ -176,6 +196,8 @@ mod tests {
             Line::Ok("a_b".into()),
             Line::Failed("a_b".into(), "one: two".into()),
             Line::Ask("read 28 1000 8".into()),
+            Line::Keep("a/b".into(), "  of it ".trim_end().into()),
+            Line::Keep("a/b".into(), String::new()),
             Line::Done,
         ] {
             assert_eq!(Line::parse(&format!("{line}\r\n")), Some(line));

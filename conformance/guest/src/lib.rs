@@ -12,8 +12,10 @@
 //! Another kernel and another first process, `guest-dma`, measure Linux's DMA API beside `ioas::Dma` ([`dma`]); others run
 //! Linux's own tests ([`linux_tests`]).
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+#[allow(unsafe_code)]
+pub mod benchmark;
 pub mod console;
 #[cfg(feature = "host")]
 pub mod dma;

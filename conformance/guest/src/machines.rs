@@ -5,6 +5,10 @@
 //! small disk; and `ivshmem-plain`, whose BAR is memory. They differ in the IOMMU, which says what they are, a q35 or
 //! the `virt` of Arm or RISC-V; and one has two memory nodes, with devices below each.
 
+pub mod provoked;
+
+use provoked::PROVOKED;
+
 /// The number of a PCI function within its segment, by its address: `0000:00:05.0` is 0x28.
 pub fn bdf(address: &str) -> Option<u16> {
     let (_, rest) = address.split_once(':')?;
@@ -491,7 +495,9 @@ impl Machine {
 
     /// The machine of this name.
     pub fn find(name: &str) -> Option<&'static Self> {
-        MACHINES.iter().find(|machine| machine.name == name)
+        let provoked = PROVOKED.iter().map(|provoked| &provoked.machine);
+        let mut all = MACHINES.iter().chain(provoked);
+        all.find(|machine| machine.name == name)
     }
 
     /// Its tests whose name contains `only`, or all of them if it is the machine's own name, or nothing.

@@ -18,7 +18,7 @@ use conformance::{
 use guest::{
     dma::{self, Measure},
     linux_tests,
-    machines::{MACHINES, Machine, Unit},
+    machines::{MACHINES, Machine, Unit, provoked::PROVOKED},
     qemu::{Boot, arch, directory},
 };
 
@@ -62,6 +62,9 @@ enum Command {
         /// What of ours goes into it.
         #[arg(long, value_enum, conflicts_with = "tables")]
         patch: Option<Patch>,
+        /// Only the machines on which faults are provoked; the files of their cases go below this directory.
+        #[arg(long, value_name = "DIRECTORY")]
+        keep: Option<PathBuf>,
     },
     /// Measures Linux's DMA API beside `ioas::Dma`, in instructions.
     Dma {
@@ -123,6 +126,7 @@ fn main() -> ExitCode {
             kernel,
             tables,
             patch,
+            keep,
         } => {
             let programs = Programs {
                 init,
@@ -130,7 +134,8 @@ fn main() -> ExitCode {
                 examples: example,
             };
             let built = (*kernel, *tables, *patch);
-            run(&options.work, &programs, only.as_deref(), built)
+            let chosen = (only.as_deref(), keep.as_deref());
+            run(&options.work, &programs, chosen, built)
         }
         Command::Dma {
             init,
@@ -186,15 +191,19 @@ struct Programs<'a> {
 fn run(
     work: &Path,
     programs: &Programs<'_>,
-    only: Option<&str>,
+    (only, keep): (Option<&str>, Option<&Path>),
     (kernel, tables, patch): (Kernel, Tables, Option<Patch>),
 ) -> anyhow::Result<Done> {
     if kernel.kept(work).is_none() {
         return Ok(Done::NotThere(kernel.missing()));
     }
     let image = kernel.linked(tables, patch, work)?;
-    let chosen: Vec<&Machine> = MACHINES
-        .iter()
+    let all: Vec<&Machine> = match keep {
+        None => MACHINES.iter().collect(),
+        Some(_) => PROVOKED.iter().map(|one| &one.machine).collect(),
+    };
+    let chosen: Vec<&Machine> = all
+        .into_iter()
         .filter(|machine| arch(machine.unit).0 == kernel.arch)
         .filter(|machine| machine.tests(only).next().is_some())
         .collect();
@@ -240,8 +249,16 @@ fn run(
     for (machine, run) in chosen.into_iter().zip(runs) {
         let results = run.map_err(|_| anyhow!("{}: panicked", machine.name))??;
         let passed = results.passed();
+        let kept = results.kept().clone();
         let faults = results.faults();
         println!("{}: {passed} ok, {} wrong", machine.name, faults.len());
+        if let Some(directory) = keep {
+            for (file, text) in &kept {
+                let path = directory.join(machine.name).join(file);
+                fs::create_dir_all(path.parent().unwrap_or(directory))?;
+                fs::write(&path, text).with_context(|| path.display().to_string())?;
+            }
+        }
         if !faults.is_empty() {
             failed += 1;
             show(&faults, &boot.logs(machine));

@@ -24,7 +24,7 @@ use crate::{
     console::{Line, Results},
     machines::{
         DISK_BLOCKS, EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, MEMORY, Machine, NVME, NVME_SERIAL,
-        Unit, disk_block,
+        Unit, disk_block, provoked::Provoked,
     },
     virtio_iommu::Host,
 };
@@ -85,7 +85,7 @@ impl Boot<'_> {
                     guest.answer(&answer)?;
                 }
                 Ok(line) => {
-                    if !matches!(line, Line::Run(_)) {
+                    if !matches!(line, Line::Run(_) | Line::Keep(..)) {
                         println!("  {}: {line}", machine.name);
                     }
                     results.take(&line);
@@ -124,14 +124,16 @@ impl Boot<'_> {
         let blocks = (0..DISK_BLOCKS).flat_map(disk_block);
         fs::write(&disk, blocks.collect::<Vec<u8>>())
             .with_context(|| disk.display().to_string())?;
+        let provoked = Provoked::of(machine);
         let [log, qemu_log] = self.logs(machine);
         remove(&log)?;
         let qemu_log = File::create(&qemu_log)?;
         let mut words = format!(
-            "{} panic=-1 {NO_DRIVER} hugepages={HUGE_PAGES} {} {} {} dmaspace.machine={}",
+            "{} panic=-1 {NO_DRIVER} hugepages={HUGE_PAGES} {} {} {} {} dmaspace.machine={}",
             arch(machine.unit).1,
             machine.unit.kernel(),
             machine.kernel(),
+            provoked.map_or("", |provoked| provoked.kernel),
             self.tables.word(),
             machine.name
         );
@@ -171,6 +173,7 @@ impl Boot<'_> {
             ))
             .arg("-serial")
             .arg(format!("file:{}", log.display()))
+            .args(provoked.iter().flat_map(|provoked| provoked.qemu))
             .args(results(machine.unit))
             .arg("-kernel")
             .arg(self.kernel)

@@ -21,16 +21,16 @@ pub(crate) const BUFFER: u64 = 2048;
 /// Identification: major and minor version above, and this.
 const IDENTIFICATION: u64 = 0x00;
 const EDU: u32 = 0xed;
-const SOURCE: u64 = 0x80;
-const DESTINATION: u64 = 0x88;
-const COUNT: u64 = 0x90;
-const COMMAND: u64 = 0x98;
+pub(crate) const SOURCE: u64 = 0x80;
+pub(crate) const DESTINATION: u64 = 0x88;
+pub(crate) const COUNT: u64 = 0x90;
+pub(crate) const COMMAND: u64 = 0x98;
 /// Command: starts a transfer; 0 when it is done.
-const START: u64 = 1 << 0;
+pub(crate) const START: u64 = 1 << 0;
 /// Command: from the buffer to memory, not the other way.
-const TO_MEMORY: u64 = 1 << 1;
+pub(crate) const TO_MEMORY: u64 = 1 << 1;
 /// Where the DMA engine sees the buffer.
-const BUFFER_ADDRESS: u64 = 0x40000;
+pub(crate) const BUFFER_ADDRESS: u64 = 0x40000;
 
 /// A transfer takes a tenth of a second by the guest's clock.
 const PATIENCE: Duration = Duration::from_secs(60);

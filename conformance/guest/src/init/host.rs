@@ -2,9 +2,8 @@
 //! of the results, and does the DMA through the tables that the kernel has had it make.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{BufRead as _, BufReader, Write as _},
-    path::Path,
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -13,7 +12,7 @@ use guest::{
     machines::{Machine, Unit, bdf},
     start::{RESULTS, word},
 };
-use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+use rustix::termios::{OptionalActions, tcdrain, tcgetattr, tcsetattr};
 
 /// The machine that this is, by the kernel's command line.
 pub(crate) fn machine() -> anyhow::Result<&'static Machine> {
@@ -22,12 +21,25 @@ pub(crate) fn machine() -> anyhow::Result<&'static Machine> {
     Machine::find(name).with_context(|| format!("there is no machine {name}"))
 }
 
+/// The port of the results.
+fn port() -> anyhow::Result<File> {
+    let options = OpenOptions::new().read(true).write(true).open(RESULTS);
+    options.context(RESULTS)
+}
+
+/// Has the host keep a file.
+pub(crate) fn keep(file: &str, text: &str) -> anyhow::Result<()> {
+    let mut port = port()?;
+    for line in text.lines() {
+        writeln!(port, "{}", Line::Keep(file.to_owned(), line.to_owned()))?;
+    }
+    tcdrain(&port)?;
+    Ok(())
+}
+
 /// Asks the host; its answer.
 fn ask(question: String) -> anyhow::Result<String> {
-    let port = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(Path::new(RESULTS))?;
+    let port = port()?;
     // Otherwise the answer is sent back to the host.
     let mut how = tcgetattr(&port)?;
     how.make_raw();

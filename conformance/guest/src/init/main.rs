@@ -44,6 +44,7 @@ mod objects;
 mod peer;
 mod platform;
 mod program;
+mod provoke;
 mod release;
 mod replug;
 mod semantics;

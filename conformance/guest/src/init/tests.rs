@@ -5,7 +5,7 @@ use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
     charges, containers, dma, domains, examples, faults, handover, kernel_tables, limit,
-    live_update, many, numa, peer, platform, program, release, replug, semantics,
+    live_update, many, numa, peer, platform, program, provoke, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking, virtio_iommu,
 };
@@ -104,6 +104,22 @@ const TESTS: &[(&str, Test)] = &[
         live_update::to_the_next_kernel,
     ),
     ("the_unit_reports_a_fault", dma::fault),
+    ("provoke_nothing", provoke::nothing),
+    ("provoke_never_mapped", provoke::never_mapped),
+    ("provoke_after_unmap", provoke::after_unmap),
+    ("provoke_read_only", provoke::read_only),
+    ("provoke_null", provoke::null),
+    ("provoke_physical", provoke::physical_address),
+    ("provoke_beyond_the_width", provoke::beyond_the_width),
+    ("provoke_no_domain", provoke::no_domain),
+    ("provoke_interrupt", provoke::interrupt),
+    ("provoke_host_physical", provoke::host_physical),
+    (
+        "provoke_host_unmapped_strict",
+        provoke::host_unmapped_strict,
+    ),
+    ("provoke_host_unmapped_lazy", provoke::host_unmapped_lazy),
+    ("provoke_flood", provoke::flood),
     (
         "tables_that_the_kernel_shows_are_read",
         kernel_tables::shown,

@@ -14,20 +14,18 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use guest::{
+    benchmark::{Domain, Linux},
     machines::{EDU, Unit},
     pci::Device,
     samples::{REPEATS, SIZES, SPACES, Said, Sample, THREADS, Way, Who},
     start::{self, say},
 };
 use iopt::FormatId;
-use linux::{Domain, Linux};
 use ours::{Behind, Ours};
 use space::Space;
 
 #[allow(unsafe_code)]
 mod clock;
-#[allow(unsafe_code)]
-mod linux;
 mod ours;
 mod space;
 mod trace;

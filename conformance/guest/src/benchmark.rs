@@ -11,8 +11,9 @@
 use std::fs::{self, File};
 
 use anyhow::{Context as _, ensure};
-use guest::{machines::EDU, pci::Device, samples::SECONDS};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+
+use crate::{machines::EDU, pci::Device, samples::SECONDS};
 
 /// The driver, and its file.
 const DRIVER: &str = "dma_map_benchmark";
@@ -49,9 +50,12 @@ const RUN: Opcode = opcode::read_write::<Benchmark>(b'd', 1);
 
 /// What a device's DMA goes through.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Domain {
+pub enum Domain {
+    /// Of physical addresses.
     Identity,
+    /// Of tables, with an invalidation for each unmap.
     Strict,
+    /// Of tables, with one for many.
     Lazy,
 }
 
@@ -67,11 +71,16 @@ impl Domain {
 }
 
 /// A device with that driver; without it when dropped.
-pub(crate) struct Linux(Device);
+#[derive(Debug)]
+pub struct Linux(Device);
 
 impl Linux {
     /// Gives the device such a domain, and the driver.
-    pub(crate) fn new(domain: Domain) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses the domain, or the driver the device.
+    pub fn new(domain: Domain) -> anyhow::Result<Self> {
         let device = Device(EDU);
         let kind = device.path("iommu_group/type");
         let write =
@@ -86,7 +95,11 @@ impl Linux {
     }
 
     /// Nanoseconds of a map and of an unmap of `size` bytes.
-    pub(crate) fn run(&self, threads: u32, size: u64) -> anyhow::Result<[f64; 2]> {
+    ///
+    /// # Errors
+    ///
+    /// When the driver cannot be asked, or has mapped nothing.
+    pub fn run(&self, threads: u32, size: u64) -> anyhow::Result<[f64; 2]> {
         let mut what = Benchmark {
             map: 0,
             map_deviation: 0,
