@@ -116,16 +116,6 @@ pub const HARDENED: Kernel = Kernel {
     ),
 };
 
-/// The same with tables of firmware that are given to it: that in which faults are provoked.
-pub const FAULTS: Kernel = Kernel {
-    name: "faults",
-    arch: Arch::X86,
-    options: concat!(
-        include_str!("../guest/kernel.config"),
-        include_str!("../guest/faults.config")
-    ),
-};
-
 /// That in which the DMA API is measured: for speed and not for size.
 pub const DMA: Kernel = Kernel {
     name: "dma",
@@ -190,12 +180,11 @@ pub const RISCV: Kernel = Kernel {
 };
 
 /// All of them.
-pub const KERNELS: [Kernel; 12] = [
+pub const KERNELS: [Kernel; 11] = [
     UML,
     UML_DEBUG,
     GUEST,
     HARDENED,
-    FAULTS,
     DMA,
     TRACED,
     TESTS,

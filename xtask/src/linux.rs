@@ -163,7 +163,7 @@ pub(crate) const RISCV: &str = "riscv";
 /// The command `cargo xtask linux`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The kernel: um, um-debug, guest, hardened, faults, dma, traced, tests, tests-debug, tests-races, arm or riscv [default: um].
+    /// The kernel: um, um-debug, guest, hardened, dma, traced, tests, tests-debug, tests-races, arm or riscv [default: um].
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
     /// Runs Linux's own tests of I/O page tables, of iommufd and of VFIO as well, and its drivers of a disk and a network

@@ -51,11 +51,11 @@ const RUN: Opcode = opcode::read_write::<Benchmark>(b'd', 1);
 /// What a device's DMA goes through.
 #[derive(Clone, Copy, Debug)]
 pub enum Domain {
-    /// Of physical addresses.
+    /// Device addresses are physical ones.
     Identity,
-    /// Of tables, with an invalidation for each unmap.
+    /// Tables, with an invalidation for each unmap.
     Strict,
-    /// Of tables, with one for many.
+    /// Tables, with one invalidation for many.
     Lazy,
 }
 

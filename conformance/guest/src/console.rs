@@ -14,7 +14,7 @@
 //!
 //! A test that hangs is known by the `run` without an end. A guest that dies leaves no `done`.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, fs, io, path::Path};
 
 /// A line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,9 +138,18 @@ impl<'a> Results<'a> {
         }
     }
 
-    /// The files that the guest has the host keep.
-    pub fn kept(&self) -> &BTreeMap<String, String> {
-        &self.kept
+    /// Writes the files that the guest has the host keep.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot be written.
+    pub fn keep(&self, directory: &Path) -> io::Result<()> {
+        for (file, text) in &self.kept {
+            let path = directory.join(file);
+            fs::create_dir_all(path.parent().unwrap_or(directory))?;
+            fs::write(&path, text)?;
+        }
+        Ok(())
     }
 
     /// True when the guest has said its last word.
@@ -196,7 +205,7 @@ mod tests {
             Line::Ok("a_b".into()),
             Line::Failed("a_b".into(), "one: two".into()),
             Line::Ask("read 28 1000 8".into()),
-            Line::Keep("a/b".into(), "  of it ".trim_end().into()),
+            Line::Keep("a/b".into(), "  of it".into()),
             Line::Keep("a/b".into(), String::new()),
             Line::Done,
         ] {

@@ -198,12 +198,12 @@ fn run(
         return Ok(Done::NotThere(kernel.missing()));
     }
     let image = kernel.linked(tables, patch, work)?;
-    let all: Vec<&Machine> = match keep {
-        None => MACHINES.iter().collect(),
-        Some(_) => PROVOKED.iter().map(|one| &one.machine).collect(),
+    let all = match keep {
+        None => MACHINES,
+        Some(_) => PROVOKED,
     };
     let chosen: Vec<&Machine> = all
-        .into_iter()
+        .iter()
         .filter(|machine| arch(machine.unit).0 == kernel.arch)
         .filter(|machine| machine.tests(only).next().is_some())
         .collect();
@@ -249,16 +249,11 @@ fn run(
     for (machine, run) in chosen.into_iter().zip(runs) {
         let results = run.map_err(|_| anyhow!("{}: panicked", machine.name))??;
         let passed = results.passed();
-        let kept = results.kept().clone();
+        if let Some(directory) = keep {
+            results.keep(&directory.join(machine.name))?;
+        }
         let faults = results.faults();
         println!("{}: {passed} ok, {} wrong", machine.name, faults.len());
-        if let Some(directory) = keep {
-            for (file, text) in &kept {
-                let path = directory.join(machine.name).join(file);
-                fs::create_dir_all(path.parent().unwrap_or(directory))?;
-                fs::write(&path, text).with_context(|| path.display().to_string())?;
-            }
-        }
         if !faults.is_empty() {
             failed += 1;
             show(&faults, &boot.logs(machine));

@@ -24,7 +24,8 @@ use crate::{
     console::{Line, Results},
     machines::{
         DISK_BLOCKS, EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, MEMORY, Machine, NVME, NVME_SERIAL,
-        Unit, disk_block, provoked::Provoked,
+        Unit, disk_block,
+        provoked::{MANY, PROVOKED},
     },
     virtio_iommu::Host,
 };
@@ -124,34 +125,40 @@ impl Boot<'_> {
         let blocks = (0..DISK_BLOCKS).flat_map(disk_block);
         fs::write(&disk, blocks.collect::<Vec<u8>>())
             .with_context(|| disk.display().to_string())?;
-        let provoked = Provoked::of(machine);
         let [log, qemu_log] = self.logs(machine);
         remove(&log)?;
         let qemu_log = File::create(&qemu_log)?;
         let mut words = format!(
-            "{} panic=-1 {NO_DRIVER} hugepages={HUGE_PAGES} {} {} {} {} dmaspace.machine={}",
+            "{} panic=-1 {NO_DRIVER} hugepages={HUGE_PAGES} {} {} {} dmaspace.machine={}",
             arch(machine.unit).1,
             machine.unit.kernel(),
             machine.kernel(),
-            provoked.map_or("", |provoked| provoked.kernel),
             self.tables.word(),
             machine.name
         );
         if let Some(only) = self.only {
             words += &format!(" dmaspace.only={only}");
         }
+        // 64 bits of DMA address; 28 without it.
+        let edu = |address| {
+            format!(
+                "edu,dma_mask=0xffffffffffffffff,bus=pcie.0,addr={}",
+                slot(address)
+            )
+        };
+        let many = PROVOKED
+            .iter()
+            .any(|provoked| provoked.name == machine.name);
+        let many = MANY.iter().filter(|_| many);
+        let many = many.flat_map(|address| ["-device".into(), edu(address)]);
         let mut command = self.qemu.command();
         command
             .args(MACHINE)
             .args(["-m", "2G"])
             .args(ours)
             .args(self.board(machine)?)
-            // 64 bits of DMA address; 28 without it.
-            .arg("-device")
-            .arg(format!(
-                "edu,dma_mask=0xffffffffffffffff,bus=pcie.0,addr={}",
-                slot(EDU)
-            ))
+            .args(["-device".into(), edu(EDU)])
+            .args(many)
             .arg("-drive")
             .arg(format!(
                 "if=none,id=disk,format=raw,file={}",
@@ -173,7 +180,6 @@ impl Boot<'_> {
             ))
             .arg("-serial")
             .arg(format!("file:{}", log.display()))
-            .args(provoked.iter().flat_map(|provoked| provoked.qemu))
             .args(results(machine.unit))
             .arg("-kernel")
             .arg(self.kernel)

@@ -25,7 +25,7 @@ const QUIET: Duration = Duration::from_millis(700);
 /// A finding that an explanation of the case has.
 pub(super) struct Expected {
     pub(super) cause: &'static str,
-    pub(super) device: Option<&'static str>,
+    pub(super) device: Option<String>,
     pub(super) address: Option<u64>,
     pub(super) access: Option<&'static str>,
     /// Faults that were provoked.
@@ -83,7 +83,7 @@ pub(super) struct Case {
     name: &'static str,
     log: Log,
     files: Vec<String>,
-    allowed: &'static [&'static str],
+    allowed: Vec<&'static str>,
     expected: Vec<Expected>,
 }
 
@@ -97,7 +97,7 @@ impl Case {
             name,
             log,
             files: Vec::new(),
-            allowed: &[],
+            allowed: Vec::new(),
             expected: Vec::new(),
         })
     }
@@ -117,7 +117,7 @@ impl Case {
 
     /// Further causes that fit what is in the files, though they were not provoked.
     pub(super) fn allow(&mut self, causes: &'static [&'static str]) {
-        self.allowed = causes;
+        self.allowed.extend(causes);
     }
 
     /// Adds a text.
@@ -161,10 +161,10 @@ impl Case {
         };
         let files: Vec<_> = self.files.iter().map(String::as_str).collect();
         let mut text = format!("files = [{}]\n", listed(&files));
-        text += &format!("allowed = [{}]\n", listed(self.allowed));
+        text += &format!("allowed = [{}]\n", listed(&self.allowed));
         for one in &self.expected {
             text += &format!("\n[[finding]]\ncause = {:?}\n", one.cause);
-            if let Some(device) = one.device {
+            if let Some(device) = &one.device {
                 text += &format!("devices = [{device:?}]\n");
             }
             if let Some(address) = one.address {

@@ -14,7 +14,7 @@ mod registers;
 
 use std::{fs, sync::Arc, thread, time::Duration};
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use guest::{
     benchmark::{Domain, Linux},
     machines::{EDU, Machine, Unit, bdf, provoked::MANY},
@@ -36,7 +36,7 @@ use registers::HostEdu;
 const ALLOCATED: u64 = 0xffff_f000;
 const PAGE: u64 = 4096;
 
-/// Whether an entry is there.
+/// End of a walk.
 #[derive(Clone, Copy)]
 enum Entry {
     Absent,
@@ -61,20 +61,19 @@ const fn write_as(unit: Unit, entry: Entry) -> &'static str {
     }
 }
 
-/// Device as a kernel's lines name it.
-fn named(machine: &Machine, device: &'static str) -> anyhow::Result<&'static str> {
-    let number = bdf(device).context("no address")?;
+/// Bytes of a write that is one access of the bus, and so one fault.
+const ACCESS: u64 = 4;
+
+/// Device as it is named where the kernel's lines have its number only.
+fn named(machine: &Machine) -> anyhow::Result<String> {
     Ok(match machine.unit {
-        // By the number of its stream or of the device.
-        Unit::RiscV | Unit::Smmu1 | Unit::Smmu2 => {
-            Box::leak(format!("{number:#x}").into_boxed_str())
-        }
-        _ => device,
+        Unit::RiscV => format!("{:#x}", bdf(EDU).context("no address")?),
+        _ => EDU.to_owned(),
     })
 }
 
-/// Word of the lines that a fault has, and lines for each.
-const fn lines(unit: Unit) -> &'static str {
+/// Word of the line that each fault has.
+const fn word(unit: Unit) -> &'static str {
     match unit {
         Unit::Intel | Unit::IntelSecond | Unit::IntelFirst => "fault reason",
         Unit::Amd => "Event logged",
@@ -100,7 +99,7 @@ impl Case {
         address: Option<u64>,
     ) -> anyhow::Result<()> {
         self.expect(Expected {
-            device: Some(named(machine, EDU)?),
+            device: Some(named(machine)?),
             address,
             access: Some(access),
             count: Some(1),
@@ -109,13 +108,32 @@ impl Case {
         Ok(())
     }
 
-    fn faulted(self, machine: &Machine) -> anyhow::Result<()> {
-        self.end(1, lines(machine.unit))
+    /// The page was mapped until recently: VT-d's driver dumps the entries, of which only the last is absent. Where nothing
+    /// tells the level, the lines fit other causes as well.
+    fn unmapped(&mut self, machine: &Machine) {
+        match machine.unit {
+            Unit::Intel | Unit::IntelSecond | Unit::IntelFirst => {
+                self.expect(Expected::new("fault.use-after-unmap"));
+            }
+            Unit::RiscV => self.allow(&["fault.wrong-direction"]),
+            _ => {}
+        }
+    }
+
+    fn faulted(mut self, machine: &Machine) -> anyhow::Result<()> {
+        if matches!(
+            machine.unit,
+            Unit::Intel | Unit::IntelSecond | Unit::IntelFirst
+        ) {
+            // A dump is no cause of its own.
+            self.allow(&["table.explains-fault"]);
+        }
+        self.end(1, word(machine.unit))
     }
 }
 
-/// What a machine says of itself while all is well.
-pub(crate) fn nothing(_: &Machine) -> anyhow::Result<()> {
+/// A machine where all is well.
+pub(crate) fn nothing(machine: &Machine) -> anyhow::Result<()> {
     let mut case = Case::since_the_start("nothing")?;
     for (file, path) in [
         ("cmdline", "/proc/cmdline"),
@@ -127,7 +145,11 @@ pub(crate) fn nothing(_: &Machine) -> anyhow::Result<()> {
     let group = Device(EDU).path("iommu_group/reserved_regions");
     case.file("reserved_regions", &group.display().to_string())?;
     case.text("groups.txt", &groups()?)?;
-    case.end(1, "IOMMU")
+    if machine.unit == Unit::Amd {
+        // QEMU's table has none without remapping of interrupts.
+        case.expect(Expected::new("firmware.ioapic-missing"));
+    }
+    case.end(1, "Linux version")
 }
 
 fn open() -> anyhow::Result<(Space<Iommufd>, Edu)> {
@@ -140,12 +162,9 @@ pub(crate) fn never_mapped(machine: &Machine) -> anyhow::Result<()> {
     let (_space, edu) = open()?;
     let mut case = Case::new("never-mapped")?;
     case.reports(machine, Entry::Absent, IOVA)?;
-    edu.write(IOVA, 8)?;
+    edu.write(IOVA, ACCESS)?;
     case.faulted(machine)
 }
-
-/// Causes that a page that is gone, one that is read-only and a first page have in common where a unit tells less.
-const PAGES: &[&str] = &["fault.use-after-unmap", "fault.wrong-direction"];
 
 pub(crate) fn after_unmap(machine: &Machine) -> anyhow::Result<()> {
     let (mut space, edu) = open()?;
@@ -156,9 +175,8 @@ pub(crate) fn after_unmap(machine: &Machine) -> anyhow::Result<()> {
     space.unmap(Span::new(start, 4 * PAGE))?;
     let mut case = Case::new("after-unmap")?;
     case.reports(machine, Entry::Absent, start)?;
-    case.expect(Expected::new("fault.use-after-unmap"));
-    case.allow(PAGES);
-    edu.write(start, 8)?;
+    case.unmapped(machine);
+    edu.write(start, ACCESS)?;
     case.faulted(machine)
 }
 
@@ -171,8 +189,7 @@ pub(crate) fn read_only(machine: &Machine) -> anyhow::Result<()> {
     // No read before: QEMU reports no fault of a write that an entry of its IOTLB denies.
     case.reports(machine, Entry::Denies, start)?;
     case.expect(Expected::new("fault.wrong-direction"));
-    case.allow(PAGES);
-    edu.write(start, 8)?;
+    edu.write(start, ACCESS)?;
     case.faulted(machine)
 }
 
@@ -181,11 +198,11 @@ pub(crate) fn null(machine: &Machine) -> anyhow::Result<()> {
     let mut case = Case::new("null")?;
     case.reports(machine, Entry::Absent, 0x10)?;
     case.expect(Expected::new("fault.null-address"));
-    edu.write(0x10, 8)?;
+    edu.write(0x10, ACCESS)?;
     case.faulted(machine)
 }
 
-/// First page of a megabyte in the middle of the largest part of memory.
+/// Address of memory that lies apart from those that the allocator gives: a quarter into the largest part.
 fn physical() -> anyhow::Result<u64> {
     let iomem = fs::read_to_string("/proc/iomem")?;
     let parts = iomem.lines().filter(|line| line.ends_with(": System RAM"));
@@ -196,7 +213,7 @@ fn physical() -> anyhow::Result<u64> {
     });
     let largest = parts.max_by_key(|(first, last)| last - first);
     let (first, last) = largest.context("no memory")?;
-    Ok((first + (last - first) / 2) & !0xf_ffff)
+    Ok((first + (last - first) / 4) & !0xf_ffff)
 }
 
 pub(crate) fn physical_address(machine: &Machine) -> anyhow::Result<()> {
@@ -206,7 +223,7 @@ pub(crate) fn physical_address(machine: &Machine) -> anyhow::Result<()> {
     case.reports(machine, Entry::Absent, address)?;
     case.expect(Expected::new("fault.physical-address"));
     case.file("iomem", "/proc/iomem")?;
-    edu.write(address, 8)?;
+    edu.write(address, ACCESS)?;
     case.faulted(machine)
 }
 
@@ -219,7 +236,7 @@ pub(crate) fn beyond_the_width(machine: &Machine) -> anyhow::Result<()> {
         unit => (reported(unit, Entry::Absent), write_as(unit, Entry::Absent)),
     };
     case.reports_as(machine, cause, access, Some(address))?;
-    edu.write(address, 8)?;
+    edu.write(address, ACCESS)?;
     case.faulted(machine)
 }
 
@@ -231,13 +248,13 @@ pub(crate) fn no_domain(machine: &Machine) -> anyhow::Result<()> {
     let bound = Arc::new(Iommufd::attachable(&file, device)?);
     let edu = Edu::new(&*Iommufd::device(&bound, device)?)?;
     let mut case = Case::new("no-domain")?;
-    let (cause, access) = match machine.unit {
-        // Mode 0 without permissions is a valid entry (48882, section 2.2.2.1).
-        Unit::Amd => ("fault.permission", "write"),
-        _ => ("fault.device-entry", "write"),
+    // RISC-V reports no direction with this cause.
+    let access = match machine.unit {
+        Unit::RiscV => "unknown",
+        _ => "write",
     };
-    case.reports_as(machine, cause, access, Some(IOVA))?;
-    edu.write(IOVA, 8)?;
+    case.reports_as(machine, "fault.device-entry", access, Some(IOVA))?;
+    edu.write(IOVA, ACCESS)?;
     case.faulted(machine)
 }
 
@@ -267,7 +284,7 @@ pub(crate) fn host_physical(machine: &Machine) -> anyhow::Result<()> {
     case.reports(machine, Entry::Absent, address)?;
     case.expect(Expected::new("fault.physical-address"));
     case.file("iomem", "/proc/iomem")?;
-    edu.begin_write(address, 8);
+    edu.begin_write(address, ACCESS);
     edu.end()?;
     case.faulted(machine)
 }
@@ -282,9 +299,8 @@ fn host_unmapped(machine: &Machine, domain: Domain, name: &'static str) -> anyho
     thread::sleep(Duration::from_millis(100));
     let mut case = Case::new(name)?;
     case.reports(machine, Entry::Absent, ALLOCATED)?;
-    case.expect(Expected::new("fault.use-after-unmap"));
-    case.allow(PAGES);
-    edu.begin_write(ALLOCATED, 8);
+    case.unmapped(machine);
+    edu.begin_write(ALLOCATED, ACCESS);
     edu.end()?;
     case.faulted(machine)?;
     drop(linux);
@@ -310,7 +326,7 @@ pub(crate) fn flood(machine: &Machine) -> anyhow::Result<()> {
     let mut case = Case::new("flood")?;
     for nth in 0..WRITES {
         for edu in &devices {
-            edu.begin_write(IOVA + nth * PAGE, 8);
+            edu.begin_write(IOVA + nth * PAGE, ACCESS);
         }
         for edu in &devices {
             edu.end()?;
@@ -318,14 +334,14 @@ pub(crate) fn flood(machine: &Machine) -> anyhow::Result<()> {
     }
     // The kernel says how many messages it suppressed when the next one comes.
     thread::sleep(Duration::from_secs(6));
-    devices[0].begin_write(IOVA, 8);
+    devices[0].begin_write(IOVA, ACCESS);
     devices[0].end()?;
     let provoked = WRITES * devices.len() as u64 + 1;
     let cause = reported(machine.unit, Entry::Absent);
-    ensure!(provoked > 100, "no flood");
     case.expect(Expected {
         count: Some(provoked),
         ..Expected::new(cause)
     });
-    case.end(3, lines(machine.unit))
+    case.allow(&["table.explains-fault"]);
+    case.end(3, word(machine.unit))
 }

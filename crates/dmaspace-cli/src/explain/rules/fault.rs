@@ -496,12 +496,48 @@ fn allocated(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) 
     }
 }
 
+/// A dump has no entry for `address`: it was not mapped for another direction, and where only the `last` level has none,
+/// it was mapped until recently.
+pub(super) fn absent_in_dump(
+    facts: &Facts,
+    fold: &Fold,
+    (address, last): (u64, bool),
+    places: &[&Evidence],
+    found: &mut Vec<Finding>,
+) {
+    let of_fold = |one: &Finding, cause: &str| {
+        one.cause == cause
+            && one.devices == [fold.device.clone()]
+            && one.access == fold.key.direction
+    };
+    found.retain_mut(|one| {
+        let doubted = of_fold(one, "fault.wrong-direction") && one.certainty == Certainty::Likely;
+        if doubted {
+            one.addresses
+                .retain(|(first, _)| first >> 12 != address >> 12);
+        }
+        !doubted || !one.addresses.is_empty()
+    });
+    if !last || !ALLOCATOR.contains(&address) || MSI.contains(&address) || !is_hosts(facts, fold) {
+        return;
+    }
+    let places = places.iter().copied();
+    let known = found
+        .iter()
+        .position(|one| of_fold(one, "fault.use-after-unmap"));
+    let finding = match known {
+        Some(known) => found.remove(known).range(address, address),
+        None => use_after_unmap(fold, &[address], None),
+    };
+    found.push(finding.evidence(places));
+}
+
 fn use_after_unmap(fold: &Fold, addresses: &[u64], walk: Option<&Evidence>) -> Finding {
     let by = match walk {
         Some(_) => "By the kernel's own walk the page is not mapped now",
         None => "Only the last level has no entry, so neighbours are or were mapped",
     };
-    let finding = likely(fold, "fault.use-after-unmap", "Arm IHI 0062, SMMU_CBn_FSYNR0.PLVL; Linux drivers/iommu/arm/arm-smmu/arm-smmu-qcom.c, qcom_smmu_context_fault")
+    let finding = likely(fold, "fault.use-after-unmap", "Arm IHI 0062, SMMU_CBn_FSYNR0.PLVL; Linux drivers/iommu/arm/arm-smmu/arm-smmu-qcom.c, qcom_smmu_context_fault; drivers/iommu/intel/iommu.c, pgtable_walk")
         .say(format!(
             "{by}: {} likely still uses a buffer that was unmapped until recently.",
             who(fold)

@@ -1,12 +1,13 @@
 //! Dumps of I/O page tables against faults, by the walkers of `iopt`.
 
-use iommu::log::{Class, Dump, DumpTable, Family};
+use iommu::log::{Absent, Class, Dump, DumpTable, Family};
 use iopt::walk::{Access, WalkReason};
 
 use super::super::facts::Facts;
 use super::super::finding::{Advice, At, Direction, Evidence, Finding, Place};
 use super::super::folds::Fold;
 use super::super::read::dump::DumpText;
+use super::fault;
 use crate::tables::TableFile;
 
 const SOURCE: &str = "VT-d 5.0, sections 3.6, 3.7 and 9.7 to 9.9; Linux drivers/iommu/intel/debugfs.c, domain_translation_struct_show";
@@ -323,6 +324,10 @@ fn logged(facts: &Facts, dump: &Dump, places: &[Evidence], found: &mut Vec<Findi
         _ => return,
     };
     judge(fold, dump.iova, end, &places, found);
+    if end == Walk::Absent {
+        let last = dump.absent == Some(Absent::Level(0));
+        fault::absent_in_dump(facts, fold, (dump.iova, last), &places, found);
+    }
 }
 
 #[cfg(test)]
@@ -366,6 +371,39 @@ mod tests {
                 "fault.wrong-direction"
             ]
         );
+    }
+
+    #[test]
+    fn an_entry_that_only_the_last_level_lacks_was_unmapped_and_is_for_no_other_direction() {
+        let dump = |address: &str, entries: &[(u32, u64)], absent: u32| {
+            let entries = entries.iter().map(|(level, value)| {
+                format!("[ 99.1] DMAR: pte level: {level}, pte value: {value:#018x}\n")
+            });
+            format!(
+                "{}[ 99.1] DMAR: Dump dmar0 table entries for IOVA {address}\n[ 99.1] DMAR: root entry: 0x00000000094b8001\n\
+                 [ 99.1] DMAR: context entry: hi 0x0000000000000302, low 0x00000000096ea001\n{}\
+                 [ 99.1] DMAR: page table not present at level {absent}\n",
+                fault("Write", address, "0x05"),
+                entries.collect::<String>()
+            )
+        };
+        let tables = [(4, 0x96e_d403), (3, 0x96e_e403), (2, 0x96e_f403), (1, 0)];
+        let reported = ["fault.no-access", "table.explains-fault"];
+        for (address, entries, absent, more) in [
+            ("0xffffc000", &tables[..], 0, Some("fault.use-after-unmap")),
+            ("0x123400000", &tables[..], 0, None),
+            ("0xffffc000", &[(4, 0)][..], 3, None),
+        ] {
+            let found = of_text(&dump(address, entries, absent));
+            let expected: Vec<_> = reported.into_iter().chain(more).collect();
+            assert_eq!(causes(&found), expected, "{address}");
+        }
+        let two = dump("0xffffc000", &tables, 0) + &dump("0xffffd000", &tables, 0);
+        let found = of_text(&two);
+        let again = found
+            .iter()
+            .find(|one| one.cause == "fault.use-after-unmap");
+        assert_eq!(again.unwrap().addresses.len(), 2);
     }
 
     #[test]
