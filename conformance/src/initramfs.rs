@@ -52,6 +52,18 @@ impl Initramfs {
         self.entry(Builder::new(path).mode(PROGRAM), data)
     }
 
+    /// Adds a file of this machine under `path`, once, as [`program`](Self::program) does.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, which is named, or has 4 GiB or more.
+    pub fn file(&mut self, path: &str, from: &Path) -> io::Result<()> {
+        match self.there.insert(path.to_owned()) {
+            true => self.program(path, &read(from)?),
+            false => Ok(()),
+        }
+    }
+
     /// Adds the program that is the file `from` here, and the libraries that it is linked to, where they are here.
     ///
     /// # Errors
@@ -84,7 +96,12 @@ impl Initramfs {
         trailer(self.bytes)
     }
 
-    fn directory(&mut self, path: &str) -> io::Result<()> {
+    /// Adds a directory, once. The one that it lies in comes before.
+    ///
+    /// # Errors
+    ///
+    /// None: it is written to memory.
+    pub fn directory(&mut self, path: &str) -> io::Result<()> {
         match self.there.insert(path.to_owned()) {
             true => self.entry(Builder::new(path).mode(DIRECTORY), &[]),
             false => Ok(()),

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::Context as _;
 
-use crate::{apt, kernel::Arch};
+use crate::{apt, initramfs::Initramfs, kernel::Arch};
 
 /// What all machines have. Software emulation, whatever the machine offers: results are the same everywhere.
 pub const MACHINE: &[&str] = &[
@@ -37,6 +37,9 @@ const RELEASE: &str = "trixie";
 #[derive(Clone, Debug)]
 pub struct NewerQemu {
     program: PathBuf,
+    /// The unpacked packages.
+    root: PathBuf,
+    name: &'static str,
 }
 
 impl NewerQemu {
@@ -67,7 +70,61 @@ impl NewerQemu {
             fs::set_permissions(&new, fs::Permissions::from_mode(0o755))?;
             fs::rename(&new, &path)?;
         }
-        Ok(Self { program: path })
+        Ok(Self {
+            program: path,
+            root,
+            name: program,
+        })
+    }
+
+    /// Packs it for a guest: `qemu/ld.so`, which starts `qemu/qemu`, its libraries in `qemu/lib`, its accelerator in
+    /// `qemu/modules`, its firmware in `qemu/share`.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be read, which is named, or the loader cannot be started.
+    pub fn pack(&self, archive: &mut Initramfs) -> anyhow::Result<()> {
+        let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
+        let loader = libraries.join("ld-linux-x86-64.so.2");
+        let qemu = self.root.join("usr/bin").join(self.name);
+        let accelerator = format!(
+            "accel-tcg-{}.so",
+            self.name.trim_start_matches("qemu-system-")
+        );
+        let module = libraries.join("qemu").join(&accelerator);
+        for directory in ["qemu", "qemu/lib", "qemu/modules", "qemu/share"] {
+            archive.directory(directory)?;
+        }
+        archive.file("qemu/ld.so", &loader)?;
+        archive.file("qemu/qemu", &qemu)?;
+        archive.file(&format!("qemu/modules/{accelerator}"), &module)?;
+        for firmware in ["bios-256k.bin", "kvmvapic.bin"] {
+            let places =
+                ["seabios", "qemu"].map(|at| self.root.join("usr/share").join(at).join(firmware));
+            let there = places
+                .iter()
+                .find(|path| path.exists())
+                .with_context(|| format!("no {firmware}"))?;
+            archive.file(&format!("qemu/share/{firmware}"), there)?;
+        }
+        let listed = Command::new(&loader)
+            .arg("--library-path")
+            .arg(&libraries)
+            .arg("--list")
+            .arg(&qemu)
+            .output()?;
+        // A name, an arrow, a path and an address.
+        let said = String::from_utf8_lossy(&listed.stdout);
+        for path in said
+            .split_whitespace()
+            .filter(|word| word.starts_with('/'))
+            .map(Path::new)
+        {
+            if let Some(name) = path.file_name().filter(|_| path.starts_with(&libraries)) {
+                archive.file(&format!("qemu/lib/{}", name.to_string_lossy()), path)?;
+            }
+        }
+        Ok(())
     }
 
     /// A program that starts it.

@@ -20,6 +20,8 @@ pub mod console;
 #[cfg(feature = "host")]
 pub mod dma;
 #[cfg(feature = "host")]
+pub mod firmware;
+#[cfg(feature = "host")]
 pub mod linux_tests;
 pub mod machines;
 pub mod pci;

@@ -489,7 +489,7 @@ impl Machine {
     pub fn kernel(&self) -> &'static str {
         match self.name {
             LIVE_UPDATE => "kho=on liveupdate=on retain_initrd",
-            _ => "",
+            name => provoked::kernel(name),
         }
     }
 

@@ -18,7 +18,10 @@ use conformance::{
 use guest::{
     dma::{self, Measure},
     linux_tests,
-    machines::{MACHINES, Machine, Unit, provoked::PROVOKED},
+    machines::{
+        MACHINES, Machine, Unit,
+        provoked::{PROVOKED, is_monitor},
+    },
     qemu::{Boot, arch, directory},
 };
 
@@ -226,12 +229,18 @@ fn run(
     }
     fs::write(&initramfs, archive.finish()?)?;
     let qemu = NewerQemu::fetch(kernel.arch, work)?;
+    let mut monitor = Initramfs::default();
+    if chosen.iter().any(|machine| is_monitor(machine.name)) {
+        qemu.pack(&mut monitor)?;
+    }
+    let monitor = monitor.finish()?;
     let boot = Boot {
         dmaspace: programs.dmaspace,
         qemu: &qemu,
         kernel: &image,
         tables,
         initramfs: &initramfs,
+        monitor: &monitor,
         directory: &directory,
         only,
     };

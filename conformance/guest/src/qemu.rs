@@ -16,16 +16,18 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use conformance::{
+    initramfs::Initramfs,
     kernel::{Arch, Tables},
     newer_qemu::{MACHINE, NewerQemu},
 };
 
 use crate::{
     console::{Line, Results},
+    firmware,
     machines::{
         DISK_BLOCKS, EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, MEMORY, Machine, NVME, NVME_SERIAL,
         Unit, disk_block,
-        provoked::{MANY, PROVOKED},
+        provoked::{FUNCTIONS, MANY, PROVOKED, is_monitor},
     },
     virtio_iommu::Host,
 };
@@ -50,6 +52,8 @@ pub struct Boot<'a> {
     pub tables: Tables,
     /// The initramfs.
     pub initramfs: &'a Path,
+    /// One more of a QEMU, for machines that have guests of their own.
+    pub monitor: &'a [u8],
     /// Where the disk and what the guest says are kept.
     pub directory: &'a Path,
     /// Only tests whose name contains this.
@@ -151,6 +155,16 @@ impl Boot<'_> {
             .any(|provoked| provoked.name == machine.name);
         let many = MANY.iter().filter(|_| many);
         let many = many.flat_map(|address| ["-device".into(), edu(address)]);
+        let functions = FUNCTIONS.map(slot);
+        let functions = is_monitor(machine.name).then(|| {
+            let [first, second] = functions;
+            [
+                format!("edu,bus=pcie.0,addr={first},multifunction=on"),
+                format!("virtio-rng-pci,bus=pcie.0,addr={second}"),
+            ]
+        });
+        let functions = functions.into_iter().flatten();
+        let functions = functions.flat_map(|function| ["-device".into(), function]);
         let mut command = self.qemu.command();
         command
             .args(MACHINE)
@@ -159,6 +173,7 @@ impl Boot<'_> {
             .args(self.board(machine)?)
             .args(["-device".into(), edu(EDU)])
             .args(many)
+            .args(functions)
             .arg("-drive")
             .arg(format!(
                 "if=none,id=disk,format=raw,file={}",
@@ -184,12 +199,32 @@ impl Boot<'_> {
             .arg("-kernel")
             .arg(self.kernel)
             .arg("-initrd")
-            .arg(self.initramfs)
+            .arg(self.initramfs_of(machine)?)
             .arg("-append")
             .arg(words)
             // It tells of each fault.
             .stderr(qemu_log);
         Ok(command)
+    }
+
+    /// The initramfs of `machine`: with its own table of firmware before, and QEMU behind, if it has them.
+    fn initramfs_of(&self, machine: &Machine) -> anyhow::Result<PathBuf> {
+        let table = firmware::table(machine.name);
+        if table.is_none() && !is_monitor(machine.name) {
+            return Ok(self.initramfs.to_owned());
+        }
+        let mut first = Initramfs::default();
+        if let Some((signature, table)) = table {
+            first.program(&format!("kernel/firmware/acpi/{signature}.aml"), &table)?;
+        }
+        let mut all = first.finish()?;
+        all.extend(fs::read(self.initramfs)?);
+        if is_monitor(machine.name) {
+            all.extend(self.monitor);
+        }
+        let path = self.directory.join(format!("{}.initramfs", machine.name));
+        fs::write(&path, all).with_context(|| path.display().to_string())?;
+        Ok(path)
     }
 
     /// The arguments for the IOMMU of `machine`, and for its nodes with the devices below each.

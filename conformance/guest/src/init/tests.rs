@@ -120,6 +120,17 @@ const TESTS: &[(&str, Test)] = &[
     ),
     ("provoke_host_unmapped_lazy", provoke::host_unmapped_lazy),
     ("provoke_flood", provoke::flood),
+    ("provoke_beyond_the_aperture", provoke::beyond_the_aperture),
+    ("provoke_reserved", provoke::reserved),
+    ("provoke_memlock", provoke::memlock),
+    ("provoke_options", provoke::options),
+    ("provoke_firmware", provoke::firmware),
+    ("provoke_monitor_group", provoke::monitor_group),
+    ("provoke_monitor_memlock", provoke::monitor_memlock),
+    ("provoke_monitor_mappings", provoke::monitor_mappings),
+    ("provoke_monitor_width", provoke::monitor_width),
+    ("provoke_monitor_pool", provoke::monitor_pool),
+    ("provoke_monitor_node", provoke::monitor_node),
     (
         "tables_that_the_kernel_shows_are_read",
         kernel_tables::shown,
@@ -334,13 +345,14 @@ pub(crate) fn find(name: &str) -> Option<Test> {
 // The module of the same name holds the tests of the guest; these are of the lists themselves.
 #[cfg(test)]
 mod lists {
-    use guest::machines::MACHINES;
+    use guest::machines::{MACHINES, provoked::PROVOKED};
 
     use super::*;
 
     #[test]
     fn every_test_of_a_machine_exists_and_every_test_runs_on_a_machine() {
-        let listed = || MACHINES.iter().flat_map(|machine| machine.tests(None));
+        let machines = || MACHINES.iter().chain(PROVOKED);
+        let listed = || machines().flat_map(|machine| machine.tests(None));
         for name in listed() {
             assert!(find(name).is_some(), "{name}");
         }

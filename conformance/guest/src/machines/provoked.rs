@@ -1,6 +1,6 @@
 //! Machines on which faults are provoked, for the corpus by which `dmaspace explain` is judged.
 
-use super::{Machine, Unit};
+use super::{Machine, TWO_NODES, Unit};
 
 /// Devices that all do DMA at once, and none that VFIO has.
 pub const MANY: [&str; 8] = [
@@ -14,6 +14,9 @@ pub const MANY: [&str; 8] = [
     "0000:00:17.0",
 ];
 
+/// Functions of one slot without ACS, and so of one group; a driver of the host takes the second.
+pub const FUNCTIONS: [&str; 2] = ["0000:00:1a.0", "0000:00:1a.1"];
+
 /// Faults of a device that VFIO has, and of devices of the host.
 const FAULTS: &[&str] = &[
     "provoke_nothing",
@@ -24,6 +27,7 @@ const FAULTS: &[&str] = &[
     "provoke_physical",
     "provoke_beyond_the_width",
     "provoke_host_physical",
+    "provoke_beyond_the_aperture",
     "provoke_flood",
 ];
 
@@ -33,11 +37,25 @@ const NO_DOMAIN: &[&str] = &["provoke_no_domain"];
 /// A buffer that a driver of the host unmaps: where the kernel has that driver.
 const UNMAPPED: &[&str] = &["provoke_host_unmapped_strict", "provoke_host_unmapped_lazy"];
 
+/// Ranges that groups reserve for interrupts, and the limit of locked memory, which type 1 tells of.
+const LIMITS: &[&str] = &["provoke_reserved", "provoke_memlock"];
+
+/// QEMU, which cannot start with a device.
+const MONITOR: &[&str] = &[
+    "provoke_monitor_group",
+    "provoke_monitor_memlock",
+    "provoke_monitor_mappings",
+    "provoke_monitor_width",
+    "provoke_monitor_pool",
+];
+
 /// Interrupts, which these machines remap.
 const INTERRUPTS: &[&str] = &["provoke_interrupt"];
 
-const VTD: &[&[&str]] = &[FAULTS, UNMAPPED, NO_DOMAIN, INTERRUPTS];
-const SMMU: &[&[&str]] = &[FAULTS, UNMAPPED];
+const VTD: &[&[&str]] = &[FAULTS, UNMAPPED, NO_DOMAIN, INTERRUPTS, LIMITS];
+const SMMU: &[&[&str]] = &[FAULTS, UNMAPPED, LIMITS];
+const OPTIONS: &[&[&str]] = &[&["provoke_options"]];
+const FIRMWARE: &[&[&str]] = &[&["provoke_firmware"]];
 
 /// All of them.
 pub const PROVOKED: &[Machine] = &[
@@ -49,7 +67,38 @@ pub const PROVOKED: &[Machine] = &[
     provoked("smmuv3-stage1", Unit::Smmu1, SMMU),
     provoked("smmuv3-stage2", Unit::Smmu2, SMMU),
     provoked("riscv-iommu", Unit::RiscV, &[FAULTS, NO_DOMAIN]),
+    provoked("vtd-options", Unit::Intel, OPTIONS),
+    provoked("amd-vi-options", Unit::Amd, OPTIONS),
+    provoked("smmuv3-options", Unit::Smmu1, OPTIONS),
+    // Tables of firmware of `crate::firmware`.
+    provoked("dmar-one-to-one", Unit::Intel, FIRMWARE),
+    provoked("dmar-bad-region", Unit::Intel, FIRMWARE),
+    provoked("dmar-scope", Unit::Intel, FIRMWARE),
+    provoked("dmar-cut", Unit::Intel, FIRMWARE),
+    provoked("dmar-no-registers", Unit::Intel, FIRMWARE),
+    provoked("ivrs-cut", Unit::Amd, FIRMWARE),
+    provoked("vtd-monitor", Unit::Intel, &[MONITOR]),
+    provoked("amd-vi-monitor", Unit::Amd, &[MONITOR]),
+    Machine {
+        nodes: Some(TWO_NODES),
+        ..provoked("vtd-nodes", Unit::Intel, &[&["provoke_monitor_node"]])
+    },
 ];
+
+/// Parameters of the kernel of the machine of this name.
+pub(super) fn kernel(name: &str) -> &'static str {
+    match name {
+        "vtd-options" => "intel_iommu=on,fast amd_iommu=fullflush iommu.strict=never",
+        "amd-vi-options" => "amd_iommu=on,enabled intel_iommu=on",
+        "smmuv3-options" => "iommu=nopt intel_iommu=on iommu.passthrough=always",
+        _ => "",
+    }
+}
+
+/// Whether the machine of this name has QEMU, and what of it can be given to a guest.
+pub fn is_monitor(name: &str) -> bool {
+    name.ends_with("-monitor") || name == "vtd-nodes"
+}
 
 const fn provoked(
     name: &'static str,

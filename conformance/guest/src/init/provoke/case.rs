@@ -71,6 +71,7 @@ impl Log {
             let time = head.split(',').nth(2).and_then(|time| time.parse().ok());
             let time: u64 = time.unwrap_or_default();
             let message = message.lines().next().unwrap_or_default();
+            let message = message.replace("(root@vm) ", "");
             let (seconds, rest) = (time / 1_000_000, time % 1_000_000);
             lines.push_str(&format!("[{seconds:5}.{rest:06}] {message}\n"));
         }
@@ -124,6 +125,18 @@ impl Case {
     pub(super) fn text(&mut self, file: &str, text: &str) -> anyhow::Result<()> {
         self.files.push(file.to_owned());
         keep(&format!("{}/{file}", self.name), text)
+    }
+
+    /// Adds a table of firmware, as `acpidump` prints it.
+    pub(super) fn table(&mut self, name: &str) -> anyhow::Result<()> {
+        let path = Path::new("/sys/firmware/acpi/tables").join(name);
+        let table = fs::read(&path).with_context(|| path.display().to_string())?;
+        let mut text = format!("{name} @ 0x0000000000000000\n");
+        for (nth, bytes) in table.chunks(16).enumerate() {
+            let hex: String = bytes.iter().map(|byte| format!(" {byte:02X}")).collect();
+            text += &format!("    {:04X}:{hex:48}\n", nth * 16);
+        }
+        self.text(&format!("{}.txt", name.to_lowercase()), &text)
     }
 
     /// Adds a file of the machine.

@@ -1,16 +1,26 @@
 //! Faults on purpose: each cause that this machine can have, with the words of its kernel.
 //!
 //! A test provokes one cause, waits until the kernel has said so, and has the host [keep](crate::host::keep) what a user
-//! would have, beside the finding that is right. `cargo xtask faults` writes these files to the tests of the program,
-//! which explains them there without a guest.
+//! would have, beside the finding that is right. `cargo xtask guests --keep DIRECTORY` writes these files; the tests of the program
+//! explain those of its `tests/provoked` without a guest.
 //!
 //! Findings are those of the unit's specification: VT-d, section 7.1.3, reasons 0x05 and 0x06 do not tell an entry that
 //! is absent from one without permission, and neither do the page faults of the RISC-V IOMMU (section 3.2); AMD
 //! (48882, section 2.5), the SMMU (IHI 0070, section 7.3) and the first stage of VT-d do.
 
 mod case;
+mod layout;
+mod monitor;
 #[allow(unsafe_code)]
 mod registers;
+mod start;
+
+pub(crate) use layout::{beyond_the_aperture, memlock, reserved};
+pub(crate) use monitor::{
+    group as monitor_group, mappings as monitor_mappings, memlock as monitor_memlock,
+    node as monitor_node, pool as monitor_pool, width as monitor_width,
+};
+pub(crate) use start::{firmware, options};
 
 use std::{fs, sync::Arc, thread, time::Duration};
 
@@ -135,11 +145,7 @@ impl Case {
 /// A machine where all is well.
 pub(crate) fn nothing(machine: &Machine) -> anyhow::Result<()> {
     let mut case = Case::since_the_start("nothing")?;
-    for (file, path) in [
-        ("cmdline", "/proc/cmdline"),
-        ("iomem", "/proc/iomem"),
-        ("version", "/proc/version"),
-    ] {
+    for (file, path) in [("cmdline", "/proc/cmdline"), ("iomem", "/proc/iomem")] {
         case.file(file, path)?;
     }
     let group = Device(EDU).path("iommu_group/reserved_regions");
