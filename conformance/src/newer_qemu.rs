@@ -77,8 +77,8 @@ impl NewerQemu {
         })
     }
 
-    /// Packs it for a guest: `qemu/ld.so`, which starts `qemu/qemu`, its libraries in `qemu/lib`, its accelerator in
-    /// `qemu/modules`, its firmware in `qemu/share`.
+    /// Packs it for a guest: `qemu/ld.so`, which starts `qemu/qemu`, its libraries in `qemu/lib`, its
+    /// firmware in `qemu/share`.
     ///
     /// # Errors
     ///
@@ -87,17 +87,11 @@ impl NewerQemu {
         let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
         let loader = libraries.join("ld-linux-x86-64.so.2");
         let qemu = self.root.join("usr/bin").join(self.name);
-        let accelerator = format!(
-            "accel-tcg-{}.so",
-            self.name.trim_start_matches("qemu-system-")
-        );
-        let module = libraries.join("qemu").join(&accelerator);
-        for directory in ["qemu", "qemu/lib", "qemu/modules", "qemu/share"] {
+        for directory in ["qemu", "qemu/lib", "qemu/share"] {
             archive.directory(directory)?;
         }
         archive.file("qemu/ld.so", &loader)?;
         archive.file("qemu/qemu", &qemu)?;
-        archive.file(&format!("qemu/modules/{accelerator}"), &module)?;
         for firmware in ["bios-256k.bin", "kvmvapic.bin"] {
             let places =
                 ["seabios", "qemu"].map(|at| self.root.join("usr/share").join(at).join(firmware));

@@ -2,7 +2,7 @@
 //!
 //! The kernel takes one from its initramfs if it has the ids of the table that is there, and a higher revision.
 //!
-//! Source: VT-d 4.1, section 8; AMD 48882, section 5.2; Linux, Documentation/admin-guide/acpi/initrd_table_override.rst.
+//! Source: VT-d 4.1, section 8; Linux, Documentation/admin-guide/acpi/initrd_table_override.rst.
 
 use crate::machines::EDU;
 
@@ -22,17 +22,14 @@ pub fn table(machine: &str) -> Option<(&'static str, Vec<u8>)> {
         "dmar-bad-region" => [unit(REGISTERS), region(end + 1, start - 1, &device)],
         // A device of the ACPI namespace, of which the table has no number.
         "dmar-scope" => [unit(REGISTERS), region(start, end, &edu_scope(5))],
-        // Structure of a type and no length.
-        "dmar-cut" => [unit(REGISTERS), vec![1, 0, 0, 0]],
         "dmar-no-registers" => [unit(NOWHERE), Vec::new()],
-        "ivrs-cut" => return Some(("IVRS", ivrs())),
         _ => return None,
     };
     // Address width less one; interrupts are remapped.
     let mut body = vec![47, 1];
     body.extend([0; 10]);
     body.extend(structures.concat());
-    Some(("DMAR", with_header(b"DMAR", 1, &body)))
+    Some(("DMAR", with_header(&body)))
 }
 
 /// DRHD of all devices, with the I/O APIC where QEMU has it.
@@ -62,26 +59,11 @@ fn edu_scope(kind: u8) -> [u8; 8] {
     [kind, 8, 0, 0, 0, 0, function >> 3, function & 7]
 }
 
-/// IVRS whose only IVHD is longer than the table.
-fn ivrs() -> Vec<u8> {
-    // IVinfo: addresses of 40 bits.
-    let mut body = vec![0, 0x28, 0x20, 0];
-    body.extend([0; 8]);
-    // IVHD of type 0x10 at 00:01.0 (as QEMU's), capability at 0x40.
-    body.extend([0x10, 0]);
-    body.extend([0x80u16, 8, 0x40].map(u16::to_le_bytes).concat());
-    body.extend(0xfed8_0000u64.to_le_bytes());
-    body.extend([0; 8]);
-    // All devices.
-    body.extend([1, 0, 0, 0]);
-    with_header(b"IVRS", 2, &body)
-}
-
-fn with_header(signature: &[u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
+fn with_header(body: &[u8]) -> Vec<u8> {
     let mut table = Vec::new();
-    table.extend(signature);
+    table.extend(b"DMAR");
     table.extend((36 + body.len() as u32).to_le_bytes());
-    table.extend([revision, 0]);
+    table.extend([1, 0]);
     table.extend(b"BOCHS BXPC    ");
     table.extend(2u32.to_le_bytes());
     table.extend(b"BXPC");

@@ -202,9 +202,9 @@ pub(crate) fn read_only(machine: &Machine) -> anyhow::Result<()> {
 pub(crate) fn null(machine: &Machine) -> anyhow::Result<()> {
     let (_space, edu) = open()?;
     let mut case = Case::new("null")?;
-    case.reports(machine, Entry::Absent, 0x10)?;
+    case.reports(machine, Entry::Absent, 0)?;
     case.expect(Expected::new("fault.null-address"));
-    edu.write(0x10, ACCESS)?;
+    edu.write(0, ACCESS)?;
     case.faulted(machine)
 }
 

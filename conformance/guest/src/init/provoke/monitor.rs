@@ -27,7 +27,6 @@ fn said(arguments: &str) -> anyhow::Result<String> {
         .args(["--argv0", PROGRAM, "--library-path", "/qemu/lib"])
         .args(["/qemu/qemu", "-L", "/qemu/share"])
         .args(arguments.split(' '))
-        .env("QEMU_MODULE_DIR", "/qemu/modules")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(fs::File::create(log)?)
