@@ -1,7 +1,7 @@
 //! One area of 4 KiB comes and goes beside very many others: what a whole `Ioas::map` and `unmap` cost.
 //!
-//! Tables of ours without a device, so that nobody has to be told; memory of given physical runs, which
-//! costs nothing to pin. What is measured is the map of areas, accounts and tables: a leaf table for 256
+//! Tables of ours without a device, so that no flush is needed; memory of given physical runs, which costs nothing to
+//! pin. The map of areas, accounts and tables is measured: a leaf table for 256
 //! areas, as there is a page between any two. Areas are in any order, and a sixteenth of them come and go.
 //! Each round begins with nothing; what is printed is the median of the rounds' medians of batches of 256,
 //! in nanoseconds for one operation. `cargo bench -p dmaspace-ioas --bench areas`; without `--bench` (as
@@ -20,16 +20,16 @@
 //! | 1,000,000 | 3,504 | 4,958 | 4,305 | 5,050 |
 //!
 //! Instructions of one by callgrind, beside 61,440 areas: map 5,239 (before 9,763), unmap 4,768 (7,409).
-//! What was taken out: a search of all gaps of a node; a second look for the area that was just inserted; a
+//! Removed: a search of all gaps of a node; a second look for the area that was just inserted; a
 //! change of a memory's parts that changed nothing, and lists of stretches where one is all; four of six ways
 //! down for what is unmapped; locked instructions for charges of nothing. An area takes 32 bytes less, since
 //! few keep a charge: with a million of them the process had 261 MB instead of 293.
 //!
-//! Of a map's instructions the hold takes 47 in 100 (a third of them its place in the tree of parts, the rest
-//! to look, to pin and to allocate), the run and the table 23, the tree of areas 18. With very many areas the
-//! time is that of the caches: in a second one of 2 MiB, as callgrind has it, a map misses 17 lines for
-//! reading and 4 for writing beside 65,536 areas. Most of them are leaves of the two trees, where each look
-//! reads the first start of every line at once.
+//! The hold takes 47 in 100 of the instructions of a map (a third of them for its place in the tree of parts, the rest
+//! to look, to pin and to allocate), the run and the table 23, the tree of areas 18. With very many areas cache misses
+//! take the time: in a second-level cache of 2 MiB, as callgrind models it, a map misses 17 lines for reading and 4 for
+//! writing beside 65,536 areas. Most of them are leaves of the two trees, where each look reads the first start of
+//! every line at once.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot begin stops")]
 

@@ -33,7 +33,7 @@ const ROOTS: [u32; 4] = [1, 2, 4, 8];
 type Tables = Arc<HeapTables>;
 type Space = Ioas;
 
-/// What a map, its filling and an unmap took.
+/// Times of a map, of its filling and of an unmap.
 type Times = [Duration; 3];
 
 /// Times the step that fills tables.

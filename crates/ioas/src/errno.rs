@@ -14,7 +14,7 @@ use iopt::RangeError;
 use crate::memory::object::PinFailed;
 use crate::space::error::{AttachError, MapError, UnmapError};
 
-/// Whose habits: one of the kernel's two interfaces.
+/// Kernel interface whose error numbers are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// A container of VFIO's type 1, second version.
@@ -87,7 +87,7 @@ impl fmt::Debug for Errno {
 }
 
 impl MapError {
-    /// What the kernel would say; `None` where it has no such case.
+    /// Error number of the kernel; `None` where it has no such case.
     pub fn errno(&self, profile: Profile) -> Option<Errno> {
         Some(match self {
             Self::Range(RangeError::OutsideAperture { len: None, .. }) => Errno::EOVERFLOW,
@@ -114,7 +114,7 @@ impl MapError {
 }
 
 impl UnmapError {
-    /// What the kernel would say; `None` where it has no such case.
+    /// Error number of the kernel; `None` where it has no such case.
     pub fn errno(&self, profile: Profile) -> Option<Errno> {
         Some(match (self, profile) {
             (Self::CutsArea { .. } | Self::CutsMapping { .. }, Profile::Type1) => Errno::EINVAL,
@@ -130,7 +130,7 @@ impl UnmapError {
 }
 
 impl AttachError {
-    /// What the kernel would say; `None` where it has no such case.
+    /// Error number of the kernel; `None` where it has no such case.
     pub fn errno(&self, profile: Profile) -> Option<Errno> {
         Some(match (self, profile) {
             (Self::Reserved { .. } | Self::Conflict(_), Profile::Type1) => Errno::EINVAL,

@@ -21,7 +21,7 @@ pub(crate) type Guard<'a, T> = base::MutexGuard<'a, T>;
 pub(crate) type ReadGuard<'a, T> = base::RwLockReadGuard<'a, T>;
 pub(crate) type WriteGuard<'a, T> = base::RwLockWriteGuard<'a, T>;
 
-/// What a lock gives.
+/// Guard of a lock, also of a poisoned one.
 #[cfg(feature = "std")]
 fn sound<T>(locked: Result<T, PoisonError<T>>) -> T {
     locked.unwrap_or_else(PoisonError::into_inner)
@@ -86,7 +86,7 @@ pub(crate) fn pause() {
     }
 }
 
-/// What threads wait for that find a state under a [`Mutex`] not as they need it.
+/// Condition variable for threads that wait for a state under a [`Mutex`].
 #[derive(Debug, Default)]
 pub(crate) struct Changed {
     #[cfg(feature = "std")]
@@ -122,7 +122,7 @@ impl Changed {
         mutex.lock()
     }
 
-    /// Who waits looks again by itself.
+    /// Does nothing: a waiting thread looks again by itself.
     #[cfg(not(feature = "std"))]
     pub(crate) const fn notify(&self) {}
 }

@@ -1,5 +1,5 @@
-//! What is allocated, counted by the allocator: mapping takes a fixed batch, whatever the number of runs, and
-//! what another process hands over takes as much as it says. The latter is what the fuzz targets came upon.
+//! Allocations, counted by the allocator: mapping takes a fixed batch, whatever the number of runs, and a handover from
+//! another process takes as much as it says. The fuzz targets found a violation of the latter.
 
 #![allow(
     clippy::unwrap_used,

@@ -22,7 +22,7 @@ const BASE: u64 = 1 << 46;
 const PAGE: u64 = 4096;
 const G1: u64 = 1 << 30;
 
-/// What the first process maps.
+/// Mappings of the first process.
 const FIRST: [(u64, u64, u64); 3] = [
     (5 * PAGE, 9 * G1 + PAGE, 700 * PAGE),
     (G1, 8 * G1, 4 << 20),

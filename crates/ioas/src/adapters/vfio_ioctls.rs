@@ -147,7 +147,7 @@ fn refused(operation: &'static str, error: VfioError) -> KernelError {
     KernelError::Mapper(Box::new(error))
 }
 
-/// What `VfioOps` has no call for.
+/// Refuses an operation that `VfioOps` has no call for.
 fn unsupported<T>(operation: &'static str) -> Result<T> {
     let errno = libc::EOPNOTSUPP;
     Err(KernelError::Refused { operation, errno })

@@ -66,8 +66,8 @@ unsafe impl Sync for DmaPages {}
 ///
 /// # Safety
 ///
-/// What [`allocate`](Self::allocate) returns stays where it is until it is given back, and is used for nothing else:
-/// `part.len` bytes at `address` that can be read and written, all 0, on a boundary of 4 KiB.
+/// Pages that [`allocate`](Self::allocate) returns stay where they are until they are given back, and are used for
+/// nothing else: `part.len` bytes at `address` that can be read and written, all 0, on a boundary of 4 KiB.
 pub unsafe trait PageSource: Send + Sync {
     /// Allocates `bytes`, a multiple of 4 KiB, contiguous in the memory.
     ///
@@ -115,14 +115,14 @@ pub enum DriverMemoryError {
 
 /// Memory that drivers share with their devices through an address space.
 ///
-/// What it maps is charged to the ledger of the source's memory. The address space can have other areas.
+/// Mapped pages are charged to the ledger of the source's memory. The address space can have other areas.
 /// When it is dropped, everything is unmapped; what a unit does not flush is lost on purpose.
 pub struct DriverMemory {
     space: Arc<Ioas>,
     source: Box<dyn PageSource>,
     window: Mapped,
     free: Iovas,
-    /// By device address: rings, and buffers beyond the window.
+    /// Pages by device address: rings, and buffers beyond the window.
     mapped: Mutex<BTreeMap<PhysAddr, DmaPages>>,
     failed: Mutex<Failed>,
 }
@@ -296,7 +296,7 @@ fn map(
     match space.map_anywhere(&pages.memory, pages.part, prot) {
         Ok(iova) => Ok((iova, pages)),
         Err(cause) => {
-            // What was undone is retired if a unit may still have it.
+            // Pages of an undone map are retired if a unit may still have their translation.
             match space.retired() == 0 || space.flush().is_ok() {
                 true => source.free(pages),
                 false => mem::forget(pages),
@@ -334,7 +334,7 @@ impl Drop for DriverMemory {
             .take()
             .map(|pages| (self.window.iova, pages));
         for (iova, pages) in mem::take(self.mapped.get_mut()).into_iter().chain(window) {
-            // What fails is lost, and there is no caller to learn it.
+            // Pages whose unmap fails are lost: no caller is left to return the error to.
             let _ = unmap(&self.space, &*self.source, iova, pages);
         }
     }

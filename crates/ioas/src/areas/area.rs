@@ -21,8 +21,8 @@ pub struct Area {
     pub(crate) out: bool,
     /// Released until it is restored: see [`Ioas::release`](crate::Ioas::release).
     pub(crate) released: bool,
-    /// Whether it was cut, at its first byte and behind its last, out of what one call has mapped. Only
-    /// there it is joined again.
+    /// True, at its first byte and behind its last, where it was cut out of the range of one map call. Only there it is
+    /// joined again.
     pub(crate) cut: [bool; 2],
 }
 
@@ -42,7 +42,7 @@ impl Area {
         Span::new(self.offset, self.range.len)
     }
 
-    /// What devices may do with it.
+    /// Access that devices have.
     pub const fn prot(&self) -> Prot {
         self.prot
     }

@@ -33,7 +33,7 @@ impl<A, T: Copy + Default + PartialEq> RangeMap<A, T> {
             .filter_map(move |(span, value)| Some((span.intersection(&range)?, *value)))
     }
 
-    /// What of `range` has the default value, in order.
+    /// Stretches of `range` with the default value, in order.
     pub(crate) fn gaps(&self, range: Span<A>) -> impl Iterator<Item = Span<A>> {
         let ends = self
             .inside(range)
@@ -60,7 +60,7 @@ impl<A, T: Copy + Default + PartialEq> RangeMap<A, T> {
 
     /// The same; `change` receives what of `range` the stretch is.
     pub(crate) fn change_each(&mut self, range: Span<A>, mut change: impl FnMut(Span<A>, &mut T)) {
-        // Those beside as well, which what changes may be joined with.
+        // Neighbours are included, since changed stretches may be joined with them.
         let (before, behind) = (
             range.start.saturating_sub(1),
             range.last().saturating_add(1),
@@ -86,7 +86,7 @@ impl<A, T: Copy + Default + PartialEq> RangeMap<A, T> {
                 new.push(span, value);
             }
         };
-        // What nothing is known of yet.
+        // Rest of the range without a value yet.
         let mut rest = Some(range);
         for &(span, value) in &old {
             if span.start < range.start {

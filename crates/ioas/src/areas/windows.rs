@@ -28,7 +28,7 @@ pub(crate) fn windows(
     windows
 }
 
-/// What of `windows` lies in one of `allowed`, in order.
+/// Parts of `windows` that lie in one of `allowed`, in order.
 pub(crate) fn within(windows: &[Span<Iova>], allowed: &[Span<Iova>]) -> Vec<Span<Iova>> {
     allowed
         .iter()

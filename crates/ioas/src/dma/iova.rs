@@ -28,7 +28,7 @@ const CLASSES: usize = 11;
 const MAGAZINE: usize = 64;
 /// Ranges in a depot, at most.
 const DEPOT: usize = 32 * MAGAZINE;
-/// What the entries of two lines of the cache translate, in pages of 4 KiB: lines are prefetched in pairs.
+/// Bytes that the entries of two cache lines translate, in pages of 4 KiB: lines are prefetched in pairs.
 const LINES: u64 = 64 << 10;
 /// Ranges are aligned to their length, up to this.
 const LARGEST: u64 = 1 << 30;
@@ -46,7 +46,7 @@ pub(crate) struct Iovas {
     granule: u64,
     magazines: Box<[Magazines]>,
     depots: [Mutex<Starts>; CLASSES],
-    /// What is allocated, or in magazines and depots.
+    /// Ranges that are allocated, or in magazines and depots.
     taken: Mutex<Intervals<Iova, ()>>,
 }
 
@@ -58,7 +58,7 @@ struct Size {
 }
 
 impl Size {
-    /// What the start is a multiple of.
+    /// Alignment of the start, bytes.
     fn align(self) -> u64 {
         1 << self.len.min(LARGEST).ilog2()
     }

@@ -41,7 +41,7 @@ use shards::{Local, Part, Record, Shard, ShardHold, Shards};
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the buffer stays mapped until it is given to `Dma::unmap`"]
 pub struct DmaBuffer {
-    /// What was asked for.
+    /// The requested range.
     range: Span<Iova>,
     /// The [`Dma`] by which it is mapped.
     owner: u64,
@@ -302,7 +302,7 @@ impl Dma {
         let whole = ends.and_then(|end| end.checked_next_multiple_of(self.granule));
         let wanted = whole.ok_or(DmaError::List { parts: list.len() })?;
         let found = self.iovas.allocate(wanted).or_else(|_| {
-            // What waits for a flush is free after it. If it fails, there is no room.
+            // A flush frees the ranges that wait for one. If it fails, there is no room.
             let _ = self.flush();
             self.iovas.allocate(wanted)
         });

@@ -1,4 +1,4 @@
-//! What threads have of their own: see the head of [`Dma`](super::Dma)'s module.
+//! State of single threads: see the head of [`Dma`](super::Dma)'s module.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -21,7 +21,7 @@ use crate::space::flush::Flushing;
 /// All of them: one for about each thread. Dropped, no device reaches the buffers any more, or they stay held.
 pub(super) struct Shards(pub(super) Box<[Shard]>);
 
-/// What threads have of their own, in cache lines of their own.
+/// State of single threads, in cache lines of its own.
 #[repr(align(128))]
 pub(super) struct Shard {
     /// The same in all of them.
@@ -42,7 +42,7 @@ pub(super) struct Attached {
 /// Buffers of a thread.
 #[derive(Default)]
 pub(super) struct Local {
-    /// Of buffers that were mapped here, from before the first entry is stored until after the flush.
+    /// Records of buffers that were mapped here, from before the first entry is stored until after the flush.
     records: Vec<Option<Record>>,
     /// Places in it.
     free: Vec<u32>,
@@ -67,7 +67,7 @@ pub(super) enum Record {
     List(Vec<Part>),
 }
 
-/// What holds a part of memory.
+/// Holder of a part of memory.
 pub(super) enum Part {
     Hold(Hold),
     /// Memory that stays where it is: a place in [`Local::memories`].
@@ -133,7 +133,7 @@ impl Drop for Shards {
     }
 }
 
-/// What a map holds. Dropped otherwise than by [`note`](Self::note), it has panicked, and all of it stays held.
+/// Holds of a map under way. Dropped otherwise than by [`note`](Self::note), it has panicked, and all of it stays held.
 pub(super) struct ShardHold<'a> {
     pub(super) shard: &'a Shard,
     pub(super) record: Option<Record>,
@@ -285,7 +285,7 @@ impl Local {
         batch.buffers.append(&mut self.unmapped.buffers);
     }
 
-    /// Whether what is unmapped is to be flushed now.
+    /// Returns true if unmapped buffers are to be flushed now.
     pub(super) fn is_due(&mut self, flushing: Flushing) -> bool {
         match flushing {
             _ if self.waiting == 0 => false,

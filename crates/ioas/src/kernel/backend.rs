@@ -65,9 +65,9 @@ pub(crate) struct Kernel<K: Mapper> {
     spaces: Vec<Member<K>>,
     placement: Placement,
     merging: Interruption,
-    /// What must stay possible in spaces to come.
+    /// Ranges that must stay possible in spaces to come.
     allowed: Vec<Span<Iova>>,
-    /// What devices of spaces that are closed have written to, until it is harvested.
+    /// Writes of devices of closed spaces, until they are harvested.
     carried: DirtyLog,
 }
 
@@ -142,7 +142,7 @@ impl<K: Mapper> Kernel<K> {
         }
     }
 
-    /// Those that have devices.
+    /// Spaces that have devices.
     fn live(&mut self) -> impl Iterator<Item = &mut KernelSpace<K>> {
         let all = self.spaces.iter_mut();
         all.filter(|member| member.is_live())
@@ -342,7 +342,7 @@ impl<K: Mapper> Kernel<K> {
         Some((live.count() as u64).max(1))
     }
 
-    /// What is kept for `area` goes to its mapping, which is charged anew.
+    /// The charge kept for `area` goes to its mapping, which is charged anew.
     fn map_again(
         &mut self,
         area: &mut HeldArea,
@@ -378,7 +378,7 @@ impl<K: Mapper> Kernel<K> {
         all.for_each(|member| member.space.untrack());
     }
 
-    /// What is dirty in one of them is dirty.
+    /// A page is dirty if it is dirty in one of them.
     fn harvest(&mut self, pending: &mut Pending<&mut [u64]>) -> Result<Harvested, HarvestError> {
         let span = pending.span();
         let mut found = self.carried.take(span, &mut |run| pending.mark(run));
@@ -394,7 +394,7 @@ impl<K: Mapper> Kernel<K> {
         self.spaces.iter().any(|member| member.space.is_blind())
     }
 
-    /// Of all of them, also behind one that stays.
+    /// All spaces are left, also after one whose devices cannot be detached.
     fn leave(&mut self) -> Result<(), DetachError> {
         let mut left = Ok(());
         for member in &mut self.spaces {
@@ -408,7 +408,7 @@ impl<K: Mapper> Kernel<K> {
         left
     }
 
-    /// What is kept for released areas is kept for a new container too.
+    /// Charges kept for released areas are kept for a new container too.
     fn attach(
         &mut self,
         endpoint: Endpoint,
@@ -514,7 +514,7 @@ impl<K: Mapper> Kernel<K> {
         Ok(())
     }
 
-    /// Those of each container, one after the other.
+    /// Mappings of each container, one after the other.
     fn mappings(&self) -> Option<Vec<Span<Iova>>> {
         let all = self.spaces.iter();
         Some(all.flat_map(|member| member.space.pieces()).collect())

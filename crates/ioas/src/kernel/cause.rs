@@ -1,4 +1,4 @@
-//! What an error number means for what was asked.
+//! Causes of an error number, by the request that it answers.
 //!
 //! The kernel gives one number for many causes, but it checks in a known order, and most of what it
 //! checks is in the request: so the cause is the first check that the request fails, among those
@@ -26,7 +26,7 @@ pub(super) struct MapRequest<'a> {
     pub(super) iova: Option<u64>,
     /// The memory.
     pub(super) memory: Span<UserMemory>,
-    /// What devices may do.
+    /// Access that devices have.
     pub(super) prot: Prot,
     /// The smallest page of the IOMMU, bytes; 1 for an address space without a device.
     pub(super) granule: u64,
@@ -157,7 +157,7 @@ pub(super) fn unmap_cause(
             UnmapCause::Overflow
         }
         (libc::EINVAL, Profile::Type1) => UnmapCause::Cut,
-        // Of a container only when iommufd plays it.
+        // A container returns it only when iommufd plays it.
         (libc::ENOENT, _) => UnmapCause::CutOrNothing,
         (libc::EBUSY, _) => UnmapCause::Busy,
         (libc::EDEADLOCK, _) => UnmapCause::StillUsed,

@@ -9,7 +9,7 @@ use runs::{Iova, Offset, Span};
 
 use crate::memory::object::Cause;
 
-/// What the layers over the kernel's ioctls return.
+/// Result of the layers over the kernel's ioctls.
 pub(crate) type Result<T> = core::result::Result<T, KernelError>;
 
 /// Why a call to the kernel did not do what was asked. What a number means for one operation is
@@ -61,7 +61,7 @@ pub enum KernelError {
     Answer {
         /// The ioctl.
         operation: &'static str,
-        /// What is wrong with it.
+        /// Defect of the answer.
         #[source]
         problem: AnswerError,
     },
@@ -92,7 +92,7 @@ pub enum KernelError {
     /// The interface knows no other permissions than reading and writing.
     #[error("the kernel maps for reading and writing, not for \"{prot}\"")]
     Prot {
-        /// What was asked for.
+        /// Requested access.
         prot: Prot,
     },
     /// A bitmap that has no bit for each page of the range.
@@ -108,7 +108,7 @@ pub enum KernelError {
     /// Memory that is neither in this process nor a file of a kind that the interface maps.
     #[error("the memory is neither in this process nor in a file that the kernel maps")]
     NoSource,
-    /// What a [`Mapper`](super::Mapper) says that is no error number of the kernel.
+    /// Error of a [`Mapper`](super::Mapper) that is no error number of the kernel.
     #[error("it was not mapped or unmapped")]
     Mapper(#[source] Cause),
     /// A device's name that holds a zero byte.

@@ -63,8 +63,7 @@ pub(crate) fn compare(test: &str, header: &str, rows: &[Row]) {
     }
 }
 
-/// What the compiler says: the numbers of the rows that the headers are new enough for, and their
-/// values.
+/// Output of the compiler: the numbers of the rows that the headers are new enough for, and their values.
 fn evaluate(test: &str, header: &str, rows: &[Row]) -> Option<String> {
     let mut program = format!(
         "#include <stddef.h>\n#include <stdio.h>\n#include <linux/version.h>\n\

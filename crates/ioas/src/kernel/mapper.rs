@@ -22,7 +22,7 @@ use crate::space::placement::{Place, Placement};
 /// Device addresses that can be mapped now, and in which units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapperInfo {
-    /// What ends of mappings must be multiples of, bytes.
+    /// Alignment of a mapping's ends, bytes.
     pub granule: u64,
     /// Device addresses, first and last; `None` when the kernel does not tell.
     pub ranges: Option<Vec<RangeInclusive<u64>>>,
@@ -39,7 +39,7 @@ pub enum MapSource<'a> {
     Address(u64),
     /// A memory file, from this offset on.
     File(BorrowedFd<'a>, u64),
-    /// What another address space of the same owner maps at this address.
+    /// Copies the mapping that another address space of the same owner has at this address.
     Copy {
         /// Its [`number`](Mapper::number).
         space: u32,
@@ -51,7 +51,7 @@ pub enum MapSource<'a> {
 /// Circumstances in which a device is attached.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entering {
-    /// What it writes to is tracked from the beginning, if possible.
+    /// Dirty pages are tracked from the beginning, if possible.
     pub dirty: bool,
     /// The memory node that it is at, if that is known.
     pub near: Option<NodeId>,
@@ -63,10 +63,10 @@ pub struct Entering {
 ///
 /// Ranges and lengths are in bytes.
 pub trait Mapper: Send + 'static {
-    /// What is attached, as an `Arc` of it: a group, or a device.
+    /// Endpoint that is attached, as an `Arc` of it: a group, or a device.
     type Device: Any + Send + Sync;
 
-    /// What its error numbers mean, and what it can do.
+    /// Interface whose error numbers and capabilities it has.
     const PROFILE: Profile;
 
     /// Devices of each node can have page tables of their own, over the same pins.
@@ -92,7 +92,7 @@ pub trait Mapper: Send + 'static {
         let _ = device;
     }
 
-    /// What can be mapped with the devices that are attached now.
+    /// Granule and ranges that can be mapped with the devices attached now.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ pub trait Mapper: Send + 'static {
         0
     }
 
-    /// What the address spaces that can copy from each other map; `None` when nothing is copied.
+    /// Mappings of the address spaces that can copy from each other; `None` when nothing is copied.
     fn shares(&self) -> Option<&Arc<Shares>> {
         None
     }

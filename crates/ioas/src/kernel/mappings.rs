@@ -1,4 +1,4 @@
-//! What a kernel maps for an address space: its pieces, kept in step with the kernel.
+//! Mappings that a kernel has for an address space: its pieces, kept in step with the kernel.
 //!
 //! [`Mappings::put`] and [`Mappings::take`] are one call to the kernel each. A piece is here from the
 //! moment in which the kernel maps it until the kernel has unmapped it, and holds its memory: so
@@ -114,7 +114,7 @@ impl<K: Mapper> Mappings<K> {
         Ok(())
     }
 
-    /// Of a piece that is copied, says from which pages.
+    /// Maps a piece; returns the pages that a copied one comes from.
     fn put_now(&mut self, piece: &Piece) -> Result<Option<Arc<Pages>>> {
         let Stretch {
             range,

@@ -1,4 +1,4 @@
-//! What the layers over the kernel's ioctls share: the calls themselves, and their errors.
+//! Common parts of the layers over the kernel's ioctls: the calls themselves, and their errors.
 //!
 //! VFIO and iommufd follow one convention: a structure begins with its size, the kernel reads and
 //! writes no more of it than that, and later kernels know longer structures. [`sys`] writes the

@@ -42,7 +42,7 @@ impl Stretch {
         Span::new(self.offset, self.range.len)
     }
 
-    /// What of it lies at `range`, which lies inside.
+    /// Part of it at `range`, which lies inside.
     pub(super) fn at(&self, range: Span<Iova>) -> Self {
         Self {
             range,
@@ -59,7 +59,7 @@ impl Stretch {
             && self.prot == next.prot
     }
 
-    /// What the kernel charges for it.
+    /// Bytes that the kernel charges for it.
     pub(super) fn charge(&self) -> u64 {
         self.memory.charge_of_mapping(self.part())
     }
@@ -107,7 +107,7 @@ impl Pieces {
         range.contains(at).then_some(range)
     }
 
-    /// Those with bytes between `first` and `last`, both included, in order.
+    /// Pieces with bytes between `first` and `last`, both included, in order.
     pub(super) fn overlapping(&self, first: u64, last: u64) -> impl Iterator<Item = &Piece> {
         let start = self.at(first).map_or(first, |range| range.start);
         self.0.range(start..=last).map(|(_, piece)| piece)

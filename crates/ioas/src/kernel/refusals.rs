@@ -1,4 +1,4 @@
-//! What a kernel's error numbers mean, by operation and interface: pure functions.
+//! Meaning of a kernel's error numbers, by operation and interface: pure functions.
 //!
 //! [`cause`](super::cause) says what a number means for a request; here it becomes an error with its
 //! numbers. A number that nothing explains stays a cause, with the name of the ioctl.
@@ -16,16 +16,16 @@ use crate::memory::object::PinFailed;
 use crate::space::backend::{Capability, Unsupported};
 use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
 
-/// What was to be mapped, with the numbers that errors have.
+/// A refused mapping, with the numbers that errors have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refused<'a> {
-    /// What the kernel was asked for.
+    /// Request that the kernel has refused.
     pub(super) request: MapRequest<'a>,
     /// Its device addresses.
     pub(super) range: Span<Iova>,
-    /// What of them lies in no window, as far as is known.
+    /// Part of the range that lies in no window, as far as is known.
     pub(super) outside: Option<Span<Iova>>,
-    /// What the ledger says to it; `None` without a limit.
+    /// Error of the ledger for it; `None` without a limit.
     pub(super) over: Option<OverLimit>,
     /// Mappings that there are.
     pub(super) mappings: u64,
@@ -219,7 +219,7 @@ mod tests {
             let top = with(|asked| asked.request.iova = Some(u64::MAX - 0xfff));
             let cause = map_refused(profile, refusal(Errno::EOVERFLOW), &top);
             assert!(matches!(cause, BeyondEnd { start: 0x10_0000 }));
-            // What is not well formed depends on what was asked for.
+            // The cause of a malformed request depends on the request.
             let gap = Span::new(0x10_1000, 0x1000);
             let windows: &[_] = &[0..=0x10_0fff];
             let cause = invalid(Refused {

@@ -17,7 +17,7 @@ use super::space::KernelSpace;
 use crate::space::backend::Capability;
 use crate::space::error::UnmapError;
 
-/// What is done to take the addresses from `first` to `last`, both included, from devices.
+/// Steps that take the addresses from `first` to `last`, both included, from devices.
 pub(super) struct Removal {
     first: u64,
     last: u64,
@@ -92,7 +92,7 @@ impl<K: Mapper> KernelSpace<K> {
         journal: &mut Journal,
     ) -> Result<(), UnmapError> {
         let range = Span::inclusive(removal.first, removal.last);
-        // What stays of a piece, or is mapped again after an error, has no dirty bits then.
+        // Parts of a piece that stay, or are mapped again after an error, have no dirty bits then.
         for piece in &removal.pieces {
             let read = self.carry(piece.range);
             read.map_err(|error| UnmapError::Kernel(Box::new(error)))?;

@@ -42,7 +42,7 @@ pub(super) struct Pages(Mutex<Used>);
 #[derive(Debug)]
 struct Used {
     charge: Charge,
-    /// What each mapping has, by offset in the memory: of most pages there is one mapping.
+    /// Part of each mapping, by offset in the memory: most pages have one mapping.
     parts: Vec<Span<Offset>>,
 }
 
@@ -175,7 +175,8 @@ impl Origins {
                     return (len, Some((source, pages)));
                 }
             }
-            // Behind the first byte: what is there cannot be copied, so that there is always progress.
+            // The search goes on after the first byte: the piece there cannot be copied, so that there is always
+            // progress.
             let behind = (Excluded(last), Included((memory, kind, part.last())));
             if let Some((&(_, _, offset), _)) = self.0.range(behind).next() {
                 fresh = fresh.min(offset - part.start);

@@ -53,10 +53,9 @@ pub(super) struct KernelSpace<K: Mapper> {
     granule: Option<u64>,
     pub(super) merging: Interruption,
     pub(super) placement: Placement,
-    /// What is dirty can be read.
+    /// Dirty pages can be read.
     pub(super) bitmaps: bool,
-    /// What was read as dirty, or could be written to by devices that have left, and was not harvested
-    /// yet.
+    /// Pages that were read as dirty, or could be written to by devices that have left, and are not harvested yet.
     pub(super) carried: DirtyLog,
 }
 
@@ -84,7 +83,7 @@ pub(super) fn charged(
     })
 }
 
-/// What is known without a device.
+/// Limits known without a device.
 const UNKNOWN: MapperInfo = MapperInfo {
     granule: 1,
     ranges: None,
@@ -117,12 +116,12 @@ impl<K: Mapper> KernelSpace<K> {
         }
     }
 
-    /// Who maps.
+    /// The kernel interface that maps.
     pub(super) const fn mapper(&self) -> &K {
         &self.mapped.mapper
     }
 
-    /// What the kernel has mapped, in order: its mappings, not the areas.
+    /// Ranges that the kernel has mapped, in order: its mappings, not the areas.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Span<Iova>> + '_ {
         self.mapped.pieces.iter().map(|piece| piece.stretch.range)
     }
@@ -165,7 +164,7 @@ impl<K: Mapper> KernelSpace<K> {
         Ok(())
     }
 
-    /// What of `area` is mapped, if the kernel can map it.
+    /// Mapping of `area`, if the kernel can map it.
     pub(super) fn mappable(area: &HeldArea) -> Result<Stretch, MapError> {
         let prot = area.prot;
         if !Prot::RW.contains(prot) {
@@ -268,7 +267,7 @@ impl<K: Mapper> KernelSpace<K> {
     /// missing for a moment.
     fn merge_pieces(&mut self) -> Result<(), MapError> {
         for group in groups(&self.mapped.pieces, self.granule) {
-            // What is mapped anew has no dirty bits.
+            // A range that is mapped anew has no dirty bits.
             let read = self.carry(group.range);
             read.map_err(|error| MapError::Kernel(Box::new(error)))?;
             let mut journal = Journal::default();
@@ -310,7 +309,7 @@ impl<K: Mapper> KernelSpace<K> {
             if !first {
                 return Ok(ForReleased::default());
             }
-            // What could not be unmapped when the last device went.
+            // Unmaps pieces that could not be unmapped when the last device left.
             self.unmap_everything().map_err(refused)?;
             let charged = self.charge_released(areas)?;
             self.map_all(areas, &mut journal)?;
@@ -411,7 +410,7 @@ impl<K: Mapper> KernelSpace<K> {
         self.mapped.take(all, &mut Journal::default())
     }
 
-    /// What devices may write to: the pieces with bytes in `span`.
+    /// Ranges that devices may write to: the pieces with bytes in `span`.
     pub(super) fn writable(&self, span: Span<Iova>) -> Vec<Span<Iova>> {
         let pieces = self.mapped.pieces.overlapping(span.start, span.last());
         let writable = pieces.filter(|piece| piece.stretch.prot.contains(Prot::WRITE));
@@ -462,7 +461,7 @@ impl<K: Mapper> KernelSpace<K> {
         Ok(())
     }
 
-    /// What every one of them can do.
+    /// Capabilities that every one of them has.
     pub(super) const LEAST: Capabilities = Capabilities {
         backend: K::PROFILE.name(),
         hitless_cut: false,

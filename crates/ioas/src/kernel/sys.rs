@@ -40,7 +40,7 @@ pub(crate) unsafe trait Argument {
 ///
 /// # Safety
 ///
-/// Whatever the fields hold, the kernel reads and writes nothing of this process but the structure.
+/// For all values of the fields, the kernel reads and writes nothing of this process but the structure.
 pub(crate) unsafe trait Plain: Argument {}
 
 /// States for each structure its ioctl, and whether it is plain.
@@ -78,7 +78,7 @@ pub(crate) fn refused(operation: &'static str, error: &io::Error) -> KernelError
     }
 }
 
-/// What a call returned, or why it was refused.
+/// Result of a call, or the reason of its refusal.
 pub(crate) fn check(operation: &'static str, result: libc::c_int) -> Result<u32> {
     u32::try_from(result).map_err(|_| refused(operation, &io::Error::last_os_error()))
 }
@@ -98,8 +98,8 @@ pub(crate) fn open(path: &Path) -> Result<OwnedFd> {
 ///
 /// # Safety
 ///
-/// What lies behind the addresses in `argument` may be used by the kernel as the ioctl's
-/// description says, for as long as it says.
+/// The kernel may use the memory at the addresses in `argument` as the ioctl's description says, for as long as it
+/// says.
 pub(crate) unsafe fn call_with<T: Argument>(fd: BorrowedFd<'_>, argument: &mut T) -> Result<u32> {
     let address = std::ptr::from_mut(argument);
     // SAFETY: an `Argument` begins with a `u32` for its size.

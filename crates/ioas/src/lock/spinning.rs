@@ -2,7 +2,7 @@
 
 use core::ops::{Deref, DerefMut};
 
-/// What a kernel does around each lock of this crate where that spins (without the feature `std`).
+/// Calls of a kernel around each lock of this crate where that spins (without the feature `std`).
 ///
 /// A lock that is taken in an interrupt handler, too, must not be held by what the handler has interrupted: `before`
 /// disables interrupts of this processor, or preemption, and `after` restores what was there. Both are called on the

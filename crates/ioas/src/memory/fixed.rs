@@ -93,7 +93,7 @@ impl FixedRuns {
 }
 
 impl FixedRuns {
-    /// What `part` is, if that is one run.
+    /// Physical range of `part`, if that is one run.
     #[inline]
     pub(crate) fn one_run(&self, part: Span<Offset>) -> Option<Span<Pa>> {
         let behind = self
@@ -246,7 +246,7 @@ impl Pinned for FixedPin {
 
 /// Reads the runs of a part out of those of a whole object.
 pub(crate) struct Reader<'a> {
-    /// Those that overlap the part, with their offsets.
+    /// Runs that overlap the part, with their offsets.
     runs: &'a [(u64, Span<Pa>)],
     part: Span<Offset>,
 }

@@ -88,7 +88,7 @@ impl HostMemory {
         &self.mapping
     }
 
-    /// By what it is pinned.
+    /// Pinner of the memory: its own, or the one of the process.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl HostMemory {
 
     /// Bytes of the pages of `page` bytes that `part` has bytes in.
     fn in_pages(&self, part: Span<Offset>, page: u64) -> u64 {
-        // By address: foreign memory need not begin where a huge page does.
+        // Pages are counted by address: foreign memory need not begin where a huge page does.
         let begin = self.mapping.address() & (page - 1);
         let first = ((begin + part.start) & !(page - 1)).max(begin);
         let last = (begin + part.last()) | (page - 1);

@@ -75,7 +75,7 @@ impl Ledger {
         self.steps.load(Ordering::Relaxed)
     }
 
-    /// Whether `bytes` more would fit, as far as can be known. Nothing is charged.
+    /// Says if `bytes` more would fit, as far as can be known. Nothing is charged.
     pub fn forecast(&self, bytes: u64) -> Forecast {
         let in_use = self.in_use();
         let Some(limit) = self.limit else {
@@ -98,8 +98,7 @@ impl Ledger {
         }
     }
 
-    /// What is to be said when the kernel refuses `needed` bytes for the limit's sake; `None` without a
-    /// limit.
+    /// Numbers of an error when the kernel refuses `needed` bytes for the limit's sake; `None` without a limit.
     #[cfg(any(feature = "vfio", feature = "iommufd"))]
     pub(crate) fn over(&self, needed: u64) -> Option<OverLimit> {
         Some(OverLimit {
@@ -225,7 +224,7 @@ pub enum Forecast {
     Unknown {
         /// Bytes that it would charge.
         needed: u64,
-        /// What others may hold at most, bytes.
+        /// Bytes that others may hold at most.
         room_for_others: u64,
         /// The kernel's counter.
         counter: &'static str,

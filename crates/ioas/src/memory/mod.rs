@@ -72,7 +72,7 @@ pub struct Memory {
 
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
-    /// By offset in the object.
+    /// Parts by offset in the object.
     pub(crate) parts: RangeMap<Offset, Part>,
     /// Pins, by number.
     held: Vec<Option<PinEntry>>,
@@ -97,7 +97,7 @@ pub(crate) struct Part {
 /// A pin that threads may read.
 type Shared = Arc<Box<dyn Pinned>>;
 
-/// What a pin holds of a part.
+/// Part held by a pin.
 type OfPin = (Shared, Span<Offset>);
 
 /// Memory that is pinned and charged.
@@ -213,9 +213,8 @@ impl Memory {
         held.chain(&pins.reserve).map(Charge::bytes).sum()
     }
 
-    /// Whether the limit permits to hold `part` (offset and length in bytes), before anything is
-    /// touched: what is held already, or lies outside the object, costs nothing, and what is reserved
-    /// no more than was kept for it.
+    /// Says if the limit permits to hold `part` (offset and length in bytes), before anything is touched: bytes that
+    /// are held already, or lie outside the object, cost nothing, and reserved ones no more than was kept for them.
     pub fn forecast(&self, part: Span<Offset>) -> Forecast {
         self.forecast_times(part, None)
     }
@@ -235,7 +234,7 @@ impl Memory {
         self.ledger.forecast(needed)
     }
 
-    /// What is kept for `part` alone.
+    /// Bytes kept for `part` alone.
     fn kept(&self, pins: &Pins, part: Span<Offset>) -> u64 {
         let object = &*self.object;
         let all = pins.kept_for(part, object);
@@ -243,7 +242,7 @@ impl Memory {
         kept.min(pins.reserve.as_ref().map_or(0, Charge::bytes))
     }
 
-    /// What a kernel that charges each mapping for itself charges for one of `part`.
+    /// Charge of one mapping of `part` with a kernel that charges each mapping for itself.
     pub(crate) fn charge_of_mapping(&self, part: Span<Offset>) -> u64 {
         self.object.charge_of_mapping(part)
     }

@@ -234,7 +234,7 @@ impl NodeTables {
     }
 }
 
-/// What the system says, with what is behind it.
+/// Error text of the system, with its source.
 fn refusal(cause: &hostmem::MappingError) -> Box<str> {
     match core::error::Error::source(cause) {
         Some(source) => std::format!("{cause}: {source}").into(),

@@ -117,7 +117,7 @@ impl MemoryObject for Synthetic {
 #[derive(Debug)]
 struct SyntheticPin {
     runs: Arc<[(u64, Span<Pa>)]>,
-    /// What is pinned, in order.
+    /// Pinned parts, in order.
     parts: Vec<Span<Offset>>,
     page: u64,
     pinned: Arc<AtomicU64>,

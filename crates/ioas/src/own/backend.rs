@@ -1,4 +1,4 @@
-//! What the own back end promises to an address space.
+//! Implementation of the own back end for an address space.
 
 use alloc::vec::Vec;
 use core::any::Any;
@@ -45,8 +45,8 @@ impl Own {
         owned: &dyn Fn() -> Extent,
         retired: &Retired,
     ) {
-        // What the caller must learn is why the map failed. That memory could not be unpinned
-        // shows in the ledger, and that it waits for a flush in `retired`.
+        // The caller must learn why the map failed. Memory that could not be unpinned shows in the ledger, and memory
+        // that waits for a flush in `retired`.
         if mapped > 0 {
             let range = Span::new(area.range.start, mapped);
             let owned = owned();
@@ -398,7 +398,7 @@ impl Backend for Own {
         self.placement
     }
 
-    /// Those of the tables of all domains.
+    /// Page sizes of the tables of all domains.
     fn page_sizes(&self) -> Option<PageSizes> {
         let tables = self.domains.iter().map(|domain| &domain.table);
         let sizes = tables.map(|table| table.page_sizes());

@@ -1,4 +1,4 @@
-//! Who builds tables for new domains.
+//! Builders of tables for new domains.
 
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
@@ -33,7 +33,7 @@ pub trait BuildDomain: Send {
 #[derive(Debug)]
 pub struct DomainIds(Mutex<Ids>);
 
-/// What it takes is a matter of the numbers that were taken, not of how large they are.
+/// Its size depends on how many numbers are taken, not on how large they are.
 #[derive(Debug)]
 struct Ids {
     /// From here on only claimed numbers are taken.
@@ -128,7 +128,7 @@ pub enum TableBuilderError {
     /// The unit walks none of the formats.
     #[error("the unit walks none of these formats:{}", Formats(.tried))]
     NoFormat {
-        /// What was tried.
+        /// Formats that were tried.
         tried: Vec<FormatId>,
     },
     /// All numbers of domains are in use.

@@ -1,4 +1,4 @@
-//! What devices have written to, or could have, that no table says any more, until it is harvested.
+//! Log of ranges that devices have written to, or could have, and that no table reports any more, until harvested.
 
 use core::mem;
 

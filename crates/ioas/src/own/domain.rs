@@ -1,6 +1,6 @@
 //! A domain: one page table, and the devices that translate through it.
 //!
-//! What is taken out of the table is gathered here until every unit of the domain has invalidated it.
+//! Unmapped entries are gathered here until every unit of the domain has invalidated them.
 //! Over failed flushes the gather keeps it.
 //!
 //! Threads that empty different ranges have a gather each, and put it to the others' when they are done.
@@ -31,8 +31,8 @@ pub(crate) struct Domain {
     pub(super) gathers: Mutex<Gathers>,
     /// Held over a flush.
     flushing: Mutex<()>,
-    /// What the units that may join must answer to "DMA is forced to be coherent"; `None` when the
-    /// caller has built the table and answers for that.
+    /// Required answer of joining units to "DMA is forced to be coherent"; `None` when the caller has built the table
+    /// and answers for that.
     pub(crate) coherent: Option<bool>,
     /// Where its tables were asked to lie.
     pub(crate) tables_on: Option<NodeId>,
@@ -46,14 +46,14 @@ pub(crate) struct Domain {
     pub(super) spare: Mutex<Spare>,
 }
 
-/// What was taken out of the table and is not flushed yet.
+/// Entries that were taken out of the table and are not flushed yet.
 #[derive(Default)]
 pub(super) struct Gathers {
-    /// By operations that are under way, and keep others from there.
+    /// Entries of operations that are under way, and keep others from there.
     fresh: Gather,
-    /// By others: a flush has failed, or was left for later.
+    /// Entries of other operations: a flush has failed, or was left for later.
     pub(super) left: Gather,
-    /// What is being flushed.
+    /// Invalidation that is under way.
     under_way: Option<Box<Invalidation>>,
 }
 
@@ -159,7 +159,7 @@ impl Domain {
         Ok(())
     }
 
-    /// What was gathered until now, which is flushed next.
+    /// Entries gathered until now, which are flushed next.
     fn gathered(&self) -> Gather {
         let gathers = &mut *self.gathers.lock();
         let mut all = mem::take(&mut gathers.left);
@@ -180,7 +180,7 @@ impl Domain {
         self.devices.invalidate(self.id, what)
     }
 
-    /// What was emptied until now is left for a later flush.
+    /// Leaves entries emptied until now for a later flush.
     pub(crate) fn leave_gathered(&self) {
         let gathers = &mut *self.gathers.lock();
         let fresh = mem::take(&mut gathers.fresh);
@@ -223,7 +223,7 @@ impl Domain {
         emptied
     }
 
-    /// What of `areas` it can translate, in at most two stretches: a table finds what lies in a stretch faster
+    /// Parts of `areas` that it can translate, in at most two stretches: a table finds the entries in a stretch faster
     /// than we do, and goes down once.
     pub(crate) fn within(&self, areas: Extent) -> impl Iterator<Item = Span<Iova>> {
         let halves = self.table.aperture().spans();
@@ -406,7 +406,7 @@ impl Domain {
     }
 }
 
-/// What is being flushed. Dropped, what is not flushed is still to come.
+/// Entries of a flush under way. Dropped, unflushed entries wait for the next flush.
 struct Batch<'d> {
     domain: &'d Domain,
     gather: Gather,

@@ -31,7 +31,7 @@ pub enum DecodeError {
     Ends {
         /// Where something is missing.
         at: usize,
-        /// What.
+        /// Missing item.
         what: &'static str,
     },
     /// A word has a value that it cannot have.
@@ -39,9 +39,9 @@ pub enum DecodeError {
     Value {
         /// Where it is.
         at: usize,
-        /// What it should be.
+        /// Expected item.
         what: &'static str,
-        /// What it is.
+        /// Value that was read.
         value: u64,
     },
     /// Text that is not pairs of hexadecimal digits.
@@ -103,7 +103,7 @@ impl Handover {
         out.0
     }
 
-    /// What [`encode`](Self::encode) has written.
+    /// Reads the output of [`encode`](Self::encode).
     ///
     /// # Errors
     ///
@@ -370,7 +370,7 @@ mod tests {
             prop_assert_eq!(Handover::decode(&bytes), Err(DecodeError::Longer { at }));
         }
 
-        /// Whatever stands in a word, it is read or refused; what is read is written as it was.
+        /// Every value of a word is read or refused; a value that is read is written as it was.
         #[test]
         fn any_word_may_be_another(domains in domains(), areas in areas(), place: usize, word: u64) {
             let handover = Handover { domains, areas, ..Handover::default() };

@@ -24,7 +24,7 @@
 //! refused later is undone, and flushed, before it returns. To count ahead would take a second pass over
 //! the runs, and to reserve for the worst case a table for each 2 MiB however large the leaves are.
 //!
-//! What was released has its tables set aside in every domain (`spare.rs`): plans take those first.
+//! Released memory has its tables set aside in every domain (`spare.rs`): plans take those first.
 //!
 //! A domain that comes later is filled by itself, before a unit knows it: what fails there has stored
 //! nothing in the others.
@@ -41,7 +41,7 @@ use crate::memory::object::RunReader;
 use crate::space::error::MapError;
 use crate::space::observer::{Observer, Step, observed};
 
-/// What leaves are to say, and which tables they may lie in.
+/// Access of leaves, and tables that they may lie in.
 #[derive(Clone, Copy)]
 pub(crate) struct Leaves {
     prot: Prot,
@@ -52,7 +52,7 @@ pub(crate) struct Leaves {
 }
 
 impl Leaves {
-    /// Of memory that is not released; `mmio` for registers of a device.
+    /// Leaves of memory that is not released; `mmio` for registers of a device.
     pub(crate) const fn new(prot: Prot, mmio: bool) -> Self {
         Self {
             prot,
@@ -75,7 +75,7 @@ impl Leaves {
     }
 }
 
-/// What is to be mapped where, and how far it is.
+/// Runs to be mapped, and the progress of the map.
 pub(crate) struct Fill<'a> {
     domains: &'a [Domain],
     batch: &'a mut [Span<Pa>],

@@ -29,8 +29,7 @@ use crate::space::dirty::Tracking;
 use crate::space::error::UnmapError;
 use crate::space::{Core, Ioas};
 
-/// What a new owner needs to know besides tables and memory: plain values, to be carried over as the
-/// caller likes.
+/// State that a new owner needs besides tables and memory: plain values, to be carried over as the caller likes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Handover {
     /// The domains.
@@ -41,8 +40,8 @@ pub struct Handover {
     pub areas: Vec<HandedArea>,
     /// To which addresses are chosen: see [`Ioas::allow`].
     pub allowed: Vec<Span<Iova>>,
-    /// What devices have written to, or could, that is in no table, and what users in the process hold
-    /// to write to, or did; as far as it was not harvested yet. In no order.
+    /// Ranges that devices have written to, or could, that are in no table, and ranges that users in the process hold
+    /// to write to, or did; as far as they are not harvested yet. In no order.
     pub written: Vec<Span<Iova>>,
     /// How it is tracked what devices write to. What else was not harvested yet is in the tables.
     pub tracking: Option<Tracking>,
@@ -57,8 +56,8 @@ pub struct HandedDomain {
     pub root: Root,
     /// The sizes of its leaves.
     pub page_sizes: PageSizes,
-    /// What its units answer to "DMA is forced to be coherent"; `None` when the caller has built the
-    /// table and answers for that.
+    /// Answer of its units to "DMA is forced to be coherent"; `None` when the caller has built the table and answers
+    /// for that.
     pub coherent: Option<bool>,
     /// Its devices.
     pub devices: Vec<DeviceId>,
@@ -73,7 +72,7 @@ pub struct HandedArea {
     pub memory: usize,
     /// Where in that memory it begins, bytes.
     pub offset: u64,
-    /// What devices may do with it.
+    /// Access that devices have.
     pub prot: Prot,
     /// It is taken out.
     pub out: bool,
@@ -122,7 +121,7 @@ impl fmt::Debug for Leaving<'_> {
 }
 
 impl Leaving<'_> {
-    /// What the new owner needs to know.
+    /// State for the new owner.
     pub const fn handover(&self) -> &Handover {
         &self.handover
     }
@@ -160,7 +159,7 @@ impl Leaving<'_> {
 impl Ioas {
     /// Begins to give an address space over tables of ours to another process, with `memories`, all those
     /// of its areas. See [`Leaving`]; tables and memory must be in files that the other process has too.
-    /// Until the `Leaving` is gone, every other operation waits.
+    /// Every other operation waits as long as the `Leaving` exists.
     ///
     /// # Errors
     ///

@@ -79,9 +79,9 @@ pub(crate) struct Own {
     kept: bool,
     builder: Mutex<Option<Box<dyn BuildDomain>>>,
     pub(crate) placement: Placement,
-    /// By domains that have ended, and what devices that have left could.
+    /// Writes in domains that have ended, and possible writes of devices that have left.
     written: Mutex<DirtyLog>,
-    /// What devices cannot translate, with the device.
+    /// Ranges that devices cannot translate, with the device.
     reserved: Vec<(DeviceId, Span<Iova>)>,
     batches: Batches,
 }
@@ -258,7 +258,7 @@ impl Own {
         Ok(())
     }
 
-    /// What devices have written to, or could, that is in no table.
+    /// Ranges that devices have written to, or could, that are in no table.
     fn written(&mut self) -> Vec<Span<Iova>> {
         let of_domains = self.domains.iter_mut().map(|domain| &mut domain.written);
         let all = of_domains.chain(iter::once(&mut self.written));

@@ -1,4 +1,4 @@
-//! What only an address space over tables of ours has: domains and their page tables.
+//! Parts of an address space over tables of ours: domains and their page tables.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,8 +17,8 @@ impl Ioas {
         Self::over_backend(Own::new(domain, builder))
     }
 
-    /// What `work` says of number and page table of each domain, in order: nothing over a kernel, which
-    /// keeps its tables to itself.
+    /// Results of `work` for number and page table of each domain, in order: nothing over a kernel, which keeps its
+    /// tables to itself.
     pub fn tables<T>(&self, mut work: impl FnMut(DomainId, &AnyTable) -> T) -> Vec<T> {
         let core = self.gate.read();
         let domains = core.own_ref().map_or(&[][..], |own| own.domains.as_slice());
@@ -26,7 +26,7 @@ impl Ioas {
         each.collect()
     }
 
-    /// What `work` says of the page table of the first domain, if there is one.
+    /// Result of `work` for the page table of the first domain, if there is one.
     pub fn with_table<T>(&self, work: impl FnOnce(&AnyTable) -> T) -> Option<T> {
         let core = self.gate.read();
         let first = core.own_ref()?.domains.first()?;

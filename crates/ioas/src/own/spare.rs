@@ -67,7 +67,7 @@ impl Spare {
         memory.take_back(more, &mut self.tables);
     }
 
-    /// What a map of something that was added takes its tables from. Filling up comes next.
+    /// Source of tables for a map of something that was added. Filling up comes next.
     pub(super) const fn tables(&mut self) -> &mut Chain {
         &mut self.tables
     }

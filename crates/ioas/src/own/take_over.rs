@@ -169,8 +169,7 @@ impl Ioas {
         tables: Vec<TakenDomain>,
         builder: Option<Box<dyn BuildDomain>>,
     ) -> Result<Self, TakeOverError> {
-        // Until everything is known to be right, domains are not in an address space, which would
-        // detach their devices when it is dropped.
+        // Domains join an address space only after all checks: dropped, an address space would detach their devices.
         let mut domains = taken_domains(handover, tables)?;
         let checked = |ranges: &[Span<Iova>]| {
             in_order(ranges).map_err(|range| TakeOverError::Range { range })
@@ -372,7 +371,7 @@ fn same(domain: &Domain, iova: u64, run: Span<Pa>, prot: Prot) -> Result<(), Tak
     })
 }
 
-/// What a leaf grants is not what was asked for: for reading and writing, which every format can say.
+/// Returns true if a leaf grants other access than requested: for reading and writing, which every format can say.
 fn differ(leaf: Prot, asked: Prot) -> bool {
     (leaf ^ asked).intersects(Prot::RW)
 }

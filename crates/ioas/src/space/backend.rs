@@ -44,7 +44,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// What it cannot do.
+    /// Capabilities that it lacks.
     pub fn missing(&self) -> impl Iterator<Item = Capability> + use<> {
         [
             (self.hitless_cut, Capability::HitlessCut),
@@ -95,7 +95,7 @@ impl Capability {
     }
 }
 
-/// What a back end cannot do, to follow "cannot".
+/// Formats a missing capability, to follow "cannot".
 impl fmt::Display for Capability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -114,7 +114,7 @@ impl fmt::Display for Capability {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{backend} cannot {what}")]
 pub struct Unsupported {
-    /// What it cannot do.
+    /// The missing capability.
     pub what: Capability,
     /// Its name.
     pub backend: &'static str,
@@ -152,10 +152,10 @@ pub struct Unsupported {
 /// [`Unsupported`]. It is never imitated with a moment of missing translation, unless the caller
 /// says [`Interruption::Allowed`].
 pub(crate) trait Backend: Send + Sync + 'static {
-    /// What it can do.
+    /// Capabilities of the back end.
     fn capabilities(&self) -> Capabilities;
 
-    /// What ends of areas must be multiples of, bytes; 1 when nothing is known yet.
+    /// Alignment of the ends of areas, bytes; 1 when nothing is known yet.
     fn granule(&self) -> u64;
 
     /// Where something can be mapped, in order; stretches of more than 2^63 bytes come in two.
@@ -296,7 +296,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
         false
     }
 
-    /// What was emptied until now is left for a later [flush](Self::flush).
+    /// Leaves entries emptied until now for a later [flush](Self::flush).
     fn leave_gathered(&self) {}
 
     /// Gives back the tables that are flushed and that no thread reads any more.

@@ -4,7 +4,7 @@
 //! say the same, in every domain, so that there is no moment in which the rest is missing; only where
 //! a format cannot do that in place, and the caller allows it, there is one.
 //!
-//! What is taken out stays an area, of its own, without entries and without pins, until it is put
+//! A part that is taken out stays an area, of its own, without entries and without pins, until it is put
 //! back. Then it is joined again with the neighbours from which it was cut, and leaves are merged. Areas
 //! that were mapped by several calls stay several: each area notes at which end it was cut. So any number
 //! of conversions between private and shared memory of a confidential guest leaves one area.
@@ -204,7 +204,7 @@ impl Op<'_> {
         range: Span<Iova>,
         interruption: Interruption,
     ) -> Result<[Option<u64>; 2], UnmapError> {
-        // Behind the last byte of the address space nothing can be cut.
+        // No cut is possible behind the last byte of the address space.
         let ends = [Some(range.start), range.last().checked_add(1)];
         let granule = self.core.backend.granule();
         // Also where an area ends anyway: a back end may have mapped it together with the next.

@@ -1,4 +1,4 @@
-//! What devices have written to.
+//! Dirty tracking: ranges that devices have written to.
 //!
 //! ```text
 //! harvest ──▶ Pending ──show (flushes)──▶ Shown ──▶ acknowledge, or put back
@@ -40,8 +40,7 @@ pub struct Tracking {
     /// The largest leaf in bytes, a page size of the tables: larger ones are split. `None`: leaves
     /// stay as they are.
     pub leaf: Option<u64>,
-    /// Whether splitting and merging may have moments without a translation, where a format asks for
-    /// that.
+    /// Permission for moments without a translation, where a format needs them to split and merge.
     pub interruption: Interruption,
 }
 
@@ -78,7 +77,7 @@ pub enum TrackingError {
     /// Leaves cannot be split.
     #[error("leaves cannot be split: {0}")]
     Split(ResizeError<FlushError>),
-    /// What was noted before cannot be cleared.
+    /// Earlier writes cannot be cleared.
     #[error(transparent)]
     Clear(HarvestError),
     /// A unit did not invalidate it in time.
@@ -268,7 +267,7 @@ impl Op<'_> {
             all.flush_with(|what| backend.show(what))
                 .map_err(TrackingError::Flush)?
                 .acknowledge();
-            // What was cleared when an earlier flush failed, a unit may hold as dirty to this day. It would
+            // Entries that were cleared when an earlier flush failed, a unit may hold as dirty to this day. It would
             // write there without a trace.
             let areas = self.stretches().into_iter();
             let mut areas = areas.filter(|range| half.covers(range));

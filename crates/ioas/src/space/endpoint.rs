@@ -1,4 +1,4 @@
-//! What can be attached to an address space, whichever back end it has.
+//! Endpoints: devices and groups that can be attached to an address space, with any back end.
 
 use alloc::sync::Arc;
 use core::any::Any;
@@ -9,9 +9,8 @@ use iommu::{DeviceId, NodeId, Unit};
 /// A device, or a group of devices, that an [`Ioas`](crate::Ioas) can be attached to.
 ///
 /// - A device behind a unit that walks tables of ours: [`Iommu::device`](crate::Iommu::device), or `(unit, DeviceId)`.
-/// - What the kernel knows by a file: an `Arc` of a [`vfio::Group`](crate::vfio::Group), of an
-///   [`iommufd::BoundDevice`](crate::iommufd::BoundDevice), or of what another
-///   [`Mapper`](crate::Mapper) takes.
+/// - Endpoints that the kernel knows by a file: an `Arc` of a [`vfio::Group`](crate::vfio::Group), of an
+///   [`iommufd::BoundDevice`](crate::iommufd::BoundDevice), or of the device of another [`Mapper`](crate::Mapper).
 ///
 /// A back end refuses an endpoint of another one as
 /// [`AttachError::Endpoint`](crate::AttachError::Endpoint).
@@ -37,7 +36,7 @@ impl Endpoint {
         Self { near, ..self }
     }
 
-    /// What it is known by while it is attached.
+    /// Identifier of the endpoint while it is attached.
     pub fn id(&self) -> EndpointId {
         match &self.kind {
             EndpointKind::Device(_, device) => EndpointId::Device(*device),

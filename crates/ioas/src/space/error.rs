@@ -55,7 +55,7 @@ pub enum MapError {
     Reserved {
         /// The range that was asked for.
         wanted: Span<Iova>,
-        /// What an attached device reserves.
+        /// Range that an attached device reserves.
         reserved: Span<Iova>,
     },
     /// Nowhere in the allowed ranges there is room that keeps large pages possible: from a multiple
@@ -74,7 +74,7 @@ pub enum MapError {
         /// The range.
         range: Span<Iova>,
     },
-    /// What is to be put back is a part only of what was taken out.
+    /// The range to be put back is only a part of the range that was taken out.
     #[error("{out} is out as a whole, and {range} is a part of it")]
     NotOut {
         /// The range that was asked for.
@@ -89,7 +89,7 @@ pub enum MapError {
     /// for writing or for both.
     #[error("nothing is mapped with the permissions \"{prot}\"")]
     Prot {
-        /// What was asked for.
+        /// Requested access.
         prot: Prot,
     },
     /// The kernel refuses, for a reason of its own.
@@ -212,7 +212,7 @@ pub enum UnmapError {
     CutsMapping {
         /// The mapping, which may hold several areas.
         mapping: Span<Iova>,
-        /// What the back end cannot do.
+        /// Capability that the back end lacks.
         cause: Unsupported,
     },
     /// An operation on some of it has panicked, and its range stays taken until the address space is closed.
@@ -258,7 +258,7 @@ pub enum AttachError {
     Reserved {
         /// The first such area.
         area: Span<Iova>,
-        /// What the device reserves.
+        /// Range that the device reserves.
         reserved: Span<Iova>,
     },
     /// A table for a new domain was not built.
@@ -355,14 +355,14 @@ pub enum DetachError {
     Kernel {
         /// The ioctl.
         operation: &'static str,
-        /// What it said.
+        /// Error number of the kernel.
         errno: Errno,
     },
 }
 
 /// Why an address space did not come to an end in order.
 ///
-/// What could not be given back is lost on purpose: memory stays pinned and charged, tables stay out
+/// Memory and tables that could not be given back are lost on purpose: memory stays pinned and charged, tables stay out
 /// of use, since a device may still reach them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -36,7 +36,7 @@ impl Extent {
         self.first <= other.first && other.last <= self.last
     }
 
-    /// What of it lies in `span`.
+    /// Part of it that lies in `span`.
     pub(crate) fn within<A>(self, span: Span<A>) -> Option<Span<A>> {
         Span::inclusive(self.first.max(span.start), self.last.min(span.last()))
     }
@@ -63,7 +63,7 @@ impl Extent {
     }
 }
 
-/// What operations have taken.
+/// Extents that operations have claimed.
 #[derive(Debug, Default)]
 pub(crate) struct Extents {
     entries: Vec<Entry>,
@@ -74,7 +74,7 @@ pub(crate) struct Extents {
 struct Entry {
     /// Which operation.
     by: u64,
-    /// What it works on.
+    /// Extent that the operation works on.
     named: Extent,
     /// That, and what lies beside it as far as the operation keeps others from there.
     owned: Extent,
@@ -145,7 +145,7 @@ impl Extents {
         entry.owned
     }
 
-    /// What is left of `around`, which covers `range`, without what others than `by` keep.
+    /// Part of `around`, which covers `range`, that no operation other than `by` keeps.
     pub(crate) fn clip(&self, by: u64, mut around: Extent, range: Extent) -> Extent {
         for entry in self.entries.iter().filter(|entry| entry.by != by) {
             if entry.owned.last < range.first {

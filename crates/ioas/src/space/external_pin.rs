@@ -4,11 +4,11 @@
 //! already, or, without a domain, are pinned for it; in either case once, and charged once. It says
 //! which parts of which memory they are, and keeps them pinned also when the area goes.
 //!
-//! What is held is counted by device address. One look-up finds the lowest address in a range that
-//! is held, and goes on from there in order, however the pins were made.
+//! Held pages are counted by device address. One look-up finds the lowest address in a range that is held, and goes on
+//! from there in order, however the pins were made.
 //!
-//! What is held to write to counts as dirty at each harvest, and so does what was dropped since
-//! the last one: when its user wrote last is not known.
+//! Ranges held to write to count as dirty at each harvest, and so do ranges that were dropped since the last one: when
+//! their user wrote last is not known.
 //!
 //! # Dropping pins on request
 //!
@@ -58,7 +58,7 @@ pub enum WhenUnmapped {
 struct Count {
     must_go: u64,
     keep: u64,
-    /// Of both.
+    /// Users, of both counts, that may write.
     writers: u64,
     /// It was written to, or could be, by a user that does not hold it any more, since it was harvested.
     written: bool,
@@ -71,7 +71,7 @@ struct Counts {
     tracks: bool,
 }
 
-/// What an address space knows of its external pins.
+/// External pins of an address space.
 #[derive(Default)]
 pub(crate) struct Externals {
     counts: Mutex<Counts>,
@@ -136,9 +136,9 @@ pub enum ExternalPinError {
     Prot {
         /// The area.
         area: Span<Iova>,
-        /// What it permits.
+        /// Access that the area permits.
         has: Prot,
-        /// What was asked for.
+        /// Requested access.
         asked: Prot,
     },
     /// The memory cannot be pinned.
@@ -195,7 +195,7 @@ impl Externals {
         }
     }
 
-    /// What is in `range` was written to.
+    /// Notes that `range` was written to.
     pub(crate) fn note_written(&self, range: Span<Iova>) {
         let mut counts = self.counts.lock();
         if counts.tracks {

@@ -6,7 +6,7 @@
 //! unmapped until then, so that threads which unmap at once share flushes. An operation releases its holds
 //! only after a flush has succeeded.
 //!
-//! What an operation cannot flush, or leaves for later ([`Flushing::Lazy`]), waits here. Such waiting has a
+//! Holds that an operation cannot flush, or leaves for later ([`Flushing::Lazy`]), wait here. Such waiting has a
 //! number, one higher each time: a flush that succeeds is good for all numbers that were given before it
 //! began, and releases their holds. So no thread undoes or loses what is another's: a flush that fails
 //! changes nothing, and the next one flushes all of it.
@@ -43,7 +43,7 @@ pub enum Flushing {
     },
 }
 
-/// What was unmapped and waits for a flush, and the listeners that must invalidate it.
+/// Unmapped holds that wait for a flush, and the listeners that must invalidate them.
 #[derive(Default)]
 pub(crate) struct Retired {
     /// Others with translations of their own.
@@ -93,7 +93,7 @@ impl UnmappedHolds<'_> {
         self.holds.extend(hold);
     }
 
-    /// What it holds waits for the next flush.
+    /// Leaves its holds to the next flush.
     pub(crate) fn wait(&mut self) {
         let waiting = &mut *self.retired.waiting.lock();
         waiting.given += 1;
@@ -134,13 +134,13 @@ impl Retired {
         self.waiting.lock().flushing = flushing;
     }
 
-    /// Whether every unmap flushes.
+    /// Returns true if every unmap flushes.
     pub(crate) fn is_strict(&self) -> bool {
         matches!(self.waiting.lock().flushing, Flushing::Strict)
     }
 
-    /// What must happen before something is mapped in `range`: who still has old translations there
-    /// would not see what is new.
+    /// Flushes before something is mapped in `range`, where needed: a unit or listener with old translations would not
+    /// see the new ones.
     pub(crate) fn make_way(
         &self,
         backend: &dyn Backend,
@@ -152,7 +152,7 @@ impl Retired {
             (strict, waiting.given > waiting.flushed)
         };
         let must = match strict {
-            // What is unmapped now is flushed by its thread, which keeps others from its range.
+            // Ranges unmapped now are flushed by their thread, which keeps others from them.
             true => waits || backend.waits(),
             false => !self.listeners.is_quiet() || backend.waits_in(range),
         };
@@ -167,7 +167,7 @@ impl Retired {
         Ok(())
     }
 
-    /// Whether what waits is to be flushed now: always, or when lazy flushing has come to its bound.
+    /// Returns true if waiting holds are to be flushed now: always, or when lazy flushing has come to its bound.
     pub(crate) fn is_due(&self) -> bool {
         let waiting = &mut *self.waiting.lock();
         match waiting.flushing {

@@ -296,8 +296,8 @@ impl Observed<'_> {
                 let region = area.range.cast();
                 if let Err(cause) = op.map_taken(claim, area, observer) {
                     for before in named.iter().take(done) {
-                        // What the caller must learn is why the map failed. If a unit does not take
-                        // notice, the memory is retired.
+                        // The caller must learn why the map failed. If a unit does not take notice, the memory is
+                        // retired.
                         let (note, gone) = (&mut |_| (), &mut ioas.retired.gone());
                         let refused = Interruption::Refused;
                         let _ = op.unmap_taken(claim, *before, refused, note, gone, &mut ());

@@ -1,4 +1,4 @@
-//! Who else translates: users in this process with translations of their own.
+//! Listeners: users in this process with translations of their own.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

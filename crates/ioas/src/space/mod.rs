@@ -124,7 +124,7 @@ pub struct Unmapped {
 /// [`Table`](iopt::Table), stay out of use in any case.
 pub struct Ioas {
     pub(crate) state: Mutex<State>,
-    /// What an operation has taken may be free again.
+    /// Notified when a range claimed by an operation may be free again.
     pub(crate) given_back: Changed,
     /// For reading by operations on ranges; for writing by those that are alone.
     pub(crate) gate: RwLock<Core>,
@@ -133,7 +133,7 @@ pub struct Ioas {
     pub(crate) account: Account,
 }
 
-/// What stays as it is while operations on ranges are under way.
+/// State that stays as it is while operations on ranges are under way.
 pub(crate) struct Core {
     pub(crate) backend: Box<dyn Backend>,
     /// To which addresses are chosen; anywhere when empty.
@@ -156,12 +156,12 @@ impl Ioas {
         self.account.ledger()
     }
 
-    /// What the back end can do.
+    /// Capabilities of the back end.
     pub fn capabilities(&self) -> Capabilities {
         self.gate.read().backend.capabilities()
     }
 
-    /// What ends of areas must be multiples of, bytes; 1 when nothing is known yet.
+    /// Alignment of the ends of areas, bytes; 1 when nothing is known yet.
     pub fn granule(&self) -> u64 {
         self.gate.read().backend.granule()
     }
@@ -171,7 +171,7 @@ impl Ioas {
         self.gate.read().backend.page_sizes()
     }
 
-    /// Whether there are devices that reach the areas, or tables that wait for some.
+    /// Returns true if there are devices that reach the areas, or tables that wait for some.
     pub fn is_live(&self) -> bool {
         self.gate.read().backend.is_live()
     }
@@ -214,7 +214,7 @@ impl Ioas {
         self.gate.read().backend.places()
     }
 
-    /// What is attached.
+    /// Attached endpoints.
     pub fn endpoints(&self) -> Vec<EndpointId> {
         let places = self.places().into_iter();
         places.flat_map(|place| place.endpoints).collect()
@@ -342,9 +342,9 @@ impl Ioas {
         self.observed(&mut ()).map(iova, memory, part, prot)
     }
 
-    /// Whether the limit permits to map `part` (offset and length in bytes) of `memory` here, before
-    /// anything is touched: [`Memory::forecast`], as often as this address space charges it. That is
-    /// more than once only with containers by node, for each of those that it has now.
+    /// Says if the limit permits to map `part` (offset and length in bytes) of `memory` here, before anything is
+    /// touched: [`Memory::forecast`], as often as this address space charges it. That is more than once only with
+    /// containers by node, for each of those that it has now.
     pub fn forecast(&self, memory: &Memory, part: Span<Offset>) -> Forecast {
         let times = self.gate.read().backend.times_charged();
         memory.forecast_times(part, times)
@@ -650,7 +650,7 @@ impl Op<'_> {
         let mut unmapped = observed(observer, Step::EmptyTables, |_| {
             self.empty(claim, range, interruption, note)?;
             let mut unmapped = Unmapped::default();
-            // Those with more than a hold, which is given back outside of the lock.
+            // Areas with more than a hold, which is given back outside of the lock.
             let mut more = Vec::new();
             let areas = &mut self.ioas.state.lock().areas;
             for (range, mut area) in areas.extract_inside(range.first, range.last) {

@@ -41,7 +41,7 @@ use crate::space::external_pin::Externals;
 use crate::space::flush::Retired;
 use crate::space::{Core, Ioas};
 
-/// What is looked at and changed for a moment only.
+/// State that is locked for a moment only.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) areas: Areas,
@@ -174,8 +174,8 @@ impl State {
         Some(Extent::of(first).with(Extent::of(last)))
     }
 
-    /// What of the addresses around `emptied`, where devices see nothing, the operation `by` keeps others from:
-    /// see the module. Also says whether that is all in which tables can be empty.
+    /// Addresses around `emptied`, where devices see nothing, that the operation `by` keeps others from: see the
+    /// module. Also says if that is all in which tables can be empty.
     fn around(&self, by: u64, emptied: Extent) -> (Extent, bool) {
         // Areas without entries count as free, and so do those that others may be taking away. Where there are very
         // many, less is given back.
@@ -329,7 +329,7 @@ impl Claim<'_> {
             let (areas, refused) = (Some((left, owned)), Interruption::Refused);
             let done = backend.empty(left, areas, refused, &mut |_| ());
             if done.is_ok() && op.retired().is_strict() {
-                // What is not flushed waits for the next flush.
+                // Unflushed holds wait for the next flush.
                 let _ = op.retired().flush(backend);
             } else {
                 backend.leave_gathered();

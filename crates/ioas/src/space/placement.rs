@@ -29,7 +29,7 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// Whether a device of node `device` may share the table of devices of node `domain`.
+    /// Returns true if a device of node `device` may share the table of devices of node `domain`.
     pub fn joins(self, domain: Option<NodeId>, device: Option<NodeId>) -> bool {
         match self {
             Self::Shared | Self::Near(_) => true,
@@ -37,7 +37,7 @@ impl Placement {
         }
     }
 
-    /// Whether devices that could share a table may be kept from it.
+    /// Returns true if devices that could share a table may be kept from it.
     #[cfg(feature = "vfio")]
     pub(crate) fn divides(self) -> bool {
         !self.joins(None, Some(NodeId(0)))
@@ -104,7 +104,7 @@ pub struct Place {
     /// Bytes that the kernel charges for these mappings by itself; what is copied from other address
     /// spaces is charged there.
     pub charged: u64,
-    /// What is attached to it.
+    /// Endpoints attached to it.
     pub endpoints: Vec<EndpointId>,
 }
 

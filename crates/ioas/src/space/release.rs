@@ -6,13 +6,13 @@
 //! them, units and listeners invalidate, and only after that memory is unpinned. Each range is released as
 //! a whole or stays as it was; whatever happens, no memory is unpinned that a device can reach.
 //!
-//! What is released stays an area, of its own, without entries and without pins. Two things are kept
-//! for it, so that its return cannot fail for them: its charge (see `space/reservation.rs`), and the tables
+//! Released ranges stay areas, of their own, without entries and without pins. Two things are kept for each, so that
+//! its return cannot fail for them: its charge (see `space/reservation.rs`), and the tables
 //! that it can need if its memory comes back scattered, in every domain, also in one that comes later.
 //! Without a domain nothing is charged, and nothing is kept.
 //!
-//! Released and [taken out](Ioas::take_out) are apart: what is both is mapped again when it is neither.
-//! What is out is not charged, released or not.
+//! Released and [taken out](Ioas::take_out) are apart: a range that is both is mapped again when it is neither. A range
+//! that is out is not charged, released or not.
 //!
 //! # Restoring
 //!
@@ -53,7 +53,7 @@ pub enum ReleaseError {
     ///
     /// After [`UnmapError::Unpin`] it is released, but it is not known how much of it is still pinned.
     Unmap(UnmapError),
-    /// What its return takes cannot be set aside. It is as it was.
+    /// Charge or tables for its return cannot be set aside. It is as it was.
     SetAside(MapError),
 }
 
@@ -83,17 +83,17 @@ impl From<UnmapError> for ReleaseError {
     }
 }
 
-/// What a release has emptied and not unpinned yet.
+/// Ranges that a release has emptied and not unpinned yet.
 struct PartialRelease<'a> {
     /// Ranges.
     ranges: Vec<Span<Iova>>,
     /// The areas in them.
     areas: Vec<Span<Iova>>,
-    /// Those that were pinned, in the order of their holds.
+    /// Pinned ranges, in the order of their holds.
     held: Vec<Span<Iova>>,
     /// The holds.
     gone: UnmappedHolds<'a>,
-    /// What was written to in them.
+    /// Writes of devices in them.
     written: DirtyLog,
 }
 
@@ -277,7 +277,7 @@ impl Op<'_> {
         self.resize_at(range, Interruption::Refused);
     }
 
-    /// What is released in `range`, in areas of their own.
+    /// Released parts of `range`, in areas of their own.
     fn released_in(
         self,
         claim: &Claim<'_>,

@@ -1,6 +1,6 @@
 //! Charges that are kept for memory which is not pinned for a while.
 //!
-//! What a [`Reserved`] names was pinned and is to be pinned again: the last hold gone does not give
+//! Memory of a [`Reserved`] was pinned and is to be pinned again: the last hold gone does not give
 //! its charge back, and the next hold takes that instead of a new one. So the limit cannot refuse it,
 //! whatever else was charged meanwhile. (It is the ledger that keeps it. The kernel's own counter
 //! goes down, and who charges that by other ways can take what is free there.)
@@ -36,12 +36,12 @@ use crate::space::error::MapError;
 pub(crate) struct Reserved {
     memory: Arc<Memory>,
     part: Span<Offset>,
-    /// What is kept for one area alone; `None` where the memory keeps it, once for all.
+    /// Charge kept for one area alone; `None` where the memory keeps it, once for all.
     alone: Option<Charge>,
 }
 
 impl Reserved {
-    /// Of what is kept for one area alone, gives back all but so many `times`.
+    /// Gives back all but so many `times` of the charge kept for one area alone.
     #[cfg(any(feature = "vfio", feature = "iommufd"))]
     fn shrink_to(&mut self, times: u64) {
         if let Some(alone) = &mut self.alone {
@@ -95,7 +95,7 @@ impl Drop for Reserved {
     }
 }
 
-/// What is charged for released areas, each by where it begins. Dropped, it is given back.
+/// Charges of released areas, each by where it begins. Dropped, they are given back.
 #[derive(Default)]
 #[must_use = "it is charged to be kept"]
 pub(crate) struct ForReleased(Vec<(u64, Box<Reserved>)>);
@@ -206,7 +206,7 @@ impl Memory {
 }
 
 impl Pins {
-    /// What is to be kept for stretches in `part`, and for those that go over its ends.
+    /// Bytes to be kept for stretches in `part`, and for those that go over its ends.
     pub(crate) fn kept_for(&self, part: Span<Offset>, object: &dyn MemoryObject) -> u64 {
         if self.reservations == 0 {
             return 0;
@@ -279,7 +279,7 @@ impl Pins {
         Some(reserve.split(bytes))
     }
 
-    /// What of `part` is not held, in stretches.
+    /// Stretches of `part` that are not held.
     pub(crate) fn unheld(&self, part: Span<Offset>) -> Vec<Span<Offset>> {
         let held = self.parts.inside(part).filter(|(_, part)| part.users > 0);
         let mut held = held.peekable();

@@ -1,5 +1,5 @@
-//! What the fuzz targets do with bytes: `fuzz/` calls these functions with whatever it comes upon,
-//! `tests/allocations.rs` with what it came upon before.
+//! Bodies of the fuzz targets: `fuzz/` calls these functions with any bytes that it comes upon, `tests/allocations.rs`
+//! with those that it came upon before.
 
 #[path = "../../../../fuzz/src/bytes.rs"]
 mod bytes;
@@ -18,7 +18,7 @@ use crate::allocated::within;
 pub const TARGETS: [Target; 1] = [("handover", handover)];
 
 const PAGE: u64 = 4096;
-/// What the tables map: device address, offset in the memory, bytes.
+/// Mappings of the tables: device address, offset in the memory, bytes.
 const MAPPED: [(u64, u64, u64); 3] = [
     (1 << 30, 0, 4 * PAGE),
     (1 << 40, 8 * PAGE, 2 * PAGE),

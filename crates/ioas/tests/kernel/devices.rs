@@ -239,7 +239,7 @@ fn a_container_per_node_and_its_double_charge() {
                 .any(|lack| lack == what)
         );
     }
-    // What does the same: a container for the devices of each node, over one memory.
+    // The other way to the same effect: a container for the devices of each node, over one memory.
     let ledger = Ledger::new("mm->locked_vm", Some(3 * MIB), 0);
     let object = Fake {
         len: 2 * MIB,
@@ -287,7 +287,7 @@ fn iommufd_has_a_table_per_node_in_one_address_space() {
     assert_eq!(setup.space.placement(), Placement::PerNode);
     let memory = setup.memory(1 << 40, GIB);
     setup.map(GIB, &memory, Span::new(0, MIB)).unwrap();
-    // The kernel is told of node and policy, and memory is charged as before.
+    // Node and policy are passed to the kernel, and memory is charged as before.
     let other = Arc::new(Device::default());
     setup
         .space

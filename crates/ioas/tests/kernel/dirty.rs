@@ -1,5 +1,5 @@
-//! What devices have written to when they leave, and when the kernel maps something anew: on models of
-//! the kernel, which drop what is dirty with a mapping, and with the last device.
+//! Writes of devices when they leave, and when the kernel maps something anew: on models of the kernel, which drop
+//! dirty bits with a mapping, and with the last device.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use ioas::{Endpoint, Ioas, Memory, Tracking};
 use iopt::{Interruption, Pending, Prot};
 use runs::{Iova, Span};
 
-/// What is mapped to be written to; as much again behind it is only read.
+/// Range mapped for writing; as much again behind it is only read.
 const WRITABLE: Span<Iova> = Span::new(GIB, MIB);
 const ALLOWED: Interruption = Interruption::Allowed;
 
@@ -68,7 +68,7 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
         setup.space.attach(setup.device.clone()).unwrap();
         setup.space.detach(&setup.device).unwrap();
         assert_eq!(harvest(&setup.space), everything);
-        // What is unmapped is reported by the unmap or not at all.
+        // Unmapped ranges are reported by the unmap or not at all.
         for noting in [true, false] {
             setup.space.attach(setup.device.clone()).unwrap();
             setup.space.detach(&setup.device).unwrap();

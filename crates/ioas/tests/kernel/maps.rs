@@ -341,7 +341,7 @@ fn iommufd_charges_memory_once_wherever_it_is() {
         map(1, 4 * GIB, Span::new(16 * MIB, MIB), Prot::RW),
         10 * MIB
     );
-    // What was copied stays when the first goes, and its charge with it.
+    // A copied mapping stays when the first goes, and its charge with it.
     spaces[0].unmap_all().unwrap();
     let found = world.lock().unwrap().translate(1, 2 * GIB + 3 * MIB);
     assert_eq!(found, Some(5 * MIB));

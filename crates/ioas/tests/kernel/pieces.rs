@@ -89,15 +89,14 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a page of device addresses is: which page of the memory, may devices write, is it out, is it
-/// released.
+/// State of a page of device addresses: page of the memory, may devices write, is it out, is it released.
 type Page = Option<(u64, bool, bool, bool)>;
 
 fn span(at: usize, len: usize) -> Span<Iova> {
     Span::new(BASE + at as u64 * PAGE, len.min(PAGES - at) as u64 * PAGE)
 }
 
-/// Whether devices are to see it.
+/// Returns true if devices are to see it.
 const fn there((_, _, out, released): (u64, bool, bool, bool)) -> bool {
     !out && !released
 }
@@ -216,7 +215,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
             }
             Op::Attach => attached |= space.attach(device.clone()).is_ok(),
             Op::Detach => {
-                // What cannot be unmapped any more without a device stays until the next one comes.
+                // Mappings that cannot be unmapped any more without a device stay until the next one comes.
                 world.lock().unwrap().fail.clear();
                 attached &= space.detach(&device).is_err();
             }
@@ -259,7 +258,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
             );
             charged += u64::from(expected.is_some()) * PAGE;
         }
-        // What is released and not out keeps its charge.
+        // Pages that are released and not out keep their charge.
         let released = |page: &&(u64, bool, bool, bool)| page.3 && !page.2;
         let mut pages: Vec<u64> = pages
             .iter()

@@ -70,7 +70,7 @@ fn a_device_that_comes_later_has_the_charge_of_released_areas_kept() {
             setup.space.attach(second.clone()).unwrap();
             setup.space.detach(&second).unwrap();
             assert_eq!(setup.ledger.in_use(), AREAS * LEN);
-            // Nothing is kept for nobody.
+            // No charge is kept without a device.
             setup.space.detach(&setup.device).unwrap();
             assert_eq!(setup.ledger.in_use(), 0);
         }

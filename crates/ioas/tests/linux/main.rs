@@ -54,7 +54,7 @@ fn alone() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the kernel counts for this process on the pinner's counter.
+/// Bytes that the kernel counts for this process on the pinner's counter.
 fn counted(pinner: &Pinner) -> u64 {
     Limits::in_use(pinner.counter()).unwrap().known
 }
@@ -193,7 +193,7 @@ fn a_refused_map_leaves_the_kernel_s_counter_as_it_was() {
     let page = Span::new(0, 4096);
     let refused = space.map(2 * AT, &other, page, Prot::RW);
     assert!(matches!(refused, Err(MapError::OverLimit(_))));
-    // By the same one they are pinned and charged already.
+    // With the same pinner they are pinned and charged already.
     space.map(2 * AT, &object, page, Prot::RW).unwrap();
     assert_eq!((counted(&pinner), ledger.in_use()), (held, BYTES));
     // Dropped with the area in it.

@@ -18,11 +18,10 @@ use crate::AT;
 const PAGE: u64 = 4096;
 const BASE: u64 = 1 << 46;
 const BYTES: u64 = 64 * PAGE;
-/// What mbind(2) says of a node that is not there.
+/// Error of mbind(2) for a node that is not there.
 const EINVAL: i32 = 22;
 
-/// Nodes that are told: pages come from the node that was wished for while it has some, and from
-/// node 0 then.
+/// Nodes with recorded wishes: pages come from the preferred node while it has some, and from node 0 then.
 #[derive(Clone, Default)]
 struct Notified(Arc<Mutex<State>>);
 
@@ -31,9 +30,9 @@ struct State {
     memory: Vec<u32>,
     /// Pages that a node has left; without a word as many as are wanted.
     left: Vec<(u32, u64)>,
-    /// What is said to a wish.
+    /// Error number of the answer to a wish.
     refuses: Option<i32>,
-    /// What is said to the question where pages are.
+    /// Error number of the answer to the question where pages are.
     silent: Option<i32>,
     wishes: Vec<(Span<Va>, u32)>,
     /// Pages that were there before the wish.
@@ -113,7 +112,7 @@ fn each_node_has_an_arena_that_is_bound_before_it_is_touched_and_looked_at_page_
         let page = |nth: u64| mapping.address() + nth * PAGE;
         assert!((0..64).all(|nth| state.asked.contains(&page(nth))), "{n}");
         assert_eq!(arena.base(), BASE + (u64::from(n) + 1) * BYTES);
-        // What a domain's tables say of themselves.
+        // Tables of a domain know their node.
         assert_eq!(arena.node(arena.base()), Some(n));
     }
     assert_eq!(state.early, 0);
@@ -171,8 +170,8 @@ fn a_node_that_cannot_have_its_tables_is_named_and_gets_others() {
         why.contains("does not place 256 KiB on node 1: Invalid"),
         "{why}"
     );
-    // It takes the wish and tells nothing: then nobody claims that they are there.
-    // EPERM, ENOSYS, EFAULT.
+    // The system accepts the wish and does not report the node: then the pages are not claimed to be there. EPERM,
+    // ENOSYS, EFAULT.
     for errno in [1, 38, 14] {
         let told = Notified::nodes([0, 1]).with(|state| state.silent = Some(errno));
         let tables = NodeTables::with_nodes(BYTES, BASE, told);

@@ -17,7 +17,7 @@ fn discard(mapping: &Mapping, part: Span<Offset>) {
     assert_eq!(done, 0);
 }
 
-/// Whether every leaf leads to the page that this process has there now.
+/// Returns true if every leaf leads to the page that this process has there now.
 fn same_pages(space: &Ioas) -> bool {
     let mut at = AT;
     runs_of(space, Span::new(AT, BYTES)).into_iter().all(|run| {

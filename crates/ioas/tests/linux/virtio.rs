@@ -190,7 +190,7 @@ fn beyond_the_limit_the_driver_has_an_error_and_the_device_a_fault() {
         };
         assert!(named, "{failure}");
     }
-    // What was not allocated is not freed, and is reported.
+    // Memory that was not allocated is not freed, and is reported.
     dealloc::<H>((0x1000, NonNull::dangling()), 1);
     let failure = MEMORY.get().unwrap().failure().1;
     assert!(matches!(

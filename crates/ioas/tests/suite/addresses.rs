@@ -56,7 +56,7 @@ fn the_first_page_is_never_chosen_and_addresses_do_not_overlap() {
             assert!(taken.iter().all(|other| !other.overlaps(&range)));
             taken.push(range);
         }
-        // What was given back is chosen again.
+        // A freed address is chosen again.
         let first = taken[0];
         bench.space.unmap(first).unwrap();
         assert_eq!(bench.choose(Span::new(0, PAGE)).unwrap(), first.start);
@@ -118,7 +118,7 @@ fn only_what_is_allowed_is_chosen_and_what_lies_outside_can_still_be_mapped() {
     bench.space.map(0, &memory, page, Prot::RW).unwrap();
     bench.space.map(9 * GIB, &memory, page, Prot::RW).unwrap();
 
-    // What is not well formed changes nothing.
+    // A malformed list changes nothing.
     for bad in [
         vec![Span::new(GIB, 0)],
         vec![Span::new(u64::MAX - PAGE + 1, 2 * PAGE)],

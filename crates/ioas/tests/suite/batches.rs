@@ -9,7 +9,7 @@ use iopt::{HeapTables, Leaf, Prot};
 use proptest::prelude::*;
 use runs::{Joiner, Pa, Span};
 
-/// What a table makes of the same runs when it gets them joined, all at once.
+/// Leaves of a table that gets the same runs joined, all at once.
 fn in_one_batch(format: (iopt::FormatId, u8), iova: u64, runs: &[Span<Pa>]) -> Vec<Leaf> {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
     let table = table(format.0, format.1, &tables);

@@ -27,7 +27,7 @@ fn at(part: Span<Offset>) -> Span<Iova> {
     Span::new(AT + part.start, part.len)
 }
 
-/// What a guest would convert: mostly pages, sometimes much more.
+/// A part that a guest would convert: mostly pages, sometimes much more.
 fn part(numbers: &mut Rng, bytes: u64) -> Span<Offset> {
     let (unit, most) = match numbers.u64(..32) {
         0 => (2 * MIB, 16),
@@ -72,7 +72,7 @@ fn convert(format: (FormatId, u8), frames: &[Span<Pa>], conversions: u64) {
             turn.fetch_add(1, Ordering::SeqCst);
         }
     };
-    // By offset: where something goes on now.
+    // Offset where a conversion is under way now.
     let busy = AtomicU64::new(0);
     let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
     let of_offset: Vec<(u64, u64)> = frames

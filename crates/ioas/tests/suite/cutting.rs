@@ -70,7 +70,7 @@ impl Bench {
         panic!("{offset:#x} lies behind the object");
     }
 
-    /// Whether exactly `gone` is missing (offsets in the object), looked at around all borders.
+    /// Asserts that exactly `gone` is missing (offsets in the object), around all borders.
     fn check(&self, gone: &[Span<Offset>]) {
         let len = self.memory.len();
         let borders = gone
@@ -329,7 +329,7 @@ fn what_cannot_be_put_back_is_out_still() {
         bench.object.pins.set([n]);
         let refused = bench.space.put_back(at(whole), NEVER);
         assert!(matches!(refused, Err(MapError::Pin(_))), "{refused:?}");
-        // What came before is back.
+        // Earlier parts are back.
         bench.check(&parts[n as usize..]);
         for part in &parts[..n as usize] {
             bench.space.take_out(at(*part), NEVER).unwrap();
@@ -398,7 +398,7 @@ fn areas_are_joined_only_where_they_were_cut() {
     let mut right = [Prot::RW; 6];
     right[1] = Prot::READ;
     assert_eq!(prots, right);
-    // What one call has mapped, one call unmaps.
+    // A range mapped by one call is unmapped by one call.
     for range in mapped {
         assert_eq!(bench.space.unmap(range).unwrap().bytes, MIB);
     }

@@ -1,6 +1,5 @@
-//! What devices have written to: merged over domains, at any granularity, over failures, by units
-//! that can tell and units that cannot. A device's write is DMA through the software unit, which marks
-//! the leaf.
+//! Writes of devices: merged over domains, at any granularity, over failures, by units that can tell and units that
+//! cannot. A device's write is DMA through the software unit, which marks the leaf.
 
 mod left;
 
@@ -169,7 +168,7 @@ const SMALL: Tracking = Tracking {
 fn what_devices_of_two_domains_write_is_merged() {
     let mut bench = bench(&[(true, false), (true, true)]);
     assert_eq!(bench.space.places().len(), 2);
-    // What was written before is forgotten.
+    // Earlier writes are forgotten.
     bench.write(0, AT);
     bench.space.track_dirty(SMALL).unwrap();
     assert_eq!(bench.harvest(PAGE), (vec![], false));
@@ -205,7 +204,7 @@ fn every_format_that_keeps_it_reports_what_a_device_writes() {
             let written = [5 + round, 700, 1 + 512 * round];
             let mut port = bench.units[0].inner.port(device(0));
             for n in written {
-                // What was read first is cached as clean.
+                // A page that was read first is cached as clean.
                 port.read(AT + n * PAGE, &mut [0; 2048]).unwrap();
                 port.write(AT + n * PAGE + 16, &[7; 8]).unwrap();
                 port.write(AT + n * PAGE + 512, &[7; 8]).unwrap();
@@ -258,7 +257,7 @@ fn a_large_leaf_is_dirty_as_a_whole_unless_it_is_split() {
     bench.space.track_dirty(SMALL).unwrap();
     bench.write(0, AT + 5 * PAGE);
     assert_eq!(bench.harvest(PAGE), (vec![page(5, 1)], false));
-    // What is mapped meanwhile is small from the start.
+    // A range mapped meanwhile has small leaves from the start.
     let (memory, part) = (bench.memory.clone(), Span::new(8 * MIB, 2 * MIB));
     let behind = AT + 8 * MIB;
     bench.space.map(behind, &memory, part, Prot::RW).unwrap();

@@ -19,7 +19,7 @@ use runs::{Iova, Span};
 const NEVER: Interruption = Interruption::Refused;
 const AT: u64 = GIB - 8 * PAGE;
 const PAGES: u64 = 32;
-/// Of the unit of each device, whether it keeps dirty bits and whether it snoops.
+/// Unit of each device: keeps dirty bits, and snoops.
 const UNITS: [(bool, bool); 4] = [(true, false), (false, false), (true, true), (false, true)];
 
 #[derive(Clone, Copy, Debug)]
@@ -67,11 +67,11 @@ struct Page {
     writable: bool,
     released: bool,
     out: bool,
-    /// By a device that tells.
+    /// Written by a device that tells.
     dirty: bool,
-    /// By one that does not, and that has left.
+    /// Perhaps written by a device that does not tell, and that has left.
     unseen: bool,
-    /// By who held it.
+    /// Perhaps written by a holder.
     held: bool,
 }
 
@@ -155,7 +155,8 @@ fn check(ops: &[(u64, u64, Op)]) {
                 let pinned = written_by_pins(range);
                 for at in (range.start..=range.last()).step_by(PAGE as usize) {
                     let page = &mut model[((at - AT) / PAGE) as usize];
-                    // What is released or out counts too while some device is blind: it is not known.
+                    // Released pages and pages that are out count too while some device is blind: its writes are not
+                    // known.
                     let unknown = blind && page.writable;
                     let right = page.dirty || page.unseen || page.held || pinned.contains(&at);
                     let noted = found.iter().any(|run| run.contains(at));

@@ -57,7 +57,7 @@ fn units_that_are_alike_share_a_domain_and_others_get_their_own() {
     });
     machines.iter_mut().for_each(|machine| sees(machine, true));
 
-    // What comes later is in all of them, and what goes.
+    // Later maps and unmaps reach all of them.
     bench.map(AT + 4 * GIB, Span::new(0, PAGE)).unwrap();
     for machine in &mut machines {
         assert_eq!(machine.read(AT + 4 * GIB), Some(FRAME));
@@ -346,7 +346,7 @@ fn what_changes_while_no_device_is_there_is_what_the_next_one_finds() {
     ] {
         assert_eq!(machine.read(iova), pa, "{iova:#x}");
     }
-    // What was taken out is not pinned for a device either.
+    // Parts that were taken out are not pinned for a device either.
     let held = GIB - PAGE + 4 * MIB + PAGE;
     assert_eq!(bench.object.memory.pinned(), held);
     bench.space.put_back(out, Interruption::Refused).unwrap();

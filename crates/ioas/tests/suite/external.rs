@@ -1,4 +1,4 @@
-//! Pages that somebody in this process holds: the look-up, the charge, and letting go.
+//! Pages held by a user in this process: the look-up, the charge, and letting go.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -191,7 +191,7 @@ fn what_cannot_be_held_is_named() {
     assert_eq!((in_use, bench.ledger.in_use()), (33 * PAGE, 0));
 }
 
-/// Drops its pins in the round that it was told to.
+/// Drops its pins in the round given.
 #[derive(Default)]
 struct User {
     pins: Mutex<Vec<ExternalPin>>,
@@ -251,7 +251,7 @@ fn who_does_not_let_go_is_named_and_everything_stays() {
     assert!(matches!(refused, Err(UnmapError::Held { held, .. }) if held == pages(6, 1)));
     assert_eq!(leaves(&bench.space), before);
     assert_eq!((bench.space.len(), bench.space.retired()), (2, 0));
-    // Beside it nobody is asked.
+    // Its user is not asked about ranges beside it.
     user.asked.store(0, Ordering::SeqCst);
     bench.space.unmap(pages(16, 16)).unwrap();
     assert_eq!(user.asked.load(Ordering::SeqCst), 0);

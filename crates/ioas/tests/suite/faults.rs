@@ -217,7 +217,7 @@ fn too_little_table_memory_leaves_nothing_whichever_table_is_missing() {
         let before = bench.state();
         let mut refused = 0;
         for left in 0.. {
-            // Somebody else takes all but `left` tables.
+            // Another user takes all but `left` tables.
             let taken = 64 - bench.tables.in_use() - left;
             let reserve = bench.tables.reserve(taken).unwrap();
             let result = bench.map(&mut Watch::default());
@@ -293,7 +293,7 @@ fn a_map_that_fails_under_a_deaf_unit_retires_its_memory_until_the_unit_hears() 
             ));
             let after = bench.state();
             if batch == 0 {
-                // Nothing was in the tables yet, so that nobody needs to forget it.
+                // Nothing was in the tables yet, so that no unit has to invalidate it.
                 assert_eq!(after, before);
                 assert_eq!(bench.unit.invalidates.calls(), 0);
                 continue;
@@ -422,7 +422,7 @@ fn an_unmap_under_a_deaf_unit_retires_the_memory_and_a_map_brings_the_flush_with
             bench.map(&mut Watch::default()).unwrap();
             assert_eq!(bench.state(), mapped);
         }
-        // A device that stays deaf is detached, and then there is nobody to wait for.
+        // A device that stays deaf is detached, and then no device is left to wait for.
         bench.unit.invalidates.set(0..1000);
         assert!(bench.space.unmap(Span::new(AT, bytes)).is_err());
         assert!(bench.space.flush().is_err());

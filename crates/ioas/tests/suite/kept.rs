@@ -47,7 +47,7 @@ fn a_first_domain_keeps_the_charge_of_all_released_areas_or_does_not_come() {
         assert_eq!(bench.state(), before);
         assert_eq!(bench.memory.reserved(), 0);
     }
-    // Nor when it is refused after that.
+    // Neither does it when refused after that.
     let mut refused = 0;
     for left in 0.. {
         let others = bench.tables.reserve(128 - left).unwrap();

@@ -10,7 +10,7 @@ use iommu::DomainId;
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use runs::{Pa, PageSizes, Span};
 
-/// What a format with leaves of any power of two makes of these runs, mapped at 1 GiB.
+/// Leaves of a format with leaves of any power of two for these runs, mapped at 1 GiB.
 fn sizes(spans: &[Span<Pa>]) -> Vec<u64> {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
     let space = space(FormatId::AmdV1, 4, &tables);
@@ -140,7 +140,7 @@ fn a_page_of_other_memory_in_between_makes_three_runs() {
 #[test]
 fn a_limit_in_the_middle_of_a_map_leaves_everything_as_it_was() {
     let tables = Arc::new(HeapTables::with_tables(16).unwrap());
-    // Five stretches that nobody holds, between four that are held.
+    // Five stretches that are not held, between four that are.
     let ledger = Ledger::new("a counter", Some(4 * MIB + 4 * MIB), 0);
     let space = space(FormatId::VtdSs, 4, &tables);
     let object = Arc::new(Frail::new(Synthetic::new([Span::new(GIB, 9 * MIB)])));

@@ -1,5 +1,5 @@
-//! Lazy flushing: what was unmapped stays pinned until a bound is reached, and nobody ever sees
-//! something old where something new is mapped.
+//! Lazy flushing: unmapped memory stays pinned until a bound is reached, and no device ever sees an old translation
+//! where something new is mapped.
 //!
 //! The device's unit has caches, so that it really sees what is old; its memory refuses what is not
 //! pinned. The clock is set by hand.
@@ -21,7 +21,7 @@ const FRAME: u64 = 0x1_0000_0000;
 const LONG: Duration = Duration::from_secs(10);
 
 thread_local! {
-    // Of this thread alone, as the address space.
+    // Clock of this thread alone, as the address space.
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
@@ -346,7 +346,7 @@ proptest! {
                     let unmapped = bench.space.unmap(range);
                     prop_assert!(matches!(unmapped, Ok(_) | Err(UnmapError::Flush(_))));
                     model.remove(&at);
-                    // No more may wait than was said, but when nobody hears.
+                    // No more holds than the bound wait, except when flushes fail.
                     prop_assert!(unmapped.is_err() || bench.space.retired() <= holds);
                 }
                 Op::Read(at) => {

@@ -16,7 +16,7 @@ use runs::{Iova, Span};
 const AT: u64 = GIB;
 const NEVER: Interruption = Interruption::Refused;
 
-/// Forgets unless it is told not to, and writes down what it is told.
+/// Forgets unless it is to fail, and records the notifications.
 #[derive(Default)]
 struct Cache {
     fails: Faults,

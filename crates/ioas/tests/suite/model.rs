@@ -279,9 +279,9 @@ impl Bench {
         assert_eq!((unmapped.bytes, unmapped.unpinned), (bytes, unpinned));
     }
 
-    /// What does not depend on where one looks.
+    /// Checks sums, which do not depend on an address.
     fn check_sums(&self) {
-        // What is mapped twice is pinned and charged once.
+        // Memory that is mapped twice is pinned and charged once.
         let once = self.model.pinned().len() as u64 * PAGE;
         assert_eq!(self.ledger.in_use(), once);
         let pinned: u64 = self.synthetics.iter().map(|memory| memory.pinned()).sum();

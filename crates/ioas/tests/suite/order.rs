@@ -218,7 +218,7 @@ fn a_device_that_was_detached_behind_our_back_holds_nothing() {
 #[test]
 fn close_gives_back_whatever_one_way_out_allows() {
     for format in FORMATS {
-        // Flushes fail, but nobody is attached any more: there is nothing to flush.
+        // Flushes fail, but no device is attached any more: there is nothing to flush.
         let mut bench = Bench::new(format);
         bench.map().unwrap();
         bench.unit.invalidates.set(0..100);

@@ -49,7 +49,7 @@ fn shared_builds_one_root() {
         for machine in &machines {
             assert_eq!(machine.read(AT + PAGE), Some(FRAME + PAGE));
         }
-        // What the origin is about: all but one read tables of another node.
+        // The reason for placement: all but one read tables of another node.
         let reads = bench.nodes.reads();
         assert!(reads[..reads.len() - 1].iter().all(|reads| *reads == 0));
         bench.end();
@@ -232,7 +232,7 @@ fn a_node_without_memory_borrows_tables_and_still_has_a_root() {
         bench.attach(machine);
         assert_eq!(machine.read(AT), Some(FRAME));
     }
-    // Who gives memory answers for where it is: this is what was asked for.
+    // The source of memory answers for where it is: these are the requested nodes.
     assert_eq!(
         bench.places(),
         [(Some(0), Some(0), 1), (Some(1), Some(1), 1)]
@@ -345,7 +345,7 @@ fn a_node_without_memory_has_borrowed_tables_under_every_policy() {
         assert_eq!(bench.places(), expected);
         let used = bench.nodes.in_use();
         assert!([1, 3, 5, 7].iter().all(|n| used[*n] == 0), "{used:?}");
-        // Pinned and charged once, whoever lends the tables.
+        // The memory is pinned and charged once, with tables from any node.
         assert_eq!(bench.ledger.in_use(), 2 * MIB);
         bench.end();
     }

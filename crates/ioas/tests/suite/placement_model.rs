@@ -7,7 +7,7 @@ use iopt::{Pending, Prot};
 use proptest::prelude::*;
 use runs::{Iova, Span};
 
-/// What is done to two spaces alike.
+/// Operation on two spaces alike.
 #[derive(Clone, Debug)]
 enum Op {
     Map(u64, u64, u64),

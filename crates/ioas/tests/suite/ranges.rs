@@ -225,7 +225,7 @@ fn an_unmap_over_both_halves_is_all_or_nothing_even_with_a_damaged_table() {
     let high = 0u64.wrapping_sub(GIB);
     bench.map(PAGE, pages(3)).unwrap();
     bench.map(high, pages(3)).unwrap();
-    // Somebody puts a 2 MiB leaf where the table of the high area was linked.
+    // Damage: a 2 MiB leaf where the table of the high area was linked.
     fn damaged(bench: &Bench) -> &impl Cell {
         let index = |shift: u32| (0u64.wrapping_sub(GIB) >> shift & 511) as usize;
         let mut address = bench
@@ -260,7 +260,7 @@ fn an_unmap_over_both_halves_is_all_or_nothing_even_with_a_damaged_table() {
     assert_eq!(bench.space.unmap_all().unwrap().areas, 2);
     assert_eq!((bench.memory.pinned(), bench.tables.in_use()), (0, 1));
 
-    // Nobody follows a damaged table to give it back; the memory is back, for nobody is attached.
+    // A damaged table is not followed to give it back; the memory is back, for no device is attached.
     bench.map(PAGE, pages(3)).unwrap();
     bench.map(high, pages(3)).unwrap();
     let tables = bench.tables.in_use();

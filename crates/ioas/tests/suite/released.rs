@@ -1,5 +1,5 @@
-//! Parts of areas that are released and restored: what is kept, what is told, what a step that fails
-//! leaves behind. (Random sequences in several address spaces: see `released_model.rs`.)
+//! Released and restored parts of areas: charges and tables kept, notifications, and the state after a failed step.
+//! (Random sequences in several address spaces: see `released_model.rs`.)
 
 mod parts;
 
@@ -112,7 +112,7 @@ fn runs_are_let_go_of_exactly_and_come_back_as_they_were() {
 struct Moving {
     first: Synthetic,
     then: Synthetic,
-    /// It has moved, and whenever it is pinned somebody else takes all tables of this memory.
+    /// It has moved, and whenever it is pinned another user takes all tables of this memory.
     moved: Mutex<Option<Arc<HeapTables>>>,
     taken: Mutex<Vec<Reserve>>,
 }
@@ -320,14 +320,14 @@ fn what_another_holder_has_is_refused_by_name_and_the_other_runs_go() {
     assert_eq!((*range, *found), (runs[1], held));
     assert_eq!(machine.read(runs[1].start), Some(FRAME + 4 * PAGE));
     assert_eq!(machine.read(runs[0].start), None);
-    // What is released cannot be pinned.
+    // A released range cannot be pinned.
     let refused = bench.space.pin(runs[0], Prot::READ, WhenUnmapped::Keeps);
     assert!(matches!(
         refused,
         Err(ioas::ExternalPinError::NotThere { .. })
     ));
     drop(pin);
-    // Who is to let go does.
+    // A user that is to let go does.
     let pin = bench.space.pin(held, Prot::READ, WhenUnmapped::Drops);
     let user = Arc::new(Fickle(Some(pin.unwrap()).into()));
     bench.space.add_pin_user(user);
@@ -335,7 +335,7 @@ fn what_another_holder_has_is_refused_by_name_and_the_other_runs_go() {
     assert_eq!(machine.read(runs[1].start), None);
     assert!(restore(&mut bench.space, &runs).is_empty());
     assert_eq!(bench.state(), before);
-    // What no area covers.
+    // Ranges that no area covers.
     let beyond = [at(GIB - PAGE, 2 * PAGE), Span::new(u64::MAX - 4095, 8192)];
     let (_, kept) = release(&mut bench.space, &beyond);
     let causes: Vec<_> = kept.iter().map(|(_, cause)| cause).collect();
@@ -374,7 +374,7 @@ fn memory_that_two_areas_have_is_held_until_both_have_released_it() {
     assert_eq!(bench.memory.first_held(part), None);
     assert_eq!(bench.memory.reserved(), MIB);
     assert_eq!(bench.ledger.in_use(), 4 * GIB);
-    // Whoever maps it first has it pinned, and all come back.
+    // The first map has it pinned, and all come back.
     assert!(restore(&mut other, &[Span::new(0, MIB)]).is_empty());
     assert_eq!(bench.memory.first_held(part), Some(part));
     assert!(restore(&mut bench.space, &here).is_empty());
@@ -442,7 +442,7 @@ fn a_step_that_fails_leaves_things_as_they_were() {
     }
     assert!(failures.0 >= 1 && failures.1 >= 2, "{failures:?}");
 
-    // Released now. A pin that fails is told, and what failed can be tried again.
+    // Released now. A pin that fails is reported, and its ranges can be tried again.
     let out = bench.state();
     bench.object.pins.set([1]);
     let failed = restore(&mut bench.space, &runs);
@@ -466,7 +466,7 @@ fn a_step_that_fails_leaves_things_as_they_were() {
     assert!(restore(&mut bench.space, &runs).is_empty());
     assert_eq!(bench.state(), whole);
 
-    // Memory that does not go: it is released, but nobody may discard it.
+    // Memory that does not go: it is released, but must not be discarded.
     bench.object.unpins.set([0]);
     let (unpinned, kept) = release(&mut bench.space, &runs);
     let [(range, ReleaseError::Unmap(UnmapError::Unpin(_)))] = &kept[..] else {

@@ -31,7 +31,7 @@ enum Op {
     /// Object and first page in it; by two calls, one half after the other.
     Map(usize, u64, bool),
     Unmap,
-    /// What the call has mapped of which there is a page at the beginning.
+    /// Unmaps the whole range of the map call whose page is at the beginning.
     UnmapCall,
     Release,
     Restore,
@@ -135,7 +135,7 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
         .collect();
     let mut model = vec![vec![None::<Page>; PAGES as usize]; SPACES];
     let mut calls: Vec<(u64, u64)> = Vec::new();
-    // What is taken out is put back as it was taken out: areas stay cut where two calls meet.
+    // Parts that are taken out are put back as they were: areas stay cut where two calls meet.
     let mut cuts = vec![BTreeSet::<u64>::new(); SPACES];
 
     for (step, (n, start, len, op)) in ops.iter().enumerate() {

@@ -71,7 +71,7 @@ impl Observer for Batches<'_> {
         let after = self.words();
         if bytes == 0 {
             self.refused += 1;
-            // Not `assert_eq`: nobody wants to read them.
+            // Not `assert_eq`, whose output would be unreadable.
             assert!(after == self.before, "a refused batch has changed a table");
             return;
         }

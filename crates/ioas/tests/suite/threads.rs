@@ -175,7 +175,7 @@ fn a_map_and_an_unmap_run_at_once() {
     for format in FORMATS {
         let bench = Bench::new(format, 64);
         bench.map(AT, 0, MIB).unwrap();
-        // What is unmapped is not all that the upper tables translate.
+        // Another area, so that the upper tables translate more than the unmapped range.
         bench.map(AT + 4 * MIB, 4 * MIB, MIB).unwrap();
         let met = meeting();
         let memory = bench.hooked({
@@ -278,7 +278,7 @@ fn a_second_operation_on_the_same_range_waits_and_finds_what_the_first_has_left(
             (done.load(Ordering::SeqCst), pin)
         });
         assert!(bench.space.area_at(AT).is_none());
-        // Elsewhere nobody waits.
+        // Operations elsewhere do not wait.
         bench.map(AT + MIB, 0, MIB).unwrap();
         bench.unmap(AT + MIB, MIB).unwrap();
         go.send(()).unwrap();
@@ -544,7 +544,7 @@ fn the_range_of_an_operation_that_panics_stays_taken_and_is_named() {
             let harvest = bench.space.harvest(&mut pending);
             assert!(matches!(harvest, Err(ioas::HarvestError::Panicked { range }) if named(range)));
         }
-        // Of several ranges the others are released, and come back.
+        // The other ranges of several are released, and come back.
         let third = Span::new(AT + 5 * MIB, MIB);
         let (mut kept, mut failed) = (Vec::new(), Vec::new());
         let refused = Interruption::Refused;
@@ -578,7 +578,7 @@ fn a_flush_that_fails_for_one_thread_loses_nothing_of_another() {
         for n in 0..8 {
             bench.map(AT + n * GIB, n * MIB, MIB).unwrap();
         }
-        // Of eight flushes at once, any of the first six fail.
+        // Any of the first six of eight flushes at once fail.
         bench.unit.invalidates.set([0, 2, 3, 5]);
         let failed = AtomicU64::new(0);
         thread::scope(|scope| {
@@ -593,7 +593,7 @@ fn a_flush_that_fails_for_one_thread_loses_nothing_of_another() {
         });
         assert_eq!(bench.space.areas().len(), 0);
         assert!(failed.load(Ordering::SeqCst) > 0);
-        // Whatever is retired is pinned and charged, and nothing else is.
+        // All retired memory is pinned and charged, and nothing else is.
         let pinned = bench.object.memory.pinned();
         assert_eq!(pinned, bench.space.retired() as u64 * MIB);
         assert_eq!(bench.ledger.in_use(), pinned);
@@ -641,7 +641,7 @@ fn ten_threads_share_the_last_tables() {
     bench.end();
 }
 
-/// What one thread of the model knows of its own stretch: nobody else changes it.
+/// Model of one thread's own stretch, which no other thread changes.
 #[derive(Default)]
 struct Own {
     /// First address to length, offset in the memory, and whether it is released.

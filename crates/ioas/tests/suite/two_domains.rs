@@ -61,7 +61,7 @@ fn a_map_that_fails_in_one_of_two_domains_leaves_both_as_they_were() {
     let refused = bench.map(NEW, NEW_PART);
     assert!(matches!(refused, Err(MapError::Flush(_))), "{refused:?}");
     check(&bench, &mut one, &mut other);
-    // It is deaf to the undoing, too: nobody reaches the memory any more, but it waits.
+    // It is deaf to the undoing, too: the memory is out of reach, but it waits.
     other.unit.invalidates.set([0, 1]);
     bench.map(NEW, NEW_PART).unwrap_err();
     let after = bench.state();

@@ -68,7 +68,7 @@ fn a_device_model_sees_exactly_the_areas_over_guest_memory() {
     assert_eq!(bench.look(IOVA, 16 * PAGE + 1, read), None);
     assert_eq!(bench.look(u64::MAX - 7, 16, read), None);
 
-    // Behind it, other pages, to be read only; and memory that is none of the guest's.
+    // After it, other pages, to be read only; and memory that is none of the guest's.
     let (ram, part) = (bench.ram.clone(), Span::new(32 * PAGE, 2 * PAGE));
     let behind = IOVA + 16 * PAGE;
     bench.space.map(behind, &ram, part, Prot::READ).unwrap();
@@ -94,7 +94,7 @@ fn a_device_model_sees_exactly_the_areas_over_guest_memory() {
     bench.space.put_back(middle, never).unwrap();
     assert!(bench.look(IOVA, 16 * PAGE, write).is_some());
 
-    // Who comes late is told of everything; who has gone, of nothing.
+    // A late listener is notified of everything; one that has left, of nothing.
     let late = Arc::new(GuestIommu::new(Duration::ZERO));
     late.add_memory(&bench.ram, GuestAddress(0));
     bench.space.add_listener(late.clone());

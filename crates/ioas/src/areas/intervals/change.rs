@@ -1,4 +1,4 @@
-//! What a change of a leaf does to the nodes above it.
+//! Effects of a changed leaf on the nodes above it.
 //!
 //! It goes upwards, level by level, and ends where the entry in the parent stays as it was. A span that
 //! comes or goes between two others of its leaf leaves first and last byte of all nodes as they are;
@@ -13,7 +13,7 @@ use super::room::Room;
 use super::slab::{NONE, Slab};
 use super::{Intervals, Position, Step};
 
-/// What a change of a node does to its entry in the parent.
+/// Effect of a changed node on its entry in the parent.
 #[derive(Clone, Copy)]
 pub(super) struct Delta {
     /// The first or the last byte may be another one.

@@ -16,7 +16,7 @@ use super::Intervals;
 use super::room::Room;
 use super::slab::NONE;
 
-/// What is looked for: `len` bytes at a multiple of `align` between `first` and `last`.
+/// A gap to find: `len` bytes at a multiple of `align` between `first` and `last`.
 struct Wish {
     len: u64,
     align: u64,

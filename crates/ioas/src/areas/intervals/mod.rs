@@ -96,7 +96,7 @@ struct Step {
 
 /// An entry of a leaf, or the place behind the last one, found by an address.
 struct Position {
-    /// By level, the lowest one first.
+    /// Steps by level, the lowest one first.
     steps: [Step; LEVELS],
     leaf: u32,
     /// Entries of the leaf that start at or before the address.

@@ -16,9 +16,9 @@ use super::slab::{NONE, Place};
 /// Starts that a search compares at once: a cache line of 64 bytes.
 const LINE: usize = 8;
 
-/// What a node keeps of an entry beside its start.
+/// Part of an entry that a node keeps beside its start.
 pub(super) trait Rest: Copy {
-    /// What is there before anything is; the size of an entry of nothing.
+    /// Value of an unused place, with the size of an empty entry.
     const UNUSED: Self;
     fn of(entry: &Entry) -> Self;
     fn last(&self) -> u64;

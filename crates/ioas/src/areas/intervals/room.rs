@@ -1,4 +1,4 @@
-//! What a gap has room for.
+//! Room of a gap: lengths and alignments that fit.
 
 /// The room in a gap between two neighbouring spans, or the most that any of several gaps has:
 /// each of the two numbers is then the largest one, maybe of different gaps.

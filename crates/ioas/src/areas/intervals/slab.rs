@@ -12,11 +12,11 @@ use core::ops::{Index, IndexMut};
 /// The number of no place.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// What a slab can hold: something that, while it is free, can name the next free place.
+/// Content of a slab: while a place is free, it names the next free one.
 pub(super) trait Place {
     /// A free place, after which comes `next`.
     fn free(next: u32) -> Self;
-    /// What [`free`](Self::free) was given; of a place in use: anything.
+    /// Value passed to [`free`](Self::free); arbitrary for a place in use.
     fn next_free(&self) -> u32;
 }
 

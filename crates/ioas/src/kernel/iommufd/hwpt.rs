@@ -21,7 +21,7 @@ use crate::kernel::sys::call;
 pub struct HwInfo {
     /// `IOMMU_HW_INFO_TYPE_…`: 0 none that says more, 1 VT-d, 2 SMMUv3, 4 AMD.
     pub kind: u32,
-    /// What that kind of unit tells, as its driver writes it.
+    /// Data of that kind of unit, as its driver writes it.
     pub data: Vec<u8>,
     /// Dirty pages can be tracked.
     pub dirty_tracking: bool,

@@ -27,7 +27,7 @@ use crate::kernel::{KernelError, Result};
 pub struct IovaRanges {
     /// Device addresses, first and last. They change as devices are attached and detached.
     pub ranges: Vec<RangeInclusive<u64>>,
-    /// What a mapping's ends must be multiples of, bytes; 1 with no device.
+    /// Alignment of a mapping's ends, bytes; 1 with no device.
     pub alignment: u64,
 }
 
@@ -52,7 +52,7 @@ impl Iommufd {
         self.destroy(ioas.0)
     }
 
-    /// What can be mapped with the devices that are attached now.
+    /// Ranges that can be mapped with the devices attached now.
     ///
     /// # Errors
     ///

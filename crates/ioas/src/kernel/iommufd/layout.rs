@@ -7,7 +7,7 @@ use iommufd_bindings::*;
 use super::sys;
 use crate::kernel::headers::{Row, Since, compare, layout, requests, row};
 
-/// What the newest kernel that we know has.
+/// Version of the newest kernel whose layout is known.
 const NEW: Since = (7, 2);
 
 #[test]

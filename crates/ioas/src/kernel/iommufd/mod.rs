@@ -72,7 +72,7 @@ pub struct HwptId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevId(pub u32);
 
-/// Whose locked memory is counted against `RLIMIT_MEMLOCK`.
+/// Account of locked memory that is compared with `RLIMIT_MEMLOCK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RlimitMode {
     /// That of all processes of the user (`user->locked_vm`).
@@ -148,7 +148,7 @@ impl Iommufd {
         call(self.as_fd(), &mut argument).map(|_| ())
     }
 
-    /// Whose memory is counted.
+    /// Account that locked memory is counted on.
     ///
     /// # Errors
     ///

@@ -147,7 +147,7 @@ pub(super) fn alloc_hwpt(fd: BorrowedFd<'_>, flags: u32, device: u32, parent: u3
     Ok(argument.out_hwpt_id)
 }
 
-/// What `IOMMU_GET_HW_INFO` answers.
+/// Answer of `IOMMU_GET_HW_INFO`.
 pub(super) struct HwInfo {
     pub(super) kind: u32,
     pub(super) data: Vec<u8>,

@@ -94,7 +94,7 @@ impl Tables {
         places
     }
 
-    /// Those that keep what devices write to.
+    /// Page tables that track dirty pages.
     pub(super) fn tracked(&self) -> impl Iterator<Item = HwptId> {
         let places = self.places().into_iter().filter(|place| place.tracks);
         places.filter_map(|place| place.table)

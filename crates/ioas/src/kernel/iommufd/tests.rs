@@ -1,4 +1,4 @@
-//! What can be shown without a kernel that has iommufd.
+//! Tests that need no kernel with iommufd.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

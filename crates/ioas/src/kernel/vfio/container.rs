@@ -110,7 +110,7 @@ impl Container {
         sys::set_iommu(self.as_fd(), model.number())
     }
 
-    /// What the IOMMU can do for the groups that are in the container now.
+    /// Capabilities of the IOMMU for the groups that are in the container now.
     ///
     /// # Errors
     ///

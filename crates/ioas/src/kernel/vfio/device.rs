@@ -86,7 +86,7 @@ impl VfioDevice {
         Self { file: fd.into() }
     }
 
-    /// What it is.
+    /// Flags of the device, and its numbers of regions and interrupts.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What the INFO ioctls answer: a structure, and a chain of capabilities behind it.
+//! Answers of the INFO ioctls: a structure, and a chain of capabilities behind it.
 //!
 //! A capability is a header (`id`, `version`, offset of the next one) and what belongs to it. All
 //! offsets count from the beginning of the answer. A chain is read as any input is: it may end too
@@ -25,8 +25,7 @@ use vfio_bindings::bindings::vfio::{
 
 use crate::kernel::AnswerError;
 
-/// What a container's IOMMU can do (`VFIO_IOMMU_GET_INFO`). What an older kernel does not tell is
-/// `None`.
+/// Capabilities of a container's IOMMU (`VFIO_IOMMU_GET_INFO`). A field that an older kernel does not report is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IommuInfo {
     /// The page sizes of all domains together; a mapping is a multiple of the smallest.
@@ -66,7 +65,7 @@ pub struct DeviceRegion {
     pub mappable: Option<Vec<Span<Offset>>>,
     /// The part with the MSI-X table can be mapped, too.
     pub msix_mappable: bool,
-    /// What it is, when its index does not say.
+    /// Kind of the region, when its index does not say it.
     pub kind: Option<DeviceRegionKind>,
     /// Where it begins in the device's file.
     pub(super) offset: u64,

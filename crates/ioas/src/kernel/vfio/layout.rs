@@ -5,9 +5,9 @@ use vfio_bindings::bindings::vfio::*;
 use super::sys::{self, DirtyGet, DmaBufData, Feature, UnmapDirty};
 use crate::kernel::headers::{Since, compare, layout, requests, row};
 
-/// What every header of this decade has.
+/// Oldest version of kernel headers to be expected.
 const OLD: Since = (5, 12);
-/// What the newest kernel that we know has.
+/// Version of the newest kernel whose layout is known.
 const NEW: Since = (7, 2);
 
 /// Rows for constants that are named as in C.

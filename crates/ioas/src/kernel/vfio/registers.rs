@@ -204,7 +204,7 @@ impl MemoryObject for DeviceRegisters {
         self.len
     }
 
-    /// What is no memory is not charged.
+    /// Registers are no memory, and are not charged.
     fn charge(&self, _part: Span<Offset>) -> u64 {
         0
     }

@@ -1,4 +1,4 @@
-//! What can be shown without a kernel that has VFIO.
+//! Tests that need no kernel with VFIO.
 
 use core::ops::RangeInclusive;
 use std::collections::BTreeSet;

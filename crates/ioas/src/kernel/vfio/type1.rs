@@ -115,7 +115,7 @@ impl ContainerMapper {
 const ENTRIES: u64 = 65_535;
 
 impl Container {
-    /// What can be mapped with the groups that are in it now.
+    /// Granule and ranges that can be mapped with the groups that are in it now.
     pub(crate) fn mapper_info(&self) -> Result<MapperInfo> {
         let info = self.info()?;
         Ok(MapperInfo {

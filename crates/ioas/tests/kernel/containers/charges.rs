@@ -63,7 +63,7 @@ fn areas_that_share_released_memory_keep_a_charge_each() {
         bench.check();
     }
     assert_eq!(bench.ledger.in_use(), charged);
-    // What is kept is for these areas: nobody else maps their memory with it.
+    // The charge is kept for these areas: no other map of their memory can use it.
     let forecast = bench.space.forecast(&memory, pages(77, 1));
     assert!(
         matches!(forecast, Forecast::DoesNotFit(over) if over.needed == PAGE),

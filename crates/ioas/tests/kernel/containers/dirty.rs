@@ -1,4 +1,4 @@
-//! What devices of several containers have written to.
+//! Writes of devices of several containers.
 
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ fn what_is_dirty_in_one_container_is_dirty_also_when_it_is_closed() {
         [(3, 1), (5, 1)],
         "what is gone is gone"
     );
-    // One that comes is tracked from the beginning, and its writes are told when they are unmapped.
+    // A new container is tracked from the beginning, and its writes are reported when they are unmapped.
     bench
         .space
         .attach(Endpoint::from(groups[1].clone()).near(node(1)))

@@ -1,4 +1,4 @@
-//! What one container or the kernel refuses is undone in all.
+//! A refusal by one container or by the kernel is undone in all.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

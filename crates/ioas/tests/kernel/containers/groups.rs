@@ -22,7 +22,7 @@ fn a_container_for_each_node_opens_with_its_first_group_and_closes_with_the_last
     bench.map(GIB, &memory, ALL).unwrap();
     bench.check();
     assert_eq!(bench.ledger.in_use(), 2 * ALL.len);
-    // Of no known node: a node of its own, with what is mapped already.
+    // A group of unknown node: a node of its own, with the existing mappings.
     let nowhere = group();
     bench
         .space
@@ -36,7 +36,7 @@ fn a_container_for_each_node_opens_with_its_first_group_and_closes_with_the_last
         matches!(twice, Err(AttachError::AlreadyAttached)),
         "{twice:?}"
     );
-    // What is left of a node keeps its container.
+    // The remaining group of a node keeps its container.
     bench.space.detach(a).unwrap();
     assert_eq!(bench.nodes()[0], (Some(0), 1));
     bench.check();
@@ -113,7 +113,7 @@ fn shared_is_one_container_and_near_is_refused_by_name() {
     bench.map(GIB, &memory, ALL).unwrap();
     assert_eq!(bench.ledger.in_use(), ALL.len);
     bench.check();
-    // Who is there stays; who comes has a container of its own.
+    // Attached groups stay; new ones have a container of their own.
     bench.space.set_placement(Placement::PerNode).unwrap();
     bench
         .space

@@ -10,7 +10,7 @@ use iopt::{Interruption, Pending, Prot};
 use proptest::prelude::*;
 use runs::{Iova, Span};
 
-/// What is done to two spaces alike.
+/// Operation on two spaces alike.
 #[derive(Clone, Debug)]
 enum Op {
     Map(u64, u64, u64),
@@ -43,7 +43,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What both kinds of address space have.
+/// Results that both kinds of address space have in common.
 fn common(space: &Ioas, memory: &Arc<Memory>, op: &Op) -> String {
     let range = |at: u64, len: u64| Span::new(GIB + at * PAGE, len.min(PAGES - at) * PAGE);
     let allowed = Interruption::Allowed;

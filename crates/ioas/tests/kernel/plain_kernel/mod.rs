@@ -1,6 +1,6 @@
 //! A plain model of what the kernel does with maps and unmaps: no page tables, no speed, the order of
 //! checks and the error numbers of `VFIO_IOMMU_MAP_DMA` and its like, and of `IOMMU_IOAS_MAP` and its
-//! like (Linux 7.2). Memory is an address that nobody looks at.
+//! like (Linux 7.2). Memory is an address that is never read.
 
 #![allow(dead_code, reason = "no test binary uses all of it")]
 #![allow(
@@ -27,7 +27,7 @@ pub(crate) use world::*;
 
 pub(crate) const PAGE: u64 = 4096;
 
-/// Memory at an address, or a memory file. Nobody in this process can pin it.
+/// Memory at an address, or a memory file. It cannot be pinned in this process.
 #[derive(Debug)]
 pub(crate) struct Fake {
     pub(crate) len: u64,

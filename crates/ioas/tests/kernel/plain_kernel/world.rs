@@ -73,7 +73,7 @@ pub(crate) struct World {
     next: u64,
     /// How many maps and unmaps were tried.
     pub(crate) asked: usize,
-    /// Those that have succeeded, in order: `true` are maps.
+    /// Calls that have succeeded, in order: `true` are maps.
     pub(crate) calls: Vec<(bool, Span<Iova>)>,
     /// The calls from now on that fail with ENOMEM, by number: 0 is the next.
     pub(crate) fail: BTreeSet<usize>,
@@ -327,7 +327,7 @@ impl World {
         Ok(())
     }
 
-    /// What was there for a device goes, which is detached.
+    /// Drops the state of a device that is detached.
     pub(crate) fn gone(&mut self, space: usize, device: &Device) {
         let type1 = self.profile == Profile::Type1;
         let here = &mut self.spaces[space];
@@ -347,7 +347,7 @@ impl World {
         }
     }
 
-    /// What a device reaches at `iova`.
+    /// Offset that a device reaches at `iova`.
     pub(crate) fn translate(&self, space: usize, iova: u64) -> Option<u64> {
         let mappings = &self.spaces[space].mappings;
         let (start, mapping) = mappings.range(..=iova).next_back()?;

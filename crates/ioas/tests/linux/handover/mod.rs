@@ -27,7 +27,7 @@ const DOMAIN: DomainId = DomainId(9);
 const DEVICE: DeviceId = DeviceId::pci(0, 5, 0);
 /// Taken out before it changes hands.
 const OUT: Span<Iova> = Span::new(AT + 5 * PAGE, 2 * PAGE);
-/// What the areas hold.
+/// Bytes that the areas hold.
 const HELD: u64 = BYTES - 2 * PAGE;
 
 fn also(mapping: &Mapping) -> Mapping {

@@ -138,7 +138,7 @@ fn an_address_space_comes_from_another_process_while_its_device_runs() {
         }
     };
     assert!(pinned >= HELD);
-    // The hardware: it was told by the old owner, and outlives it.
+    // Model of hardware that the old owner has set up, and that outlives it.
     let root = handover.domains[0].root;
     let unit = Machine::new(tables(&table_file), Physical::new(also(&data), &runs));
     unit.attach(DEVICE, DOMAIN, root).unwrap();

@@ -88,7 +88,7 @@ fn what_is_not_the_same_is_refused_and_the_old_owner_goes_on() {
         change(&mut handover);
         let memories = std::slice::from_ref(memory);
         let refused = Ioas::adopt(&handover, memories, taken, None).unwrap_err();
-        // Whatever it was: nothing is charged or pinned for the new owner.
+        // For every cause: nothing is charged or pinned for the new owner.
         assert_eq!(
             (memory.ledger().in_use(), memory.held()),
             (0, 0),
@@ -256,7 +256,7 @@ fn domains_and_what_devices_have_written_go_along() {
         shown.acknowledge();
         (pages, blind)
     };
-    // What the old owner has not asked for, and what was written since.
+    // Writes that the old owner has not harvested, and later ones.
     write(0, 12);
     assert_eq!(harvest(), (vec![3, 9, 12], false));
     write(1, 3);

@@ -138,7 +138,7 @@ impl Bench {
         self.map(AT + 3 * GIB, Span::new(GIB, 5 * MIB)).unwrap();
     }
 
-    /// What a device must find.
+    /// Values that a device must find.
     pub(crate) const SEEN: [(u64, Option<u64>); 6] = [
         (AT - 8, None),
         (AT + GIB - 8, Some(FRAME + GIB - 8)),

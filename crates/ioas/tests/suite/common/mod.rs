@@ -1,5 +1,5 @@
-//! What the tests share: memory objects, units and observers that fail on demand, and the whole
-//! state of an address space as a value.
+//! Common parts of the tests: memory objects, units and observers that fail on demand, and the whole state of an
+//! address space as a value.
 
 #![allow(dead_code, unused_imports, reason = "no test binary uses all of it")]
 
@@ -96,7 +96,7 @@ pub(crate) struct State {
     pub(crate) in_use: u64,
     pub(crate) pinned: u64,
     pub(crate) domains: Vec<DomainId>,
-    /// Of all domains, one after the other.
+    /// Leaves of all domains, one after the other.
     pub(crate) leaves: Vec<Leaf>,
     pub(crate) tables: u64,
     pub(crate) areas: Vec<Span<Iova>>,
@@ -133,7 +133,7 @@ impl State {
     }
 }
 
-/// What `reader` reads, neighbours joined.
+/// Runs that `reader` reads, neighbours joined.
 pub(crate) fn read_runs(reader: &mut dyn RunReader) -> Vec<Span<Pa>> {
     let mut runs = Vec::new();
     let mut joiner = Joiner::new();
@@ -299,7 +299,7 @@ impl Pinned for FrailPin {
 
     fn unpin(self: Box<Self>) -> Result<u64, Cause> {
         if self.unpins.hit() {
-            // Nobody knows what became of the memory.
+            // The state of the memory is unknown.
             std::mem::forget(self.pin);
             return Err("it stays".into());
         }

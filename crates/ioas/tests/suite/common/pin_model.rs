@@ -39,7 +39,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// What nobody holds, in stretches.
+    /// Stretches that are not held.
     pub(crate) fn gaps(&self, place: Place) -> Vec<Span<Offset>> {
         let mut gaps: Vec<Span<Offset>> = Vec::new();
         for page in place.first..place.first + place.len {
@@ -133,7 +133,7 @@ impl Model {
         self.pins.values().map(groups).sum::<u64>() * CHARGED
     }
 
-    /// What a new pin of `gap` charges.
+    /// Charge of a new pin of `gap`.
     pub(crate) fn charge(gap: Span<Offset>) -> u64 {
         (gap.last() / CHARGED - gap.start / CHARGED + 1) * CHARGED
     }

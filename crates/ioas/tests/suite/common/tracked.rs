@@ -41,7 +41,7 @@ impl Tracked {
 /// Which pages are pinned, and how often.
 #[derive(Debug)]
 pub(crate) struct Pages {
-    /// By physical address, with the offset in the object.
+    /// Runs by physical address, with the offset in the object.
     runs: Vec<(Span<Pa>, u64)>,
     pins: Vec<AtomicU32>,
 }

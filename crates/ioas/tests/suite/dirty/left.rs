@@ -1,5 +1,4 @@
-//! What could be written to between two harvests, by devices and users that have left, and where an
-//! operation was taken back.
+//! Possible writes between two harvests by devices and users that have left, and where an operation was taken back.
 
 use super::*;
 
@@ -17,7 +16,7 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
     bench.space.detach(device).unwrap();
     assert_eq!(bench.harvest(PAGE), (all.clone(), true));
     assert_eq!(bench.harvest(PAGE), (vec![], false));
-    // What is harvested of it in parts comes in parts, once.
+    // Its ranges are harvested in parts, each of them once.
     for _ in 0..2 {
         bench.space.attach((unit.clone(), device)).unwrap();
         bench.space.detach(device).unwrap();

@@ -99,7 +99,7 @@ fn tables_that_a_restore_took_in_vain_are_set_aside_again() {
         assert!(release(&mut space, &[run]).1.is_empty());
         // There is no other table, then or later.
         let others = tables.reserve(64 - tables.in_use()).unwrap();
-        // Behind the first table of leaves its runs cannot be read any more.
+        // After the first table of leaves its runs cannot be read any more.
         object.reads.set([150]);
         unit.invalidates.set((0..8).filter(|_| deaf));
         let failed = restore(&mut space, &[run]);

@@ -19,8 +19,8 @@ fn windows_in(end: u64) -> impl Strategy<Value = Vec<Span<Iova>>> {
 }
 
 proptest! {
-    /// Whatever came and went before: who searches all and finds nothing leaves bounds behind by which
-    /// the next search does not even begin.
+    /// A search of all nodes that finds nothing leaves bounds behind by which the next search does not even begin,
+    /// after any sequence of changes.
     #[test]
     fn no_search_comes_in_vain_twice(
         spans in prop::collection::vec((0u64..2000, 1u64..20), 100..200),

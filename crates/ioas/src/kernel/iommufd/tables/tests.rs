@@ -17,7 +17,7 @@ struct Model {
     next: u32,
     /// Kind of unit, tracks, and whether that is on.
     tables: BTreeMap<u32, (u32, bool, bool)>,
-    /// What each group is attached to, and by how many devices.
+    /// Page table of each group, and the number of its devices attached to it.
     groups: BTreeMap<u32, (PageTable, u32)>,
     /// Attaching this device fails with this number.
     fails: Option<(u32, i32)>,
@@ -248,7 +248,7 @@ fn a_group_is_never_divided() {
         "the one that was tried is gone"
     );
     leave(&mut tables, of_group(1, 0));
-    // What is left says where they are.
+    // The remaining device says where they are.
     assert_eq!(shown(&tables), [(Some(1), Some(1), vec![2])]);
 }
 

@@ -7,8 +7,8 @@
 //! must have the same number ([`ioas::MapError::errno`] and its like). Where the library differs on
 //! purpose, the row says so. `docs/semantics.md` shows the rows.
 //!
-//! Not rows, since nobody can say them with this library: unknown flags and short structures; the
-//! first version of the container.
+//! Not rows, since this library has no way to make them: unknown flags and short structures; the first version of the
+//! container.
 //!
 //! This module is part of two programs: the tests of `ioas`, and the guests' (`conformance/guest`).
 

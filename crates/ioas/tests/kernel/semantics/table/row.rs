@@ -1,4 +1,4 @@
-//! What a row of the table is.
+//! Rows of the table.
 
 use ioas::{Mapper, Profile};
 
@@ -16,7 +16,7 @@ pub(crate) enum Column {
 }
 
 impl Column {
-    /// Whose numbers the library's errors have over it.
+    /// Interface whose error numbers the library has over it.
     pub(crate) const fn profile(self) -> Profile {
         match self {
             Self::Type1 | Self::Compatibility => Profile::Type1,
@@ -28,15 +28,15 @@ impl Column {
 /// One line of the table.
 pub(crate) struct Row<K: Mapper, S> {
     pub(crate) name: &'static str,
-    /// What each interface answers; `None` where it has no such operation.
+    /// Answer of each interface; `None` where it has no such operation.
     expected: [Option<Answer>; 3],
     /// The kernel's calls.
     pub(crate) kernel: Option<fn(&mut Raw<K>) -> Answer>,
-    /// What the library does.
+    /// The same operation by the library.
     pub(crate) library: Option<fn(&mut S, Profile) -> Answer>,
-    /// What the library answers over every back end, where that is not the kernel's answer.
+    /// Answer of the library over every back end, where that is not the kernel's answer.
     pub(crate) everywhere: Option<Answer>,
-    /// What it answers over tables of ours, where that is different again.
+    /// Answer of the library over tables of ours, where that is different again.
     pub(crate) own: Option<Answer>,
 }
 
@@ -53,14 +53,14 @@ impl<K: Mapper, S: Subject> Row<K, S> {
         }
     }
 
-    /// Of the library alone: no interface has an operation like this.
+    /// Row of the library alone: no interface has an operation like this.
     pub(crate) fn ours(name: &'static str, answer: Answer) -> Self {
         let mut row = Self::new(name, answer, answer).everywhere(answer);
         row.expected.fill(None);
         row
     }
 
-    /// Of the one interface only.
+    /// Row of the one interface only.
     pub(crate) fn only(name: &'static str, profile: Profile, answer: Answer) -> Self {
         let mut row = Self::new(name, answer, answer);
         match profile {
@@ -95,13 +95,13 @@ impl<K: Mapper, S: Subject> Row<K, S> {
         self
     }
 
-    /// What the kernel answers.
+    /// Answer of the kernel.
     pub(crate) const fn answer(&self, column: Column) -> Option<Answer> {
         self.expected[column as usize]
     }
 
-    /// What the library answers, over the kernel or tables of ours. Over a container that iommufd
-    /// plays it says what it says over one of type 1.
+    /// Answer of the library, over the kernel or tables of ours. Over a container that iommufd plays it is the same as
+    /// over one of type 1.
     pub(crate) fn library_answer(&self, column: Column, own: bool) -> Option<Answer> {
         let own = self.own.filter(|_| own);
         let kernels = match (self.answer(column), self.answer(Column::Type1)) {

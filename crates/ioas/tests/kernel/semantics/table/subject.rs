@@ -1,5 +1,5 @@
-//! Who the rows are tried on: a kernel call by call, and an address space over some back end, with
-//! memory, devices and a limit that the rows know.
+//! Subjects of the rows: a kernel call by call, and an address space over some back end, with memory, devices and a
+//! limit that the rows know.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use ioas::{AttachError, Errno, Ioas, KernelError, MapSource, Mapper, Memory};
 use iopt::Prot;
 use runs::{Iova, Span};
 
-/// What an operation returns: bytes, or the kernel's number.
+/// Result of an operation: bytes, or the kernel's number.
 pub(crate) type Answer = Result<u64, Errno>;
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const MIB: u64 = 1 << 20;
 /// The limit on locked memory.
 pub(crate) const LIMIT: u64 = 16 * MIB;
-/// What no device translates: messages of interrupts go there. Linux, drivers/iommu/intel/iommu.c and
+/// Range that no device translates: messages of interrupts go there. Linux, drivers/iommu/intel/iommu.c and
 /// arm/arm-smmu-v3/arm-smmu-v3.c.
 pub(crate) const RESERVED: Span<Iova> = match cfg!(target_arch = "aarch64") {
     true => Span::new(0x800_0000, MIB),
     false => Span::new(0xfee0_0000, MIB),
 };
-/// What [`Which::Narrow`] translates ends here, or before.
+/// Upper bound of the addresses that [`Which::Narrow`] translates.
 pub(crate) const NARROW: u64 = 1 << 32;
 /// Bytes of the memory.
 pub(crate) const MEMORY: u64 = 128 * MIB;
@@ -35,7 +35,7 @@ pub(crate) enum Which {
     Narrow,
 }
 
-/// What is around a kernel's address space.
+/// Surroundings of a kernel's address space.
 pub(crate) trait Surroundings<K: Mapper> {
     /// A device was attached: has it reach the memory, if that takes more.
     fn attached(&mut self, _device: &K::Device) -> Result<(), KernelError> {
@@ -44,14 +44,14 @@ pub(crate) trait Surroundings<K: Mapper> {
 
     /// Bytes that the kernel counts as locked, more than in the beginning.
     fn locked(&self) -> u64;
-    /// Somebody uses `range` and does not let go.
+    /// Holds `range` by a user that does not let go.
     fn hold(&mut self, range: Span<Iova>);
 }
 
 /// A kernel, call by call: an address space with the usual device.
 pub(crate) struct Raw<K: Mapper> {
     pub(crate) space: K,
-    /// By [`Which`], as many as there are.
+    /// Devices by [`Which`], as many as there are.
     devices: Vec<K::Device>,
     /// The address of the memory.
     pub(crate) memory: u64,
@@ -73,8 +73,8 @@ impl<K: Mapper> Raw<K> {
     ///
     /// # Safety
     ///
-    /// For good: the [`MEMORY`] bytes at `memory` stay as they are, and nobody looks at them; or they
-    /// are those of a model, which does not either.
+    /// For good: the [`MEMORY`] bytes at `memory` stay as they are and are not accessed otherwise; or they belong to a
+    /// model, which does not access them either.
     pub(crate) unsafe fn new(
         space: K,
         devices: Vec<K::Device>,
@@ -166,7 +166,7 @@ pub(crate) trait Subject {
     fn memory(&self) -> Arc<Memory>;
     fn attach(&mut self, which: Which) -> Result<(), AttachError>;
     fn detach(&mut self);
-    /// Somebody uses `range` and does not let go.
+    /// Holds `range` by a user that does not let go.
     fn hold(&mut self, range: Span<Iova>);
     /// Bytes that are charged.
     fn charged(&self) -> u64;
