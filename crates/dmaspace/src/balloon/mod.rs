@@ -8,10 +8,10 @@
 //! 1. A part of the map is a part of the memory of its region, and becomes, in each address space, device
 //!    addresses: all areas over this memory count, wherever the guest or the monitor has put them.
 //! 2. All address spaces release them: one flush for each, however many parts there are.
-//! 3. What one of them keeps, or what is still held by somebody else (another address space, an
-//!    external pin), is restored in all of them and told as kept: it must not be discarded.
+//! 3. Parts that one of them keeps, or that another user still holds (another address space, an external pin), are
+//!    restored in all of them and reported as kept: they must not be discarded.
 //!
-//! Restoring has all address spaces take the parts back. What fails in one stays released there, is told,
+//! Restoring has all address spaces take the parts back. A part that fails in one stays released there, is reported,
 //! and can be tried again; it may be back in others.
 //!
 //! Kernels pin by themselves: of memory that only they pin, address spaces that are not given here are
@@ -89,7 +89,7 @@ impl Place {
     }
 }
 
-/// What is in the regions of these parts.
+/// Memory and parts of it for each of `parts`.
 fn memories<'a, T: Borrow<Arc<Memory>>>(
     map: MemoryMap<'a, T>,
     parts: &'a [Part],
@@ -191,7 +191,8 @@ fn restore(space: &Ioas, ranges: &[Span<Iova>], failed: &mut dyn FnMut(Span<Iova
     space.restore(ranges, Interruption::Refused, &mut tell);
 }
 
-/// In order, each byte once: what begins first counts, and of those the first that was told.
+/// Sorts and removes overlaps: of parts that overlap the one that begins first stays, and of those that begin together
+/// the one reported first.
 fn in_order(mut told: Vec<(Part, KeepReason)>) -> Vec<(Part, KeepReason)> {
     told.sort_by_key(|(part, _)| (part.region, part.offsets.start));
     let mut out: Vec<(Part, KeepReason)> = Vec::with_capacity(told.len());
@@ -240,7 +241,7 @@ impl<T: Borrow<Arc<Memory>>> Releaser<T> for BalloonDma {
         let told = in_order(told);
         if !told.is_empty() {
             let back: Vec<Part> = told.iter().map(|(part, _)| *part).collect();
-            // What cannot be had stays released: it is not discarded, and comes back with the rest.
+            // A part that cannot be restored stays released: it is not discarded, and comes back with the rest.
             let _ = self.in_all(map, &back, restore);
         }
         told.into_iter()

@@ -6,7 +6,7 @@ use std::io;
 use ioas::{MapError, ReleaseError, UnmapError};
 use virtio_balloon::KeepReason;
 
-/// Where nobody says which: EIO.
+/// Error number where the cause has none: EIO.
 const UNKNOWN: i32 = 5;
 
 pub(super) fn of_release(cause: &ReleaseError) -> KeepReason {

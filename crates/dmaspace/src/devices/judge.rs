@@ -1,4 +1,4 @@
-//! Whether a device can be used, and what it takes.
+//! State of each device: usable now, or after which commands, or never.
 
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 //!
 //! An IOMMU tells groups of devices apart, not single ones. A group is never divided: a device can
 //! be used when every device of its group is bound to a driver of VFIO, or to none, or to one that
-//! leaves DMA to whoever owns the group. What is said of one device therefore names the others.
+//! leaves DMA to the owner of the group. A reason given for one device therefore names the others.
 //!
 //! Everything is read from sysfs and from the names of device nodes; nothing is opened or changed.
 //!
@@ -70,7 +70,7 @@ pub struct DevicesReport {
 pub struct DeviceReport {
     /// Domain, bus, device and function: `0000:00:05.0`.
     pub address: String,
-    /// What it is, in words.
+    /// Class of the device, in words.
     pub class: String,
     /// Base class, sub-class and programming interface, six hexadecimal digits.
     pub class_code: String,
@@ -84,7 +84,7 @@ pub struct DeviceReport {
     pub node: Option<u32>,
     /// The driver that it is bound to.
     pub driver: Option<String>,
-    /// Whether it can be used.
+    /// State: usable or not.
     pub state: DeviceState,
     /// The same in words, with the cause.
     pub reason: String,
@@ -106,7 +106,7 @@ pub enum DeviceState {
     NoNode,
     /// Firmware demands an identity mapping for its group, with which Linux refuses it to user space.
     Identity,
-    /// It is a bridge: it stays with the host, whoever has the devices behind it.
+    /// It is a bridge: it stays with the host, even when the devices behind it are given away.
     Bridge,
     /// No IOMMU translates for it.
     #[default]

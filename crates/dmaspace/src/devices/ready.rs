@@ -1,4 +1,4 @@
-//! Whether one device can be used in one way, and if not, what is in the way.
+//! Check that one device can be used in one way now; otherwise the obstacle.
 
 use super::{DeviceReport, DeviceState, DevicesReport, Way};
 
@@ -9,7 +9,7 @@ pub enum NotReady {
     /// There is no such device.
     #[error("no PCI device has the address {address:?}; `dmaspace devices` lists those there are")]
     Unknown {
-        /// What was asked for.
+        /// The requested address.
         address: String,
     },
     /// It is a bridge, firmware demands an identity mapping for it, or no IOMMU translates for it.
@@ -53,7 +53,7 @@ pub enum NotReady {
     },
 }
 
-/// What is said of a group of more than one.
+/// Clause for a group of more than one device.
 fn together(group: u32, members: &[String]) -> String {
     match members {
         [] | [_] => String::new(),

@@ -1,4 +1,4 @@
-//! What sysfs says of PCI devices and groups, as it says it.
+//! PCI devices and groups as sysfs shows them, without interpretation.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -99,7 +99,7 @@ fn device(devices: &Path, address: String) -> Option<Device> {
         device: number(&path.join("device"))?,
         group: target(&path.join("iommu_group")).and_then(|name| name.parse().ok()),
         unit: target(&path.join("iommu")),
-        // -1 when nobody knows.
+        // -1 when the node is not known.
         node: text(&path.join("numa_node")).and_then(|node| node.parse().ok()),
         driver: target(&path.join("driver")),
         vfio: vfio.and_then(|names| names.into_iter().next()),

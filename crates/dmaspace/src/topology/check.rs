@@ -1,4 +1,4 @@
-//! Whether what is said of a machine fits together.
+//! Consistency checks of a topology.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -14,7 +14,7 @@ const DISTANCES: Range<u32> = LOCAL_DISTANCE..255;
 /// Bytes a second of a link: from a bit to more than PCI Express carries in any version.
 pub(super) const LINKS: Range<f64> = 0.125..1e15;
 
-/// What [`Topology::new`](super::Topology::new) refuses.
+/// Checks for [`Topology::new`](super::Topology::new).
 pub(super) fn check(
     nodes: &[Node],
     units: &[UnitPlace],

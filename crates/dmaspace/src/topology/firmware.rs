@@ -6,8 +6,8 @@
 //! | IORT | SMMUv3 (type 4) | base at 16, flags at 24 (bit 3: the domain counts), proximity domain at 60 |
 //! | RIMT | IOMMU (type 0) | base at 16, flags at 24 (bit 0: a PCI function, bit 1: the domain counts), proximity domain at 28, segment at 32, function at 34 |
 //!
-//! Of SMMUv1 and v2 the IORT does not tell. AMD's IVRS tells no domains either: there the unit is a PCI
-//! function, whose node is that of its root bus.
+//! SMMUv1 and v2 have no proximity domain in the IORT. AMD's IVRS has none either: there the unit is a PCI function,
+//! whose node is that of its root bus.
 //!
 //! Sources: Intel Virtualization Technology for Directed I/O, D51397, revision 5.0, sections 8.1, 8.2
 //! and 8.6; Arm DEN0049 (IO Remapping Table), issue E.b, section 3.1 "Node format", table "SMMUv3 node";
@@ -42,8 +42,8 @@ pub fn proximity(table: &[u8], unit: &UnitAddress) -> Option<u32> {
     }
 }
 
-/// What `says` first makes of one of at most `count` structures from offset `first` on, each as long
-/// as `length` reads.
+/// First value that `says` returns for one of at most `count` structures from offset `first` on, each as long as
+/// `length` reads.
 fn find(
     table: &[u8],
     first: u32,
@@ -105,7 +105,7 @@ fn riscv(structure: &[u8], unit: &UnitAddress) -> Option<u32> {
     (is_unit && ours && flags & VALID != 0).then(|| u32_at(structure, 28))?
 }
 
-/// Whether the base that stands at `offset` is where the unit's registers are.
+/// Returns true if the base at `offset` is the address of the unit's registers.
 fn is_at(structure: &[u8], offset: usize, unit: &UnitAddress) -> bool {
     let bytes = structure.get(offset..offset + 8);
     let base = bytes.and_then(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));

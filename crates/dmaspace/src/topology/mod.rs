@@ -1,4 +1,4 @@
-//! What lies near what: memory nodes, PCI devices, and the IOMMU units that serve them.
+//! Locality: memory nodes, PCI devices, and the IOMMU units that serve them.
 //!
 //! A [`Topology`] comes from one of three places, and is checked in one: [`Topology::new`], which
 //! refuses what does not fit together. [`Topology::read`] takes it from the machine's sysfs,
@@ -17,7 +17,7 @@
 //! registers, which sysfs shows. Where the kernel does not tell, the [tables](proximity) are asked, which
 //! is also what a program without Linux below it does.
 //!
-//! A driver cannot find its node: it is told what [`Topology::unit_node`] says.
+//! A driver cannot find its node: its user passes the result of [`Topology::unit_node`].
 //!
 //! # The file
 //!
@@ -82,7 +82,7 @@ pub const MOST_PAIRS: usize = 1 << 20;
 
 /// The distance of a node to itself. ACPI 6.5, section 5.2.17 "System Locality Information Table".
 pub const LOCAL_DISTANCE: u32 = 10;
-/// What Linux takes for other nodes when the firmware does not tell (`REMOTE_DISTANCE`).
+/// Linux's distance of other nodes when the firmware gives none (`REMOTE_DISTANCE`).
 pub const REMOTE_DISTANCE: u32 = 20;
 
 /// Nodes, units and devices that fit together.
@@ -104,8 +104,7 @@ pub struct Node {
     pub cpus: u32,
     /// Their numbers as the kernel lists them: `0-15,32-47`. Empty when they are not known.
     pub cpu_list: String,
-    /// How far each node is, in the order of the nodes; [`LOCAL_DISTANCE`] for itself. Empty when
-    /// nobody tells.
+    /// How far each node is, in the order of the nodes; [`LOCAL_DISTANCE`] for itself. Empty when not known.
     pub distances: Vec<u32>,
 }
 
@@ -114,9 +113,9 @@ pub struct Node {
 pub struct UnitPlace {
     /// Its name: `dmar0`, `ivhd0`, `smmu3.0x0000000009050000`.
     pub name: String,
-    /// Its node, when somebody tells.
+    /// Its node, if known.
     pub node: Option<u32>,
-    /// Where it is, when somebody tells.
+    /// Where it is, if known.
     pub at: Option<UnitAddress>,
 }
 
@@ -125,15 +124,15 @@ pub struct UnitPlace {
 pub struct DevicePlace {
     /// Domain, bus, device and function: `0000:00:05.0`.
     pub address: String,
-    /// What it is, in words; may be empty.
+    /// Kind of device, in words; may be empty.
     pub kind: String,
-    /// Its own node, when somebody tells.
+    /// Its own node, if known.
     pub node: Option<u32>,
     /// The unit that serves it; `None` when none does.
     pub unit: Option<String>,
     /// Its IOMMU group, which is never divided; `None` for one of its own.
     pub group: Option<u32>,
-    /// What its link carries in one direction, bytes a second; `None` when nobody tells.
+    /// Rate of its link in one direction, bytes a second; `None` when not known.
     pub link_bytes_per_second: Option<f64>,
     /// A device of QEMU's, with options, which stands for it in a guest: `edu`.
     pub emulated: Option<String>,
@@ -167,7 +166,7 @@ pub enum TopologyError {
     Syntax {
         /// The line, from 1 on.
         line: usize,
-        /// What is wrong.
+        /// The parser's message.
         message: String,
     },
     /// There are no nodes.
@@ -204,15 +203,15 @@ pub enum TopologyError {
     /// A name has characters that no name has, or too many.
     #[error("{name:?} is no {what}")]
     BadName {
-        /// What it should name.
+        /// Kind of thing that it should name.
         what: &'static str,
-        /// What it is.
+        /// The refused name.
         name: String,
     },
     /// Something lies on a node that is not there.
     #[error("{what} lies on node {node}, which is not there")]
     NoSuchNode {
-        /// What lies there.
+        /// The unit or device that lies there.
         what: String,
         /// The node.
         node: u32,
@@ -236,9 +235,9 @@ pub enum TopologyError {
     Distances {
         /// The node.
         node: u32,
-        /// What it has.
+        /// Its distances.
         distances: Vec<u32>,
-        /// What is wrong.
+        /// Defect of the distances.
         why: String,
     },
     /// A link carries nothing, or more than any link.
@@ -249,7 +248,7 @@ pub enum TopologyError {
     Link {
         /// The device.
         device: String,
-        /// What was said.
+        /// The given rate.
         bytes_per_second: f64,
     },
 }
@@ -259,7 +258,7 @@ impl Topology {
     ///
     /// # Errors
     ///
-    /// What does not fit is named, the first of it.
+    /// The first defect found.
     pub fn new(
         nodes: Vec<Node>,
         units: Vec<UnitPlace>,
@@ -327,8 +326,7 @@ impl Topology {
         unit.and_then(|unit| unit.node).or(device.node)
     }
 
-    /// How far `to` is from `from`; [`REMOTE_DISTANCE`] between different nodes of which nobody
-    /// tells.
+    /// How far `to` is from `from`; [`REMOTE_DISTANCE`] between different nodes whose distance is not known.
     pub fn distance(&self, from: u32, to: u32) -> u32 {
         if from == to {
             return LOCAL_DISTANCE;

@@ -128,7 +128,7 @@ fn table(path: &Path) -> Vec<u8> {
     read_at_most(path, MOST).unwrap_or_default()
 }
 
-/// What the link of a device carries: `16.0 GT/s PCIe` on so many lanes.
+/// Rate of the link of a device: `16.0 GT/s PCIe` on so many lanes.
 ///
 /// PCI Express Base Specification 6.0, sections 4.2.1 (8b/10b up to 5 GT/s), 4.2.2 (128b/130b up to
 /// 32 GT/s), 4.2.3 (flits of 256 bytes, of which 236 carry packets).

@@ -35,7 +35,7 @@ impl UnitAddress {
         Some((number(segment)?, whole))
     }
 
-    /// What sysfs shows of a unit: VT-d the address of its registers, AMD-Vi the PCI function, Arm the
+    /// Address of a unit as sysfs shows it: VT-d the address of its registers, AMD-Vi the PCI function, Arm the
     /// registers in the name (`smmu3.0x0000000009050000`), RISC-V its device (`riscv-iommu@0000:00:01.0`, or
     /// `riscv-iommu@3010000.iommu` with a device tree).
     pub(super) fn shown(unit: &Path, name: &str) -> Option<Self> {
@@ -69,10 +69,9 @@ impl fmt::Display for UnitAddress {
 }
 
 impl Topology {
-    /// The node of the unit at `unit`: what its driver is told (`node` of [`iommu::vtd::Config`],
-    /// [`iommu::amdvi::Config`], [`iommu::smmuv3::Config`], [`iommu::smmu::Config`],
-    /// [`iommu::riscv::Config`]) and then answers ([`iommu::Unit::node`]). A driver knows registers, and
-    /// no nodes. `None` when nobody tells.
+    /// The node of the unit at `unit`, to be passed to its driver (`node` of [`iommu::vtd::Config`],
+    /// [`iommu::amdvi::Config`], [`iommu::smmuv3::Config`], [`iommu::smmu::Config`], [`iommu::riscv::Config`]), which
+    /// then returns it ([`iommu::Unit::node`]). A driver knows registers, and no nodes. `None` when not known.
     pub fn unit_node(&self, unit: &UnitAddress) -> Option<NodeId> {
         let mut units = self.units().iter();
         let found = units.find(|known| known.at.as_ref() == Some(unit))?;

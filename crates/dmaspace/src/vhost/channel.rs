@@ -1,4 +1,4 @@
-//! What goes between a front end and `vhost-user-backend`, and the one message that this sends by itself.
+//! Relay between a front end and `vhost-user-backend`, and the one message that this sends by itself.
 //!
 //! A driver of a balloon looks at its target when the configuration space changed, which a back end
 //! says on a channel of its own (vhost-user protocol, `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`). `vhost`
@@ -358,7 +358,7 @@ mod tests {
             arrive(&sent);
         }
         let features = |bits: u64| message(SET_FEATURES, &bits.to_ne_bytes());
-        // Those of a front end that stops queues by itself change nothing.
+        // Features from a front end that stops queues by itself change nothing.
         front.write_all(&features(1 << 30 | 2)).unwrap();
         arrive(&features(1 << 30 | 2));
         front.write_all(&features(2)).unwrap();

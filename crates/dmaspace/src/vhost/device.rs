@@ -9,9 +9,9 @@
 //!   The device is reset, and only the target stays, beside the value with which the driver fills its free
 //!   pages: that was written before the driver could be told from the last one.
 //!
-//! A front end that saw the back end go without a word takes its rings up again where the driver last
-//! saw a message used. The buffer for statistics, which the device holds for as long as nobody asks, is then
-//! available once more, so the device lets go of it.
+//! A front end whose back end went without a word takes its rings up again where the driver last saw a message used.
+//! The buffer for statistics, which the device holds as long as no statistics are asked for, is then available once
+//! more, so the device lets go of it.
 //!
 //! The thread of the queues and the one of requests both come here; a lock lets them in one by one.
 
@@ -48,7 +48,7 @@ const MOST_EVENTS: usize = 256;
 /// The offset of `poison_val` in the configuration space (VIRTIO 1.3, 5.5.4).
 const POISON: u64 = 12;
 
-/// What the device has said, until somebody hears it.
+/// Events of the device, until they are fetched.
 #[derive(Debug, Default)]
 pub(super) struct Reported {
     events: Vec<BackendEvent>,
@@ -130,14 +130,14 @@ fn identity(memory: &GuestMemoryMmap) -> io::Result<Identity> {
     memory.iter().map(region).collect()
 }
 
-/// What the lock keeps.
+/// State under the lock.
 struct Inner {
     device: BalloonDevice<GuestDiscard, (), Reported, Discard>,
     memory: Option<Arc<GuestMemoryMmap>>,
     identity: Identity,
     /// A driver has set up, and these rings of it were not looked at yet.
     fresh: [bool; QUEUES],
-    /// Somebody asked for statistics.
+    /// Statistics were asked for.
     ask: bool,
 }
 
@@ -176,12 +176,12 @@ impl Balloon {
     pub(super) fn leave(&self, leaving: bool) {
         self.leaving.store(leaving, Ordering::Relaxed);
         if !leaving {
-            // Until the front end that comes has given its own.
+            // The next front end sets its own memory.
             self.lock().memory = None;
         }
     }
 
-    /// Wants `bytes` in the balloon. The driver is told also when they are wanted already: one that gave
+    /// Wants `bytes` in the balloon. The driver is notified also when they are wanted already: one that gave
     /// way when the guest was out of memory fills up only then.
     pub(super) fn set_target(&self, bytes: u64) {
         let mut inner = self.lock();
@@ -214,15 +214,15 @@ impl Balloon {
         }
     }
 
-    /// What was refused of the driver's messages last, as a sentence.
+    /// Last refusal of a message of the driver, as a sentence.
     pub(super) fn latest_refusal(&self) -> Option<String> {
         let latest = self.lock().device.refusals().latest()?;
         Some(latest.to_string())
     }
 
-    /// What was said since the last call, and whether the front end is to be told that the
-    /// configuration space changed. A driver that has not begun reads it anyway; and QEMU's
-    /// `vhost-user-test-device` (11.1.3) ends with a segmentation fault when it is told before that.
+    /// Events since the last call; true if the front end must be notified that the configuration space changed. A
+    /// driver that has not begun reads it anyway; and QEMU's `vhost-user-test-device` (11.1.3) ends with a segmentation
+    /// fault when it is notified before that.
     pub(super) fn heard(&self) -> (Vec<BackendEvent>, bool) {
         let mut inner = self.lock();
         if std::mem::take(&mut inner.device.monitor().hints_ended) {
@@ -295,7 +295,7 @@ impl Inner {
             stats,
             ..self.device.state()
         };
-        // What is negotiated there was so before.
+        // Cannot be refused: the features in the state were negotiated before.
         let _ = self.device.restore(&state);
     }
 
@@ -313,7 +313,7 @@ impl Inner {
             let drained = self.device.drain(queue, vring.get_queue_mut(), &*memory);
             // Where a ring fails, some messages may be back.
             if drained.as_ref().map_or(true, |drained| drained.notify) {
-                // A front end that has gone is told nothing.
+                // A front end that has gone is not notified.
                 let _ = vring.signal_used_queue();
             }
             let drained = drained?;

@@ -1,4 +1,4 @@
-//! What a balloon that runs has to tell.
+//! Events of a running balloon.
 
 use serde::Serialize;
 use virtio_balloon::{Features, Stats, Tag};
@@ -23,7 +23,7 @@ pub enum BackendEvent {
     },
     /// A driver took these features.
     Negotiated {
-        /// By their names in the standard, without `VIRTIO_BALLOON_F_`.
+        /// Names of the features in the standard, without `VIRTIO_BALLOON_F_`.
         features: Vec<&'static str>,
     },
     /// Where the balloon stands, when that has changed.
@@ -54,14 +54,14 @@ pub enum BackendEvent {
         /// Why.
         cause: String,
     },
-    /// More happened than is told here.
+    /// Events were dropped.
     Lost {
         /// How often.
         events: u64,
     },
     /// The front end has gone.
     Disconnected {
-        /// What was wrong with it, if anything was.
+        /// Error of the connection, if there was one.
         cause: Option<String>,
     },
 }
@@ -108,7 +108,7 @@ pub struct StatsReport {
     /// Page faults that took input or output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub major_faults: Option<u64>,
-    /// Those that did not.
+    /// Page faults without input or output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor_faults: Option<u64>,
     /// Not used for anything.

@@ -18,14 +18,14 @@ const VERSION_1: u64 = 1 << 32;
 /// Faults that wait for the thread of the queues; what comes beyond is counted.
 const MOST_FAULTS: usize = 256;
 
-/// Whose address spaces they are, and what the guest's memory is for them.
+/// Owner of the address spaces, which supplies the guest's memory for them.
 pub trait IommuHost: Domains + Send + 'static {
     /// The guest has this memory from now on, in these regions. A region that it had before is best
     /// given by the same memory object: others would be pinned once more.
     ///
     /// # Errors
     ///
-    /// When it cannot be used; the front end is told.
+    /// The memory cannot be used; the error goes to the front end.
     fn regions(&mut self, memory: &GuestMemoryMmap) -> io::Result<Vec<MemoryRegion>>;
 
     /// The queues cannot go on: the driver did what no driver does.
@@ -39,8 +39,8 @@ pub trait IommuHost: Domains + Send + 'static {
 /// The device outlives its front ends. What a driver has mapped goes when it resets the device
 /// (`VHOST_USER_RESET_DEVICE`). Not every front end tells: QEMU's `vhost-user-test-device` (11.1.3) only stops
 /// the queues, as for a machine that is paused. So a queue of requests that begins elsewhere than where it
-/// stood is taken for another driver's, which finds the device reset; and whoever sees a guest end
-/// [resets](VirtioIommu::reset_system) it.
+/// stood is taken for another driver's, which finds the device reset; and a monitor that sees a guest end must
+/// [reset](VirtioIommu::reset_system) it.
 ///
 /// The endpoints' DMA is done on this side: by devices in this process, or by other back ends that get
 /// their translations from here.
@@ -123,7 +123,7 @@ impl<H: IommuHost> Inner<H> {
 
     /// The driver is another one, which is not told of the faults under the one before.
     fn reset(&mut self) {
-        // An endpoint that cannot be detached was told of.
+        // An endpoint that cannot be detached was reported.
         self.device.reset();
         self.lost += self.faults.len() as u64;
         self.faults.clear();
@@ -149,7 +149,7 @@ impl<H: IommuHost> Inner<H> {
             match serve(&mut self.device, vring.get_queue_mut(), &memory) {
                 Ok(served) => {
                     if served.notify {
-                        // A front end that has gone is told nothing.
+                        // A front end that has gone is not notified.
                         let _ = vring.signal_used_queue();
                     }
                     if !served.more || served.used == 0 {
@@ -174,7 +174,7 @@ impl<H: IommuHost> Backend for Iommu<H> {
     }
 
     fn negotiated(&self, features: u64) {
-        // Those that are not offered leave nothing negotiated: then no queue is served.
+        // Features that are not offered leave nothing negotiated: then no queue is served.
         let mut inner = self.lock();
         let _ = inner.device.ack_features(features);
         inner.fresh = Some(features);
@@ -370,7 +370,7 @@ mod tests {
         attach(&iommu, &memory, &ring(&memory, 1), 2);
         assert_eq!(domains(&iommu), [1, 2]);
 
-        // Another driver, and nobody said that there was a reset.
+        // Another driver, without a reset message before.
         iommu.negotiated(features);
         attach(&iommu, &memory, &ring(&memory, 0), 2);
         assert_eq!(domains(&iommu), [2]);

@@ -1,4 +1,4 @@
-//! The job: front ends come one after the other, and whoever runs it sets targets meanwhile.
+//! The job: front ends come one after the other, and the operator sets targets meanwhile.
 
 use std::io;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ const SOON: Duration = Duration::from_millis(1);
 /// A balloon for monitors that speak vhost-user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BalloonJob {
-    /// Where front ends connect. A socket that nobody listens to any more is replaced.
+    /// Where front ends connect. A socket without a listener is replaced.
     pub socket: PathBuf,
     /// Bytes wanted in the balloon at first.
     pub target: u64,
@@ -62,12 +62,12 @@ pub trait Operator {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BalloonError {
-    /// Somebody listens there, or it is something else than a socket.
+    /// Another process listens there, or it is something else than a socket.
     #[error("{path} is {what}")]
     Taken {
         /// The path.
         path: String,
-        /// What is there.
+        /// Kind of thing at the path.
         what: &'static str,
     },
     /// There can be no socket.
@@ -148,13 +148,13 @@ impl BalloonJob {
     }
 }
 
-/// What goes on.
+/// State of a running job.
 struct Running {
     balloon: Arc<Balloon>,
     link: Option<Link<Balloon>>,
     /// When the link began.
     since: Instant,
-    /// What was told last.
+    /// Last report.
     last: Option<BalloonReport>,
     refused: u64,
     next_stats: Option<Instant>,
@@ -207,7 +207,7 @@ impl Running {
         };
         self.balloon.leave(true);
         let cause = link.close();
-        // What came last comes before the end.
+        // The last events are reported before the disconnection.
         self.look(None, operator);
         operator.tell(&BackendEvent::Disconnected { cause });
     }

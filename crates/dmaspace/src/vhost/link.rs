@@ -7,7 +7,7 @@
 //! None of them waits for a file of the front end, so that [`Link::close`] has not to.
 //!
 //! The daemon of `vhost-user-backend` accepts its connection itself, from a listening socket. It gets one
-//! in a directory that nobody else may enter, which is gone again once it is connected.
+//! in a directory with access for this user only, which is removed once it is connected.
 
 use std::io;
 use std::net::Shutdown;
@@ -55,18 +55,18 @@ pub trait Backend: Send + Sync + 'static {
     /// The driver writes `bytes` at `offset`.
     fn write_config(&self, offset: u32, bytes: &[u8]);
 
-    /// The guest has this memory from now on: what `memory` holds now. What it comes to hold later is told before
+    /// The guest has this memory from now on: what `memory` holds now. A later change of `memory` is reported before
     /// it may be used, as only then it is watched for becoming shorter.
     ///
     /// # Errors
     ///
-    /// When it cannot be used; the front end is told.
+    /// The memory cannot be used; the error goes to the front end.
     fn memory(&self, memory: &BackendMemory) -> io::Result<()>;
 
     /// The driver has put something into queue number `queue`.
     fn kicked(&self, queue: u16, vrings: &[Vring]);
 
-    /// Somebody called [`Link::wake`].
+    /// [`Link::wake`] was called.
     fn woken(&self, vrings: &[Vring]);
 
     /// The front end stopped queue number `queue`.
@@ -76,7 +76,8 @@ pub trait Backend: Send + Sync + 'static {
     fn reset(&self);
 }
 
-/// What the thread of the queues is told by besides kicks. The numbers up to that of the queues are taken.
+/// Number of the event that wakes the thread of the queues besides kicks. The numbers up to that of the queues are
+/// taken.
 const fn wake<B: Backend>() -> u16 {
     B::QUEUES + 1
 }
@@ -155,13 +156,13 @@ impl<B: Backend> Link<B> {
         let path = directory.path().join("socket");
         let listener = UnixListener::bind(&path)?;
         let inner = UnixStream::connect(&path)?;
-        // It waits at the listener and needs no name any more. Whoever kills this process up to here leaves a
-        // directory behind.
+        // It waits at the listener and needs no name any more. If this process is killed before this point, a directory
+        // is left behind.
         directory.close()?;
         daemon
             .start(&mut Listener::from(listener))
             .map_err(failed)?;
-        // The other side of either socket is told when one thread comes to its end.
+        // The other side of either socket is shut down when one thread comes to its end.
         let front = || self.front.as_fd().try_clone_to_owned();
         let pair = || Ok::<_, io::Error>((UnixStream::from(front()?), inner.try_clone()?));
         let over = |front: &UnixStream, inner: &UnixStream| {
@@ -192,9 +193,9 @@ impl<B: Backend> Link<B> {
         self.relays.iter().any(JoinHandle::is_finished) || self.lost().is_some()
     }
 
-    /// What the front end has taken away of the memory that it shares, if somebody has found that, in a
-    /// program that outlives it (`hostmem::ShrinkWatch::install`). The back end is told of nothing any more
-    /// then, and the link is to be closed.
+    /// Part of the shared memory that the front end has taken away, if an access has found it missing, in a program
+    /// that outlives it (`hostmem::ShrinkWatch::install`). The back end receives no calls any more then, and the link
+    /// is to be closed.
     pub fn lost(&self) -> Option<MemoryLost> {
         self.watched.lost()
     }

@@ -41,7 +41,7 @@ pub(super) struct Socket {
     shortage: Option<io::Error>,
 }
 
-/// What a connection has sent.
+/// Received part of a connection's first message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Less than a header.
@@ -195,7 +195,7 @@ fn state(front: &UnixStream) -> State {
     let mut header = [0; channel::HEADER];
     let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let mut ended = [PollFd::new(front, PollFlags::RDHUP)];
-    // What cannot be polled has sent whatever it has sent.
+    // After an error the connection counts as open.
     let _ = poll(&mut ended, Some(&Timespec::default()));
     let [ended] = ended.map(|ended| ended.revents());
     match recv(front, &mut header[..], peek) {

@@ -33,7 +33,7 @@ pub enum MemoryLost {
     },
 }
 
-/// What is watched.
+/// Watched regions, and the first loss.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     regions: Mutex<Vec<(Span<GuestAddr>, ShrinkWatch)>>,
@@ -57,7 +57,7 @@ impl Watched {
         Ok(())
     }
 
-    /// Watches the latest memory only, from `memory` on: nobody looks at the one before.
+    /// Watches the latest memory only, from `memory` on: the one before is not accessed any more.
     pub(super) fn keep_latest(&self, memory: &GuestMemoryMmap) {
         self.lost();
         let host = |region: &vm_memory::GuestRegionMmap| region.as_ptr() as u64;
@@ -66,7 +66,7 @@ impl Watched {
             .retain(|(_, watch)| starts.contains(&watch.mapping().address()));
     }
 
-    /// What was lost first, as far as it was seen.
+    /// First loss observed.
     pub(super) fn lost(&self) -> Option<MemoryLost> {
         if let Some(lost) = self.lost.get() {
             return Some(*lost);

@@ -16,7 +16,7 @@ use fastrand::Rng;
 
 use crate::host::{DEVICE, GUEST, Machine, PAGE, PAGES, SECOND, pages, seen};
 
-/// Of so many pages the last never goes into the balloon.
+/// Size of a group of pages whose last one never goes into the balloon.
 const EVERY: u64 = 16;
 
 /// Runs in order that leave the last of each sixteen pages alone.
@@ -33,7 +33,7 @@ fn runs(numbers: &mut Rng) -> Vec<Span<GuestAddr>> {
     groups.into_iter().map(run).collect()
 }
 
-/// What a device and the guest do not agree on.
+/// Disagreement between a device and the guest.
 #[derive(Debug)]
 struct Stale {
     _round: u64,
@@ -86,7 +86,7 @@ fn rounds(machine: &mut Machine, rounds: u64, first: bool) -> Result<u64, Stale>
             }
             machine.discard(&runs);
             if first {
-                // What is charged for it is there.
+                // The charge for the memory is kept.
                 assert!(machine.ledger.charge(1).is_err());
                 assert_eq!(machine.restore(&runs), []);
             }

@@ -1,7 +1,7 @@
 //! A guest with devices in two address spaces, on a host that is a model.
 //!
-//! In it discarding is what a kernel does: the guest gets a new page at the next touch, and who has
-//! pinned the old one keeps that. A frame that nobody has pinned is out of reach of devices.
+//! Its discard works as a kernel's: the guest gets a new page at the next touch, and a pin of the old page keeps that
+//! one. A frame without a pin is out of reach of devices.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,7 +31,7 @@ pub(crate) const DEVICE: DeviceId = DeviceId::pci(0, 5, 0);
 #[derive(Debug)]
 pub(crate) struct Host {
     words: Vec<AtomicU64>,
-    /// By frame: how often it is pinned.
+    /// Pins of each frame.
     pub(crate) pins: Vec<AtomicU64>,
     pages: Mutex<Pages>,
     /// Fails the next pin.
@@ -72,7 +72,7 @@ impl Host {
         frame
     }
 
-    /// What `MADV_DONTNEED` does: a pinned frame stays with whoever has pinned it.
+    /// Model of `MADV_DONTNEED`: a pinned frame stays with its pins.
     fn discard(&self, page: u64) {
         let mut pages = self.pages.lock().unwrap();
         if let Some(frame) = pages.frames[page as usize].take()
@@ -100,7 +100,7 @@ impl Host {
     }
 }
 
-/// What devices reach.
+/// Memory that devices reach.
 #[derive(Clone)]
 pub(crate) struct Reach(Arc<Host>);
 

@@ -191,7 +191,7 @@ pub fn messages(data: &[u8]) {
         rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("there are events");
     let mut bytes = Bytes(data);
     set_up(&front, &files, &kick, bytes.below(24));
-    // What the guest's memory has in it, rings too: pieces of the input.
+    // Content of the guest's memory, rings too: pieces of the input.
     for _ in 0..bytes.below(8) {
         let (at, piece) = (u64::from(bytes.u16()), bytes.take::<16>());
         let _ = std::os::unix::fs::FileExt::write_at(&files.memory, &piece, OFFSET + at % 0xc000);
@@ -221,7 +221,7 @@ pub fn messages(data: &[u8]) {
         }
     }
     let _ = front.shutdown(std::net::Shutdown::Write);
-    // Until the back end has taken everything and closes.
+    // The read ends once the back end has taken everything and closes.
     let mut answers = Vec::new();
     let closed = front.take(1 << 20).read_to_end(&mut answers);
     let hangs = closed.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);

@@ -1,4 +1,4 @@
-//! What is said of devices in made-up machines.
+//! Reports on devices in made-up machines.
 
 use std::fs;
 

@@ -40,7 +40,7 @@ impl Files {
         symlink(target, self.new_at(path)).unwrap();
     }
 
-    /// What each device of PCI has, in its directory.
+    /// Files that each PCI device has in its directory.
     pub(crate) fn pci(&self, directory: &str, class: u32, node: i32) {
         self.file(&format!("{directory}/class"), format!("{class:#08x}\n"))
             .file(&format!("{directory}/vendor"), "0x8086\n")

@@ -1,4 +1,4 @@
-//! What is said, planned and computed of machines that are made up.
+//! Reports, plans and computations for made-up machines.
 
 #![allow(
     clippy::unwrap_used,

@@ -67,8 +67,8 @@ fn dmar(units: &[(u64, u32)]) -> Vec<u8> {
     table
 }
 
-/// Intel tells by the DMAR table, AMD by the unit's PCI function, Arm and RISC-V by its platform
-/// device; a unit of which nobody tells has the node of each of its devices.
+/// The node comes from the DMAR table for Intel, from the unit's PCI function for AMD, and from its platform device for
+/// Arm and RISC-V; a unit without a known node has the node of each of its devices.
 #[test]
 fn every_kind_of_unit_has_its_node() {
     let machine = Machine::new(&[1024, 1024]);
@@ -181,8 +181,8 @@ impl Registers for Identity {
     }
 }
 
-/// The topology is asked once, by what a driver's user knows of the unit; the driver is told, and
-/// answers that.
+/// The topology is asked once, with the unit's address that a driver's user knows; the driver receives the node, and
+/// returns it.
 #[test]
 fn every_driver_is_given_the_node_of_its_unit() {
     let machine = Machine::new(&[1024, 1024]);
@@ -195,7 +195,7 @@ fn every_driver_is_given_the_node_of_its_unit() {
         .file(&format!("{class}/ivhd0/x"), "")
         .file(&format!("{tables}/IORT"), one_unit(b"IORT", 0x0905_0000))
         .file(&format!("{class}/smmu3.0x0000000009050000/x"), "")
-        // Of this kind the IORT does not tell; the kernel may, by the device tree.
+        // The IORT gives no node for this kind; the kernel may, by the device tree.
         .file(
             &format!("{class}/smmu.0x00000000fd800000/device/numa_node"),
             "1\n",

@@ -40,7 +40,7 @@ const SIZE: u16 = 16;
 const INFLATE: usize = 0;
 const STATS: usize = 2;
 const REPORTING: usize = 3;
-/// What a back end needs, and statistics.
+/// Features that a back end needs, and statistics.
 const FEATURES: u64 = 1 << 32 | 1 << 30 | 0b11;
 /// Page poison and page reporting.
 const POISON: u64 = 0b11_0000;
@@ -556,7 +556,7 @@ fn what_a_guest_poisons_is_inflated_and_not_taken_by_reports() {
         write(&[0; 0x4_0000], BASE);
         write(&vec![0xaa; 3 << 20], PAGES);
 
-        // What is inflated is given back; the driver fills it again when it has it back.
+        // Inflated pages are given back; the driver fills them again when it has them back.
         let before = held(&file);
         monitor.inflate(0, PAGES, 256);
         assert_eq!(before - held(&file), MIB);

@@ -64,7 +64,7 @@ fn a_front_end_that_shrinks_its_memory_ends_by_name_and_the_next_one_is_served()
         assert_eq!(end_of_session(&mut running), None);
     }
     let report = running.end();
-    // What waited was zeros or nothing, and no page of the guest.
+    // The waiting messages read as zeros or not at all, and name no page of the guest.
     assert_eq!(report.inflated_bytes, 8 << 20);
 }
 
@@ -78,7 +78,7 @@ const NOW: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// A device that looks at the guest's memory when it is told of a kick, and counts how often it found nothing.
+/// A device that accesses the guest's memory at each kick, and counts how often it found nothing.
 #[derive(Default)]
 struct Looks {
     memory: Mutex<Option<BackendMemory>>,
