@@ -1,4 +1,4 @@
-//! What a device model is to the server.
+//! Device models: the interface between a device and the server.
 
 use std::io;
 
@@ -36,7 +36,7 @@ pub trait DeviceModel {
     ///
     /// # Errors
     ///
-    /// What is refused is refused to the client, as an I/O error.
+    /// The client receives every refusal as an I/O error.
     fn read(&self, region: usize, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 
     /// Writes to `region` at `offset`; all of `bytes` lies inside it.

@@ -106,7 +106,7 @@ pub enum RequestRefusal {
     /// Memory cannot be unmapped.
     #[error(transparent)]
     Unmap(#[from] UnmapRefusal),
-    /// What devices have written to cannot be tracked, or not be reported.
+    /// Dirty tracking failed: to start it, or to report dirty pages.
     #[error(transparent)]
     Dirty(#[from] DirtyRefusal),
     /// A feature that is not there, or not for this method.
@@ -148,7 +148,7 @@ pub enum RequestRefusal {
 }
 
 impl RequestRefusal {
-    /// What the reply's error field says.
+    /// Value of the reply's error field.
     pub(crate) const fn errno(&self) -> u32 {
         let errno = match self {
             Self::Map(MapRefusal::Exists { .. }) => Errno::EXIST,
@@ -187,7 +187,7 @@ pub enum MapRefusal {
     /// There is a map already.
     #[error("{wanted} overlaps the map {there}")]
     Exists {
-        /// What was asked for.
+        /// The requested range.
         wanted: Span<Iova>,
         /// The first map that is in the way.
         there: Span<Iova>,
@@ -207,7 +207,7 @@ pub enum MapRefusal {
     /// The file is none of memory.
     #[error("the file descriptor is no memory file, but {kind}")]
     NotMemory {
-        /// What it is.
+        /// Kind of the file.
         kind: &'static str,
     },
     /// The client could make the file shorter, or it is of huge pages of which none may be left, and the program has not asked for
@@ -243,7 +243,7 @@ pub enum MapRefusal {
     /// The file cannot be looked at or mapped into this process.
     #[error("the memory file cannot be {step}: {source}")]
     File {
-        /// What was tried.
+        /// The failed step.
         step: &'static str,
         /// Why not.
         source: io::Error,
@@ -278,7 +278,7 @@ pub enum UnmapRefusal {
     /// The range cuts a map.
     #[error("{range} cuts the map {map}")]
     Cuts {
-        /// What was asked for.
+        /// The requested range.
         range: Span<Iova>,
         /// The first map that is cut.
         map: Span<Iova>,

@@ -203,7 +203,7 @@ impl Irqs {
     }
 }
 
-/// Those of `places` that a request means.
+/// Interrupts out of `places` that a request selects.
 fn chosen<'a>(
     places: &'a mut [Place],
     flags: u32,

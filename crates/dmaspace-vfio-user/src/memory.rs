@@ -111,7 +111,7 @@ pub struct ClientMemory {
 
 #[derive(Default)]
 struct Maps {
-    /// By device address.
+    /// Maps by device address.
     maps: BTreeMap<u64, Map>,
     files: BTreeMap<FileKey, MemoryFile>,
     /// Files without a map whose memory was in use for too long, or whose unmapping was not flushed.
@@ -449,7 +449,7 @@ impl ClientMemory {
         }
     }
 
-    /// What an access has found to be gone: the offset in its file.
+    /// Page that an access has found missing: the offset in its file.
     pub(crate) fn lost(&self) -> Option<u64> {
         let maps = self.lock();
         let mut watches = maps.files.values().filter_map(|file| file.watch.as_ref());

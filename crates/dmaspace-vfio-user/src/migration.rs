@@ -29,9 +29,9 @@ pub(crate) const FLAGS: u64 = 1;
 #[derive(Debug)]
 pub(crate) struct Progress {
     state: u32,
-    /// What is still to be read, or was written so far.
+    /// Data still to be read, or written so far.
     data: Vec<u8>,
-    /// Of that, what was read.
+    /// Bytes of `data` that were read.
     read: usize,
 }
 

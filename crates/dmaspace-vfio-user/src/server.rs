@@ -38,9 +38,9 @@ pub struct Server {
 pub struct SessionReport {
     /// Its requests, without those that were refused.
     pub requests: u64,
-    /// Of these, maps.
+    /// Maps among these requests.
     pub maps: u64,
-    /// Of these, unmaps.
+    /// Unmaps among these requests.
     pub unmaps: u64,
     /// Requests that were refused.
     pub refused: u64,

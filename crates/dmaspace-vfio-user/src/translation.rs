@@ -100,7 +100,7 @@ impl UnitIommu {
     pub(crate) fn settle(&self) -> Result<(), Duration> {
         let begun = Instant::now();
         let mut periods = self.lock();
-        // Those of the period before are still under way if an earlier wait was in vain.
+        // Accesses of the period before are still under way if an earlier wait was in vain.
         for begin_new in [true, false] {
             let other = periods.current() ^ 1;
             while periods.under_way[other] > 0 {

@@ -42,8 +42,8 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Those that this server has no use for (`GET_REGION_IO_FDS`), that only a server sends (`DMA_READ`,
-    /// `DMA_WRITE`), and those of no specification are refused alike.
+    /// Refuses alike commands that this server has no use for (`GET_REGION_IO_FDS`), that only a server sends
+    /// (`DMA_READ`, `DMA_WRITE`), and that are in no specification.
     pub(crate) const fn of(number: u16) -> Result<Self, RequestRefusal> {
         Ok(match number {
             1 => Self::Version,
@@ -65,12 +65,12 @@ impl Command {
     }
 }
 
-/// What precedes each message.
+/// Header of each message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) id: u16,
     pub(crate) command: u16,
-    /// Of the whole message, bytes.
+    /// Bytes of the whole message.
     pub(crate) size: u32,
     flags: u32,
 }
@@ -153,7 +153,7 @@ impl<'a> Fields<'a> {
         u64::from_ne_bytes(self.take())
     }
 
-    /// What has not been read yet.
+    /// Bytes not read yet.
     pub(crate) const fn rest(&self) -> &'a [u8] {
         self.0
     }

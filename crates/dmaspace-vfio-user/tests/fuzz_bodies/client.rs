@@ -43,7 +43,7 @@ impl DeviceModel for Reader {
     fn reset(&self) {}
 }
 
-/// What serves all inputs.
+/// Server for all inputs.
 struct Bench {
     socket: PathBuf,
     memory: Arc<ClientMemory>,

@@ -1,5 +1,5 @@
-//! What the fuzz targets do with bytes: `fuzz/` calls these functions with whatever it comes upon,
-//! `tests/corpus.rs` with what it came upon before.
+//! Bodies of the fuzz targets: `fuzz/` calls these functions with any bytes that it comes upon, `tests/corpus.rs` with
+//! those that it came upon before.
 
 #[path = "../../../../fuzz/src/bytes.rs"]
 mod bytes;

@@ -346,7 +346,7 @@ fn a_huge_page_that_is_not_there_does_not_end_the_program() {
     assert_eq!(lost, is_lost, "{end:?}");
 }
 
-/// Of the huge page that is not there.
+/// Offset of the huge page that is not there.
 const OFFSET: u64 = 5 << 30;
 
 #[test]
@@ -539,7 +539,7 @@ fn a_client_that_reads_no_replies_is_left_after_a_while() {
     let mut client = bench.client();
     let message = client.message(REGION_READ, 0, &access(2, 0, 1 << 20));
     let begun = Instant::now();
-    // Until the server has closed the connection.
+    // The loop ends once the server has closed the connection.
     while std::io::Write::write_all(&mut client.stream, &message).is_ok() {}
     let mut next = bench.client();
     is_served(&mut next);
