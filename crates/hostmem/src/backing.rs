@@ -133,7 +133,7 @@ impl Backing {
     }
 }
 
-/// What [`Backing::choose`] took and why.
+/// Result of [`Backing::choose`], with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The backing.
@@ -163,7 +163,7 @@ impl fmt::Display for Backing {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("unknown backing {name:?}: there are 4k, thp, hugetlb-2m, hugetlb-1g and memfd")]
 pub struct UnknownBacking {
-    /// What was given.
+    /// The given name.
     pub name: String,
 }
 

@@ -1,7 +1,7 @@
 //! Registered buffers, and giving back a part of them.
 //!
-//! What stays of a buffer that is cut is registered in a table that holds neither end of the old
-//! ones: see [`crate::rings`].
+//! The rest of a buffer that is cut is registered in a table that holds neither end of the old ones: see
+//! [`crate::rings`].
 
 use std::io;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub(crate) fn release_buffers(
         Err((done, _)) => *done,
     };
     if dropped < high - low {
-        // What is held twice now is left to the old buffers.
+        // A part that is held twice now is left to the old buffers.
         kept.retain(|buffer| {
             dropped > 0 && buffer.span.start < part.start || {
                 if let Err((_, error)) = drop_buffers(tables, std::slice::from_ref(buffer)) {

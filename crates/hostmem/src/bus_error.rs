@@ -51,7 +51,7 @@ static TABLE: [Slot; MOST] = [const {
 }; MOST];
 static CLAIMS: Mutex<()> = Mutex::new(());
 
-/// What was there before.
+/// Previous signal action.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
@@ -96,7 +96,7 @@ pub(crate) struct Claim(usize);
 ///
 /// # Safety
 ///
-/// Until the claim is dropped, the range stays mapped, no other code maps anything there, and the process does not
+/// As long as the claim exists, the range stays mapped, no other code maps anything there, and the process does not
 /// rely on what its bytes are: they may turn to zeros that are not shared. Ends are multiples of the page.
 pub(crate) unsafe fn claim(start: usize, end: usize, page: usize) -> Option<Claim> {
     let _claims = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -180,7 +180,7 @@ fn pass_on(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // Of the others the instruction is done, and none will fault again.
+    // With any other code the instruction is done, and none will fault again.
     let faulted = (libc::BUS_ADRALN..=libc::BUS_MCEERR_AR).contains(&code);
     let before = BEFORE.get().map(|before| (before.sa_sigaction, before));
     match before {

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 
 use crate::procfs;
 
-/// Whether [`evict`] can do it on this machine.
+/// Returns true if [`evict`] can do it on this machine.
 pub const fn can_evict() -> bool {
     cfg!(target_arch = "x86_64")
 }

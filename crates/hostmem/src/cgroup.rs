@@ -1,4 +1,4 @@
-//! What control groups leave this process of memory.
+//! Memory that control groups leave this process.
 //!
 //! The limit of a group holds for everything below it, so that the process's own group and each ancestor
 //! count. A process that goes beyond the limit on memory is killed where it touches the page: unlike other
@@ -26,7 +26,7 @@ pub struct CgroupLimit {
     pub path: PathBuf,
     /// The limit.
     pub limit: u64,
-    /// What all processes of the group use, without file cache.
+    /// Bytes that all processes of the group use, without file cache.
     pub in_use: u64,
 }
 
@@ -42,7 +42,7 @@ impl CgroupLimit {
         Controller::Huge(size).limit(root)
     }
 
-    /// What can still be had.
+    /// Bytes still available.
     pub const fn left(&self) -> u64 {
         self.limit.saturating_sub(self.in_use)
     }
@@ -62,7 +62,7 @@ impl fmt::Display for CgroupLimit {
     }
 }
 
-/// Of what a group limits the use.
+/// Resource whose use a group limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Controller {
     Memory,
@@ -169,7 +169,7 @@ struct Mount<'a> {
     /// Where.
     point: String,
     kind: &'a str,
-    /// Of the file system.
+    /// Options of the file system.
     options: &'a str,
 }
 
@@ -370,7 +370,7 @@ mod tests {
             let least = Controller::Memory.limit(tree.path()).unwrap();
             assert_eq!(least.left(), 0, "more is in use than is allowed");
         }
-        // What is not below the mount cannot be seen, whatever lies at its name.
+        // A group that is not below the mount cannot be seen, even if another directory has its name.
         for (group, root) in [
             ("0::/docker/5\n", "/docker/4f"),
             ("0::/docker/4f2\n", "/docker/4f"),

@@ -1,4 +1,4 @@
-//! What the kernel charges for a registered buffer: whole folios.
+//! Charge of the kernel for a registered buffer: whole folios.
 //!
 //! Source: Linux `io_uring/rsrc.c` (`io_buffer_account_pin`).
 
@@ -9,7 +9,7 @@ use crate::mapping::Mapping;
 use crate::nodes::open_pagemap;
 use crate::stretches::{Pages, Stretches};
 
-/// What the kernel charges for a pin of these parts, in bytes: whole huge pages at their ends.
+/// Charge of the kernel for a pin of these parts, in bytes: whole huge pages at their ends.
 pub(crate) fn charge(mapping: &Mapping, parts: &[Span<Offset>]) -> u64 {
     let huge = mapping.backing().largest_page();
     // Foreign memory need not begin where a huge page does.
@@ -33,7 +33,7 @@ pub(crate) fn charge(mapping: &Mapping, parts: &[Span<Offset>]) -> u64 {
     charge
 }
 
-/// Whether the page at `offset` is a part of a huge page.
+/// Returns true if the page at `offset` is a part of a huge page.
 fn lies_in_huge(mapping: &Mapping, offset: u64) -> bool {
     if mapping.backing() != Backing::Thp {
         return mapping.backing().huge_size().is_some();

@@ -64,7 +64,7 @@ pub enum FramesError {
     /// [`FrameSource::FileOffset`] for memory without a file.
     #[error("{backing} memory has no file whose offsets could stand for frames")]
     NoFile {
-        /// What the memory consists of.
+        /// Backing of the memory.
         backing: Backing,
     },
     /// All windows for stand-in addresses are taken.
@@ -304,7 +304,7 @@ impl Pagemap {
     }
 }
 
-/// Whether memory files may get huge pages without asking. A wrong answer costs entries_read, nothing
+/// Returns true if memory files may get huge pages without asking. A wrong answer costs entries_read, nothing
 /// else. Source: Linux `Documentation/admin-guide/mm/transhuge.rst`, "shmem_enabled".
 fn shared_memory_may_be_huge() -> bool {
     procfs::read("/sys/kernel/mm/transparent_hugepage/shmem_enabled").is_ok_and(|text| {

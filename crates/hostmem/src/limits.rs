@@ -52,7 +52,7 @@ impl fmt::Display for Counter {
 /// How much a counter holds, as far as this process can know. All bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InUse {
-    /// What this process holds.
+    /// Bytes that this process holds.
     pub known: u64,
     /// True when other processes of the same user may hold more on the same counter.
     pub others_possible: bool,
@@ -120,7 +120,7 @@ impl Limits {
         }
     }
 
-    /// What the counter holds now.
+    /// Bytes that the counter holds now.
     ///
     /// # Errors
     ///

@@ -59,7 +59,8 @@ pub enum LiveUpdateError {
     /// The kernel preserves no files of this kind.
     #[error("Linux cannot preserve {file} across a live update")]
     Kind {
-        /// What the kernel calls the file: `/dev/iommu`, `/memfd:name`; with the size of its pages if these are hugetlb's.
+        /// The kernel's name for the file: `/dev/iommu`, `/memfd:name`; with the size of its pages if these are
+        /// hugetlb's.
         file: String,
     },
     /// The kernel does not preserve this file.
@@ -67,7 +68,7 @@ pub enum LiveUpdateError {
     Preserve {
         /// The number it should have had.
         number: u64,
-        /// What the kernel calls it.
+        /// The kernel's name for it.
         file: String,
         /// `EEXIST` for a number that another file has, `EBUSY` for a file that is preserved already, `EOPNOTSUPP` for an
         /// unknown seal, `ENOMEM`.
@@ -167,7 +168,7 @@ impl LiveUpdate {
     }
 }
 
-/// What the kernel calls a file.
+/// The kernel's name for a file.
 fn called(file: BorrowedFd<'_>) -> String {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let name =

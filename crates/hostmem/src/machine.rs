@@ -1,4 +1,4 @@
-//! What the machine has, as it stands: nothing here changes anything.
+//! Memory of the machine, as it stands: nothing here changes anything.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ impl Pool {
     }
 }
 
-/// Who gets transparent huge pages.
+/// Memory that gets transparent huge pages.
 ///
 /// Source: Linux `Documentation/admin-guide/mm/transhuge.rst`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ pub struct Machine {
     pub cgroup_1g: Option<CgroupLimit>,
     /// Size of a base page, bytes.
     pub page: u64,
-    /// Who gets transparent huge pages.
+    /// Memory that gets transparent huge pages.
     pub thp: ThpMode,
     /// The pool of 2 MiB pages; `None` when the machine has none.
     pub pool_2m: Option<Pool>,

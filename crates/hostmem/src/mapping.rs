@@ -116,7 +116,7 @@ pub enum MappingError {
     NoSuchNode {
         /// The node.
         node: u32,
-        /// Those that have memory.
+        /// Nodes that have memory.
         nodes: Vec<u32>,
     },
     /// The kernel refuses the node policy.
@@ -135,7 +135,7 @@ pub enum MappingError {
     /// The kernel refuses a step.
     #[error("cannot {step} for {} of {backing} memory", Bytes(*len))]
     Refused {
-        /// What was tried.
+        /// The refused step.
         step: &'static str,
         /// The backing.
         backing: Backing,
@@ -332,7 +332,7 @@ impl Mapping {
         self.len
     }
 
-    /// What it consists of.
+    /// Kind of memory that it consists of.
     pub const fn backing(&self) -> Backing {
         self.backing
     }

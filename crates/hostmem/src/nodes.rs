@@ -12,8 +12,8 @@ use crate::procfs;
 use crate::stretches::{Pages, Stretches};
 use crate::sys;
 
-/// What this crate asks the system about memory nodes. [`KernelNodes`] asks the kernel; a test
-/// on a machine with one node may answer itself.
+/// Questions of this crate to the system about memory nodes. [`KernelNodes`] asks the kernel; a test on a machine with
+/// one node may answer itself.
 pub trait NodePolicy {
     /// Numbers of the nodes that have memory.
     fn memory_nodes(&self) -> Vec<u32>;

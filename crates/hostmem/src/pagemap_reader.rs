@@ -35,13 +35,13 @@ const SPINS: u32 = 4000;
 /// The entries of a stretch, in order.
 pub(crate) struct PagemapReader {
     file: Arc<File>,
-    /// What is handed out now, and how many bytes of it are.
+    /// The chunk that is handed out now, and how many bytes of it are.
     chunk: Chunk,
     used: usize,
     helpers: Vec<Helper>,
     /// Which thread reads each of the chunks that follow, in order.
     readers: VecDeque<ReadBy>,
-    /// What is behind those, in the stretch.
+    /// The part of the stretch behind those chunks.
     ahead: Span<Va>,
 }
 
@@ -140,7 +140,7 @@ struct Helper {
     todo: Option<Sender<Chunk>>,
     done: Receiver<Chunk>,
     thread: Option<JoinHandle<()>>,
-    /// What it reads into, when it does not.
+    /// Buffer of the next chunk, while it does not read.
     spare: Chunk,
 }
 

@@ -48,7 +48,7 @@ enum PinState {
         tables: Arc<Tables>,
         buffers: Vec<Buffer>,
     },
-    /// By `mlock`, in order.
+    /// Parts locked with `mlock`, in order.
     Locked(Vec<Span<Offset>>),
 }
 
@@ -64,13 +64,13 @@ pub enum UnpinError {
         /// The first offset that is not pinned, or not a multiple of 4 KiB.
         offset: u64,
     },
-    /// What stays of a piece cannot be registered anew, for instance because of the limit on
-    /// locked memory, which it needs for a moment. Nothing has changed.
+    /// The rest of a piece cannot be registered anew, for instance because of the limit on locked memory, which it
+    /// needs for a moment. Nothing has changed.
     #[error("{stays} stays pinned and must be registered anew before the rest can be given back")]
     Keep {
-        /// What stays: offset and length in bytes.
+        /// The rest: offset and length in bytes.
         stays: Span<Offset>,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// The kernel does not drop a buffer. Those before it are given back, the others are not.
@@ -78,7 +78,7 @@ pub enum UnpinError {
     Refused {
         /// The part: offset and length in bytes.
         part: Span<Offset>,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
@@ -114,7 +114,7 @@ impl Pin {
         &self.mapping
     }
 
-    /// By what it is pinned.
+    /// Method by which it is pinned.
     pub const fn kind(&self) -> PinKind {
         match self.held {
             PinState::Buffers { .. } => PinKind::IoUring,

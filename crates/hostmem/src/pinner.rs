@@ -1,4 +1,4 @@
-//! Who pins, and how.
+//! Pinning of memory by io_uring or `mlock`.
 //!
 //! A [`Pinner`] pins parts of mappings through io_uring, whose registered buffers are long-term
 //! pins of the kernel (`FOLL_LONGTERM`), or with `mlock` where io_uring is refused. `mlock` is the
@@ -26,13 +26,13 @@ use crate::rings::{FEWEST_BYTES, Table, Tables};
 
 /// Bytes between two looks at whether to go on, when a piece is no larger.
 const BATCH: u64 = 128 << 20;
-/// What a kernel since 6.14 charges for a table: a page for the rings and one for the entries
-/// (`io_create_region()` in `io_uring/memmap.c`).
+/// Charge for a table by a kernel since 6.14: a page for the rings and one for the entries (`io_create_region()` in
+/// `io_uring/memmap.c`).
 const TABLE_CHARGE: u64 = 8192;
 const SMALLEST_PIECE: u64 = 2 << 20;
 const LARGEST_PIECE: u64 = 1 << 30;
 
-/// By what memory is pinned.
+/// Method of pinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinKind {
     /// Registered buffers of io_uring: pages neither leave memory nor move.
@@ -67,7 +67,7 @@ pub enum PinnerError {
     /// A piece that is no power of two from 2 MiB to 1 GiB.
     #[error("a piece of {piece} bytes is no power of two from 2 MiB to 1 GiB")]
     Piece {
-        /// What was asked for, bytes.
+        /// The requested size, bytes.
         piece: u64,
     },
     /// The limits cannot be read.
@@ -129,7 +129,7 @@ impl Pinner {
         })
     }
 
-    /// By what it pins.
+    /// Method by which it pins.
     pub const fn kind(&self) -> PinKind {
         match self.tables {
             Some(_) => PinKind::IoUring,

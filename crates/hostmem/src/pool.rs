@@ -42,7 +42,7 @@ pub enum PoolError {
     MoreThanAvailable {
         /// The size of a page.
         size: HugeSize,
-        /// What the pool lacks, bytes.
+        /// Bytes that the pool lacks.
         missing: u64,
         /// `MemAvailable`, bytes.
         available: u64,

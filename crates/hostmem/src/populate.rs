@@ -49,7 +49,7 @@ pub enum PopulateError {
         offset: u64,
         /// `MemAvailable`, bytes.
         available: u64,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// The pool of huge pages cannot give what was reserved, for instance because of a limit of
@@ -62,7 +62,7 @@ pub enum PopulateError {
         offset: u64,
         /// Free pages in the pool.
         free: u64,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// A run that goes beyond the memory, or is no multiple of 4 KiB.
@@ -81,7 +81,7 @@ pub enum PopulateError {
     },
 }
 
-/// What threads that populate together share.
+/// State shared by threads that populate together.
 struct Chunks {
     /// Bytes of one.
     size: u64,
@@ -281,7 +281,7 @@ impl Mapping {
     }
 }
 
-/// What has been reported so far.
+/// Progress reported so far.
 struct Report<'a> {
     chunks: &'a Chunks,
     progress: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
@@ -343,7 +343,7 @@ mod tests {
         let mut reported = Vec::new();
         let mut bound = false;
         let result = mapping.populate_together(4 * 4096, 3, last, &mut |done| {
-            // Who has told of this chunk has still others to take, but for the last ones.
+            // The thread that reported this chunk has still others to take, except at the end.
             if reported.is_empty() {
                 bound = threads_run_on().iter().any(|cpus| cpus == last);
             }

@@ -36,11 +36,11 @@ pub enum PinError {
         /// Offset in the mapping where the limit was met; the part's first when it was clear
         /// beforehand.
         offset: u64,
-        /// What the kernel would charge for the part, bytes.
+        /// Charge of the kernel for the part, bytes.
         needed: u64,
         /// The limit, bytes.
         limit: u64,
-        /// What was in use before.
+        /// Use of the counter before.
         in_use: InUse,
         /// The counter that is limited.
         counter: Counter,
@@ -50,9 +50,9 @@ pub enum PinError {
     Refused {
         /// Offset in the mapping: of the page with io_uring, to within 64 MiB with `mlock`.
         offset: u64,
-        /// By what it was to be pinned.
+        /// The refused method.
         kind: PinKind,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// The kernel has no memory for the pin itself.
@@ -62,7 +62,7 @@ pub enum PinError {
         offset: u64,
         /// Length of the piece, bytes.
         len: u64,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// No further table of registered buffers.
@@ -70,7 +70,7 @@ pub enum PinError {
     Table {
         /// Offset in the mapping.
         offset: u64,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// `mlock` does not count, so a part that one pin holds cannot be held by a second.

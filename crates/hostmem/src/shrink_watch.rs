@@ -76,7 +76,7 @@ impl ShrinkWatch {
             return Ok(None);
         };
         // A file that knows no seals is not sealed.
-        // Of huge pages there may be none left, whatever the seals.
+        // Huge pages may run out, with any seals.
         let small = mapping.backing().huge_size().is_none();
         let keeps = small && sys::cannot_shrink(file.as_fd()).unwrap_or(false);
         if keeps || !bus_error::is_installed() {
@@ -100,7 +100,7 @@ impl ShrinkWatch {
         &self.mapping
     }
 
-    /// What an access has found to be gone, if any has.
+    /// Page that an access has found missing, if any has.
     pub fn lost(&self) -> Option<Lost> {
         let offset = self.claim.lost()?;
         let end = self.mapping.file_offset() + self.mapping.len();

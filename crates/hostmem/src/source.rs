@@ -45,7 +45,7 @@ impl FrameSource {
     }
 }
 
-/// What a report calls it.
+/// Name in reports.
 impl fmt::Display for FrameSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 
 use runs::{Offset, Span};
 
-/// What `madvise` is asked.
+/// Advice to `madvise`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Advice {
     Huge,
@@ -30,7 +30,7 @@ pub(crate) enum Advice {
 pub(crate) struct Region {
     start: NonNull<libc::c_void>,
     len: usize,
-    /// Who unmaps it, if not this.
+    /// Owner that unmaps it, if another one does.
     owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{Run, Span};
 
-/// What can be merged with its neighbour: a [`Span`] or a [`Run`].
+/// A range that can be merged with its neighbour: a [`Span`] or a [`Run`].
 pub trait Joinable: Copy {
     /// One stretch for both, when `next` goes on exactly where `self` ends.
     fn join(&self, next: &Self) -> Option<Self>;

@@ -142,7 +142,7 @@ impl<A> Span<A> {
     }
 }
 
-// By hand, since derived implementations would ask the same of `A`.
+// Manual implementations, since derived ones would require the same of `A`.
 
 impl<A> Clone for Span<A> {
     #[inline]
@@ -176,7 +176,7 @@ impl<A> PartialOrd for Span<A> {
     }
 }
 
-/// By start, then by length.
+/// Order by start, then by length.
 impl<A> Ord for Span<A> {
     #[inline]
     fn cmp(&self, other: &Self) -> Ordering {
@@ -237,7 +237,7 @@ impl Run {
         }
     }
 
-    /// What follows the first `bytes` bytes.
+    /// The rest after the first `bytes` bytes.
     #[inline]
     pub const fn skip(&self, bytes: u64) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What backs a mapping, as far as discarding depends on it.
+//! Backing of a mapping, as far as discarding depends on it.
 //!
 //! A mapping of ours is what its [`Backing`] says. Memory that other code has mapped without a
 //! file may be anything but a file of its own, so `/proc/self/smaps` is asked, once: whether it
@@ -30,7 +30,7 @@ pub(crate) enum Store {
     File,
 }
 
-/// What backs a mapping.
+/// Backing of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Backed {
     pub(crate) store: Store,
@@ -57,7 +57,7 @@ impl Backed {
         }
     }
 
-    /// What the areas say that lie in `whole`, addresses. They must say the same.
+    /// Backing of the areas in `whole`, addresses. All of them must have the same.
     fn of_areas(smaps: impl BufRead, whole: Span<Va>) -> Result<Self, DiscardError> {
         let mut found: Option<Self> = None;
         let mut covered = 0;

@@ -38,7 +38,7 @@ const BATCH: usize = 512;
 const PRESENT: u64 = 1 << 63;
 const EXCLUSIVE: u64 = 1 << 56;
 
-/// What was freed.
+/// Freed bytes, and the counter that says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freed {
     /// Bytes of which it is certain.
@@ -46,7 +46,7 @@ pub struct Freed {
     /// Bytes that were freed if they were small pages, and not if they are parts of transparent huge
     /// pages of which others are still in use.
     pub unsure: u64,
-    /// What was counted.
+    /// Counter that was read.
     pub by: FreedBy,
 }
 
@@ -75,7 +75,7 @@ impl fmt::Display for FreedBy {
 #[derive(Debug, Error)]
 #[error("cannot count the {by}")]
 pub struct CountError {
-    /// What should have been counted.
+    /// Counter that could not be read.
     pub by: FreedBy,
     /// Why it cannot be.
     pub source: io::Error,
@@ -97,7 +97,7 @@ pub(super) fn counted(
     }
     let read = || match by {
         FreedBy::FileBlocks => file_bytes(discard),
-        // What is taken from a pool is what is not free of it.
+        // Inverted, so that the value falls as pages are freed.
         _ => pool_bytes_free(discard.page()).map(|free| u64::MAX - free),
     };
     let before = read();
@@ -190,14 +190,14 @@ impl Scan {
     }
 }
 
-/// What a block of 2 MiB holds, in bytes.
+/// Bytes of a block of 2 MiB.
 #[derive(Clone, Copy, Default)]
 struct BlockBytes {
-    /// Of the runs, in a page that is mapped as a huge one.
+    /// Bytes of the runs in a page that is mapped as a huge one.
     huge: u64,
-    /// Of the runs, in other pages.
+    /// Bytes of the runs in other pages.
     small: u64,
-    /// Of the block, in any.
+    /// Bytes of the block in any page.
     all: u64,
 }
 

@@ -19,7 +19,7 @@ pub(crate) enum Way {
     Shared,
 }
 
-/// What discards. Parts are offsets in the region, or in the file, and multiples of 4 KiB.
+/// System calls that discard. Parts are offsets in the region, or in the file, and multiples of 4 KiB.
 pub(crate) trait Calls: Send + Sync {
     /// Drops the pages of `part`.
     fn drop_pages(&self, region: &Region, part: Span<Offset>, way: Way) -> io::Result<()>;
@@ -28,7 +28,7 @@ pub(crate) trait Calls: Send + Sync {
     /// done, in order, when it was not all.
     fn drop_batch(&self, region: &Region, parts: &[Span<Offset>]) -> io::Result<u64>;
 
-    /// Whether [`drop_batch`](Self::drop_batch) can be had.
+    /// Returns true if [`drop_batch`](Self::drop_batch) is available.
     fn has_batch(&self) -> bool;
 
     /// Frees the pages of a part of the file, which stays as long as it is.

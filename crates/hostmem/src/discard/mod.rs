@@ -76,14 +76,14 @@ use kernel::{Calls, Kernel, Way};
 pub struct Discard {
     memory: Memory,
     backed: Backed,
-    /// Of a file, too, user-fault handlers are notified.
+    /// User-fault handlers are notified of discards of a file, too.
     notifies: bool,
     calls: Box<dyn Calls>,
     /// Runs of private memory may have one call together.
     batches: AtomicBool,
 }
 
-/// What is discarded.
+/// Memory that is discarded.
 #[derive(Debug)]
 enum Memory {
     Mapped(Arc<Mapping>),
@@ -111,7 +111,7 @@ impl Memory {
     }
 }
 
-/// What became of the runs. All are bytes but the calls.
+/// Result for the runs. All are bytes but the calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Discarded {
     /// They read as zeros now. What is free of them [`Discard::discard_counted`] says.
@@ -145,7 +145,7 @@ pub enum DiscardRefusal {
     /// The kernel refuses, `EINVAL` for instance where memory is locked. Pages of the run that are not
     /// may be discarded.
     Refused {
-        /// What was asked.
+        /// The refused call.
         call: Call,
         /// The error number.
         errno: i32,
@@ -230,12 +230,12 @@ pub enum DiscardError {
     /// The memory does not begin with a page of its file.
     #[error("offset {offset:#x} in the file is no multiple of its pages of {}", runs::Bytes(*page))]
     FileOffset {
-        /// Of the memory's first byte.
+        /// Offset of the memory's first byte.
         offset: u64,
         /// Bytes of a page.
         page: u64,
     },
-    /// What backs the memory cannot be read.
+    /// The backing of the memory cannot be read.
     #[error(transparent)]
     Probe(#[from] ProcfsError),
 }
@@ -328,7 +328,7 @@ impl Discard {
         self.backed.page
     }
 
-    /// Whether many runs have one call together.
+    /// Returns true if many runs have one call together.
     pub fn batches(&self) -> bool {
         self.batches.load(Ordering::Relaxed)
     }

@@ -13,7 +13,7 @@ use crate::sys::Region;
 
 const PAGE: u64 = 4096;
 
-/// What the fake kernel was asked.
+/// Calls to the fake kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Asked {
     One(Span<Offset>, Way),
@@ -21,7 +21,7 @@ enum Asked {
     Punch(Span<Offset>),
 }
 
-/// A kernel that drops nothing, but knows which pages it was asked to drop, and answers as it is told.
+/// A kernel that drops nothing, but knows which pages it was asked to drop, and answers as the test sets it.
 #[derive(Default)]
 struct Script {
     asked: Vec<Asked>,

@@ -15,7 +15,7 @@ use proptest::test_runner::TestRunner;
 
 use super::*;
 
-/// Memory that somebody else has mapped, in some way that a mapping of ours is not.
+/// Memory that other code has mapped, in some way that a mapping of ours is not.
 struct Area(NonNull<u8>, usize);
 
 impl Area {
@@ -38,7 +38,7 @@ impl Area {
     }
 
     fn map(self: &Arc<Self>, file: Option<(OwnedFd, u64)>) -> Arc<Mapping> {
-        // SAFETY: the owner keeps it mapped, and nobody else accesses it.
+        // SAFETY: the owner keeps it mapped, and no other code accesses it.
         let mapping = unsafe { Mapping::foreign(self.clone(), self.0, self.1 as u64, file) };
         Arc::new(mapping.unwrap())
     }
@@ -51,7 +51,7 @@ unsafe impl Sync for Area {}
 
 impl std::ops::Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: it is not used any more.
         unsafe { libc::munmap(self.0.as_ptr().cast(), self.1) };
     }
 }
@@ -213,7 +213,7 @@ fn private_copies_of_files_and_mixtures_are_refused() {
     assert!(matches!(error, DiscardError::PrivateCopy { .. }), "{error}");
     // Half of it is another memory.
     let half = Area::new(MIB, libc::MAP_PRIVATE, None).unwrap();
-    // SAFETY: the half belongs to the area, and nobody accesses it.
+    // SAFETY: the half belongs to the area, and no code accesses it.
     let put = unsafe {
         let at = half.0.byte_add(MIB as usize / 2).as_ptr().cast();
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -349,7 +349,7 @@ fn a_part_of_a_transparent_huge_page_frees_nothing_until_all_of_it_is_gone() {
     runs.extend((0..512).map(|n| Span::new(HUGE + 2 * n * PAGE, PAGE)));
     runs.push(Span::new(3 * HUGE, HUGE));
     assert_eq!(freed(&runs), (HUGE, 0));
-    // What is left of the second may be small pages, until nothing is left of it.
+    // The rest of the second may be small pages, until nothing is left of it.
     let odd = |n: u64| Span::new(HUGE + (2 * n + 1) * PAGE, PAGE);
     let most: Vec<Span<Offset>> = (0..255).map(odd).collect();
     assert_eq!(freed(&most), (0, 255 * PAGE));

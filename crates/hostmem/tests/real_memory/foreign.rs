@@ -1,4 +1,4 @@
-//! Memory that somebody else has mapped.
+//! Memory that other code has mapped.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -13,7 +13,7 @@ use runs::{Offset, Span};
 
 use super::*;
 
-/// Memory that somebody else has mapped: `len` bytes, of which `file` has some.
+/// Memory that other code has mapped: `len` bytes, of which `file` has some.
 struct Foreign {
     start: NonNull<u8>,
     len: usize,
@@ -41,7 +41,7 @@ impl Foreign {
         part: Span<Offset>,
         file: Option<(OwnedFd, u64)>,
     ) -> Result<Mapping, MappingError> {
-        // SAFETY: a part of what the owner keeps mapped, which nobody else accesses.
+        // SAFETY: a part of what the owner keeps mapped, which no other code accesses.
         unsafe {
             let start = self.start.byte_add(part.start as usize);
             Mapping::foreign(self.clone(), start, part.len, file)
@@ -56,7 +56,7 @@ unsafe impl Sync for Foreign {}
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: it is not used any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -99,7 +99,7 @@ fn foreign_memory_is_pinned_where_it_is_and_its_owner_held() {
         assert_eq!(pin.bytes(), whole.len - 5 * MIB);
         pin.unpin().unwrap();
         assert_eq!(in_use(counter), before);
-        // It is somebody else's: dropping the mapping unmaps nothing.
+        // It is foreign: dropping the mapping unmaps nothing.
         mapping.cells()[0].store(7, Ordering::Relaxed);
         assert_eq!(Arc::strong_count(owner), 2);
         drop(mapping);
@@ -169,7 +169,7 @@ fn a_page_that_cannot_be_brought_in_is_named_whoever_meets_it() {
             result => panic!("{result:?}"),
         }
         assert!(told.is_empty() || told == [64 * MIB], "{told:?}");
-        // What lies before is there.
+        // The memory before that page is there.
         if let Ok(folios) = mapping.folios() {
             assert!(folios.small + folios.huge >= 64 * MIB, "{folios:?}");
         }

@@ -101,8 +101,8 @@ fn limits_without_privilege() {
             error => panic!("{error}"),
         }
         assert_reaches(counter, before);
-        // What others of the user hold, and the ring itself, shows only on trying: all but 64 KiB
-        // is pinned, then more than is left.
+        // Memory that others of the user hold, and the ring itself, shows only on trying: all but 64 KiB is pinned,
+        // then more than is left.
         let most = limit - 64 * 1024;
         let pin = match pinner.pin(&mapping, Span::new(0, most), &mut on) {
             Ok(pin) => pin,

@@ -25,13 +25,13 @@ fn file(len: u64, huge_log2: Option<u32>) -> File {
     file
 }
 
-/// All of `file` as memory of somebody else; `None` if it cannot be mapped.
+/// All of `file` as foreign memory; `None` if it cannot be mapped.
 fn shared(file: &File, len: u64) -> Option<Arc<Mapping>> {
     use std::os::fd::AsRawFd as _;
     struct Unmaps(usize, usize);
     impl Drop for Unmaps {
         fn drop(&mut self) {
-            // SAFETY: nobody uses it any more.
+            // SAFETY: it is not used any more.
             unsafe { libc::munmap(self.0 as *mut libc::c_void, self.1) };
         }
     }
@@ -178,7 +178,7 @@ fn what_cannot_shrink_is_not_watched_and_so_many_are() {
     assert!(all.len() > 1000);
 }
 
-/// What the child of the tests below does, by name.
+/// Name of the work of the child of the tests below.
 const CHILD: &str = "HOSTMEM_SHRINKING";
 
 fn child(what: &str) -> ExitStatus {

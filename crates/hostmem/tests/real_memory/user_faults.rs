@@ -57,7 +57,7 @@ fn watch(mapping: &Mapping) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// What the snapshot has in the page at this offset: nowhere 0.
+/// Word of the snapshot in the page at this offset: nowhere 0.
 fn pattern(offset: u64) -> u64 {
     !offset
 }
@@ -155,7 +155,8 @@ fn no_longer_than<T>(time: Duration, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Discards `runs` of memory that a thread watches; what that was told, by how many events, and what is read then.
+/// Discards `runs` of memory that a thread watches; returns its notifications, the number of events, and the words read
+/// then.
 fn discarded(
     backing: Backing,
     len: u64,
