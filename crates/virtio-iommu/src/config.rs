@@ -10,7 +10,7 @@ use runs::{GuestAddr, Iova, Span};
 use crate::features;
 use crate::wire::{ConfigSpace, RESERVED_BYTES, ReservedKind, ReservedMemory};
 
-/// What a device offers, and whom it translates for.
+/// Offered features and limits of a device, and its endpoints.
 #[derive(Clone, Debug)]
 pub struct VirtioIommuConfig {
     /// `page_size_mask` (5.13.4): the lowest bit is the granularity of mappings, at least that of the
@@ -23,9 +23,9 @@ pub struct VirtioIommuConfig {
     pub domains: Option<RangeInclusive<u32>>,
     /// `probe_size`: bytes of the properties of an endpoint. 0 when the driver cannot ask for any.
     pub probe_bytes: u32,
-    /// Whether endpoints without a domain are in bypass mode at first: they reach the guest's whole memory at
-    /// its own addresses, and it is pinned for them. `None` when the driver has no say (then they reach
-    /// nothing) and there are no bypass domains.
+    /// True if endpoints without a domain are in bypass mode at first: they reach the guest's whole memory at its own
+    /// addresses, and it is pinned for them. `None` when the driver has no say (then they reach nothing) and there are
+    /// no bypass domains.
     pub bypass: Option<bool>,
     /// True when registers among the guest's [regions](MemoryRegion) can be mapped.
     pub mmio: bool,
@@ -60,7 +60,7 @@ impl Default for VirtioIommuConfig {
 pub struct EndpointConfig {
     /// Its number, which the guest learns by other ways: of ACPI's table VIOT, or the device tree.
     pub id: u32,
-    /// What it cannot have mapped, besides what its back end reserves.
+    /// Ranges that it cannot have mapped, besides the reserved ones of its back end.
     pub reserved: Vec<ReservedMemory>,
 }
 
@@ -77,7 +77,7 @@ impl EndpointConfig {
 pub struct MemoryRegion {
     /// The first address.
     pub start: u64,
-    /// What is there: memory, or registers if its [object](Memory::object) says so.
+    /// Memory of the region, or registers if its [object](Memory::object) says so.
     pub memory: Arc<Memory>,
 }
 
@@ -202,8 +202,7 @@ impl VirtioIommuConfig {
         }
     }
 
-    /// What an endpoint cannot have mapped, in order: what the monitor says, and what the back end says
-    /// beside it.
+    /// Ranges that an endpoint cannot have mapped, in order: those of the monitor, and further ones of the back end.
     pub(crate) fn reserved(
         &self,
         endpoint: &EndpointConfig,

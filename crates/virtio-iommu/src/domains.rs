@@ -11,7 +11,7 @@ use runs::{Iova, Span};
 use crate::refusal::{Failed, RequestError};
 use crate::wire::Request;
 
-/// Who makes address spaces for the device's domains, and attaches endpoints to them.
+/// Maker of address spaces for the device's domains, which attaches endpoints to them.
 ///
 /// [`Units`] does so with page tables of ours. Over VFIO or iommufd a monitor writes it: `space` is a new
 /// container, or an address space of the kernel, and `attach` and `detach` name its devices to it.

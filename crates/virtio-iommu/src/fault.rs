@@ -10,9 +10,9 @@ use crate::wire::FAULT_BYTES;
 pub struct FaultReport {
     /// Why.
     pub reason: ReportReason,
-    /// Whose access it was.
+    /// Endpoint whose access it was.
     pub endpoint: u32,
-    /// What it was, if that is known.
+    /// Kind of access, if known.
     pub access: Option<Access>,
     /// The address that could not be reached, if it is known.
     pub address: Option<u64>,
@@ -38,8 +38,7 @@ const WRITE: u32 = 1 << 1;
 const ADDRESS: u32 = 1 << 8;
 
 impl FaultReport {
-    /// What a unit says of an access of `endpoint`. Where its reasons are others than the driver knows, it is
-    /// the closest.
+    /// Report of a unit's fault of `endpoint`. A reason that is none of the driver's becomes the closest of them.
     pub const fn of(endpoint: u32, fault: &iommu::Fault) -> Self {
         let reason = match (&fault.reason, fault.domain) {
             (FaultReason::NotAttached, _) | (FaultReason::Reported { .. }, None) => {

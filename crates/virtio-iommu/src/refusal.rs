@@ -1,4 +1,4 @@
-//! What the device refuses, with the cause that its status only hints at.
+//! Refused requests, with the cause that the status only hints at.
 
 use ioas::{AttachError, Cause, CloseError, DetachError, MapError, UnmapError};
 use iopt::TableMapError;
@@ -202,7 +202,7 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// What the driver is answered (5.13.6).
+    /// Status that the driver receives (5.13.6).
     pub fn status(&self) -> Status {
         match self {
             Self::Unreadable { .. } => Status::IoErr,
@@ -272,7 +272,7 @@ const fn attach(cause: &AttachError) -> Status {
     }
 }
 
-/// What goes wrong where no request can be answered with it.
+/// Failures where no request can be answered with them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failed {

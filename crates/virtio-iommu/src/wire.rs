@@ -1,4 +1,4 @@
-//! What driver and device say to each other (VIRTIO 1.3, 5.13), all of it little-endian.
+//! Messages between driver and device (VIRTIO 1.3, 5.13), all of it little-endian.
 //!
 //! Ranges of addresses name their first and their last byte. Nothing here panics on any input.
 
@@ -391,7 +391,7 @@ impl Writer<'_> {
     }
 }
 
-/// What a reserved range is for: the subtype of a RESV_MEM property (5.13.6.8.1).
+/// Purpose of a reserved range: the subtype of a RESV_MEM property (5.13.6.8.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ReservedKind {
@@ -404,7 +404,7 @@ pub enum ReservedKind {
 /// Addresses that an endpoint cannot have mapped: a RESV_MEM property (5.13.6.8.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservedMemory {
-    /// What they are for.
+    /// Purpose of the range.
     pub kind: ReservedKind,
     /// The first and the last.
     pub range: RangeInclusive<u64>,

@@ -1,5 +1,4 @@
-//! What the fuzz target came upon, once more: every file of `fuzz/corpus` through its body. And random
-//! bytes.
+//! Regression test of the fuzz target: every file of `fuzz/corpus` through its body. And random bytes.
 
 #![allow(
     clippy::unwrap_used,

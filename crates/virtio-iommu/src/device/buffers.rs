@@ -19,7 +19,7 @@ pub(super) struct Room {
     readable: Vec<Buffer>,
     /// The device-writable part.
     writable: Vec<Buffer>,
-    /// What is to be written.
+    /// Bytes to be written.
     pub(super) answer: Vec<u8>,
 }
 

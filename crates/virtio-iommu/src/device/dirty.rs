@@ -1,4 +1,4 @@
-//! What endpoints have written to, by guest address: for the live migration of a guest.
+//! Writes of endpoints, by guest address: for the live migration of a guest.
 //!
 //! Tables note it by device address ([`ioas::Ioas::harvest`]), and mappings come and go: so what was written through a
 //! mapping is *kept*, a bit for each page of the guest, before the mapping goes, and everything else when it is
@@ -20,10 +20,10 @@ const PAGE: u64 = 4096;
 /// Words of the bitmap of a harvest: 1 GiB.
 const WORDS: usize = 4096;
 
-/// What is kept while it is tracked.
+/// State of dirty tracking.
 pub(super) struct Dirty {
     pub(super) tracking: Tracking,
-    /// By the start of a region.
+    /// Bitmaps by the start of a region.
     kept: BTreeMap<u64, Vec<u64>>,
     /// Unmapped, but units may write to it until a later flush succeeds.
     retired: Vec<(Arc<Memory>, Span<Offset>)>,

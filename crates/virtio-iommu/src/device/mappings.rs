@@ -17,7 +17,7 @@ use crate::features;
 use crate::refusal::RequestError;
 use crate::wire::{Map, Unmap, map_flags};
 
-/// What a mapping leads to in one region.
+/// Part of a mapping that lies in one region.
 struct Part<'a> {
     iova: u64,
     memory: &'a Arc<Memory>,
@@ -59,7 +59,7 @@ impl<D: Domains> VirtioIommu<D> {
         let dirty = self.dirty.as_mut();
         let dirty = dirty.filter(|_| prot.contains(Prot::WRITE));
         if let (Err((cause, nr)), Some(dirty)) = (&mapped, dirty) {
-            // What was mapped for a moment.
+            // Parts that were mapped for a moment.
             let there = nr + usize::from(!is_refused_before(cause));
             for part in parts.iter().take(there) {
                 dirty.keep(part.memory, part.part, &self.memory);
@@ -169,7 +169,7 @@ fn prot(flags: u32) -> Prot {
     prot
 }
 
-/// What lies at the guest's physical addresses, region by region without a hole.
+/// Parts of regions at the guest's physical addresses, region by region without a hole.
 fn parts<'a>(
     memory: &'a [MemoryRegion],
     request: &Map,
@@ -210,7 +210,7 @@ fn parts<'a>(
     }
 }
 
-/// Whether nothing was mapped, not even for a moment.
+/// Returns true if nothing was mapped, not even for a moment.
 const fn is_refused_before(cause: &MapError) -> bool {
     matches!(
         cause,
@@ -231,8 +231,7 @@ fn map_all(space: &Ioas, parts: &[Part<'_>], prot: Prot) -> Result<(), (MapError
     for (nr, part) in parts.iter().enumerate() {
         if let Err(cause) = map_part(space, part, prot) {
             for before in parts.iter().take(nr) {
-                // What the monitor must learn is why the map failed. If a unit does not take notice,
-                // the memory is retired.
+                // The monitor must learn why the map failed. If a unit does not take notice, the memory is retired.
                 let _ = space.unmap(Span::new(before.iova, before.part.len));
             }
             return Err((cause, nr));

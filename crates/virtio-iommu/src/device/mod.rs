@@ -25,7 +25,7 @@ pub use queues::{RingError, Served};
 pub struct VirtioIommu<D: Domains> {
     config: VirtioIommuConfig,
     back: D,
-    /// By start.
+    /// Regions by start.
     memory: Vec<MemoryRegion>,
     endpoints: BTreeMap<u32, Known>,
     domains: BTreeMap<u32, Domain>,
@@ -44,7 +44,7 @@ pub struct VirtioIommu<D: Domains> {
 
 /// An endpoint that the monitor has named.
 struct Known {
-    /// By start.
+    /// Ranges by start.
     reserved: Vec<ReservedMemory>,
     domain: Option<u32>,
     /// It is attached to [`VirtioIommu::identity`].
@@ -66,7 +66,7 @@ struct Identity {
     space: Ioas,
 }
 
-/// What was done.
+/// Counts of requests and faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestCounters {
     /// Requests that were answered, by the number of their [`Status`].
@@ -198,7 +198,7 @@ impl<D: Domains> VirtioIommu<D> {
 
     // The guest's memory.
 
-    /// What the guest's physical address space consists of. Mappings that are there stay, also of regions that
+    /// Sets the guest's physical address space. Mappings that are there stay, also of regions that
     /// are gone: their memory stays pinned until the driver unmaps them. Endpoints in bypass mode have the
     /// new regions, and no others; where that fails, [`Domains::failed`] is called.
     ///
@@ -275,9 +275,9 @@ impl<D: Domains> VirtioIommu<D> {
         self.domains.keys().copied()
     }
 
-    // What there is to know.
+    // State.
 
-    /// What was done.
+    /// Counts of requests and faults.
     pub const fn counters(&self) -> RequestCounters {
         self.counters
     }
@@ -287,7 +287,7 @@ impl<D: Domains> VirtioIommu<D> {
         self.stuck
     }
 
-    /// Who makes address spaces.
+    /// The maker of address spaces.
     pub const fn back_end(&mut self) -> &mut D {
         &mut self.back
     }

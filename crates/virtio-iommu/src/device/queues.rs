@@ -39,7 +39,7 @@ pub enum RingError {
     Ring(#[from] virtio_queue::Error),
 }
 
-/// What came of serving a queue.
+/// Result of serving a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Served {
@@ -57,8 +57,8 @@ impl<D: Domains> VirtioIommu<D> {
     /// and gives it back with its status. When a DETACH or UNMAP is back with the driver, none of the
     /// endpoint's accesses by what it had is under way.
     ///
-    /// What is available at the start is served, and so no more than the ring has descriptors. `memory` is
-    /// where the ring and its buffers lie. What is no request goes back as it came, and is counted.
+    /// Chains that are available at the start are served, and so no more than the ring has descriptors. `memory` is
+    /// where the ring and its buffers lie. A chain that is no request goes back as it came, and is counted.
     ///
     /// # Errors
     ///
@@ -208,8 +208,8 @@ impl<D: Domains> VirtioIommu<D> {
         written
     }
 
-    /// Whether the device has such requests, with the features that are negotiated, and an answer of so
-    /// many bytes.
+    /// Returns true if the device has such requests, with the features that are negotiated, and an answer of so many
+    /// bytes.
     fn is_known(&self, request: &Request, answer: usize) -> bool {
         match request {
             Request::Attach(_) | Request::Detach(_) => answer == TAIL_BYTES,

@@ -22,7 +22,7 @@ const REQUESTS: [(usize, fn() -> Request); 5] = [
     (1, || detach(8, 1)),
 ];
 
-/// What endpoint 8 has: its domain, what it reads, and how much is pinned for it.
+/// State of endpoint 8: its domain, the word it reads, and how much is pinned for it.
 fn state(guest: &Guest) -> (Option<u32>, Option<u64>, u64) {
     let domain = guest.device.domain_of(8);
     (domain, guest.read(8, PAGE), guest.pinned())
@@ -93,7 +93,7 @@ fn survives(
         guest.device.ack_features(guest.device.features()).unwrap();
         return false;
     }
-    // It is told, or counted as no request, or as one that was refused, or is still in the ring.
+    // The failure is reported, or counted as no request, or as a refused one, or the request is still in the ring.
     let answered = |status| now.with(status) - counted.with(status);
     let refused = Status::ALL
         .into_iter()
@@ -104,7 +104,7 @@ fn survives(
         Err(error) => !error.to_string().is_empty(),
     };
     assert!(told, "{what}: {served:?}");
-    // What was not answered was not done, unless the back end was told.
+    // A request without an answer has no effect, unless the back end was notified.
     let told = std::mem::take(&mut guest.device.back_end().failed);
     let unanswered = told == ["an answer, Ok, cannot be written"];
     assert!(unanswered || told.is_empty(), "{what}: {told:?}");
@@ -113,7 +113,7 @@ fn survives(
     }
     assert!(guest.ledger.in_use() == guest.pinned(), "{what}");
 
-    // What is still in the ring is served, and so is the next request.
+    // The request that is still in the ring is served, and so is the next one.
     guest.serve().map(drop).unwrap();
     let room = put(guest, probe(8));
     guest.serve().map(drop).unwrap();

@@ -148,7 +148,7 @@ fn new_memory_is_seen_and_old_memory_is_given_back() {
     assert_eq!(guest.pinned(), ALL - LOW.len);
     guest.device.set_memory(regions.clone()).unwrap();
     assert!(sees_all(&guest, 8));
-    // What is no memory changes nothing.
+    // An invalid list of regions changes nothing.
     let twice = [
         &regions[..],
         &[MemoryRegion::new(PAGE, regions[2].memory.clone())],

@@ -1,4 +1,4 @@
-//! What endpoints have written to, reported by guest address.
+//! Writes of endpoints, reported by guest address.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ fn what_was_written_stays_dirty_after_its_mapping_has_gone() {
         assert_eq!(report(&mut guest), set([at + 2]), "way {nr}");
         assert_eq!(report(&mut guest), set([]), "way {nr}");
     }
-    // Of everything at once, what could be written counts.
+    // After an unmap of everything at once, all writable pages count.
     let mut guest = guest();
     assert_eq!(
         guest.send(map(1, pages(0x100, 4), HIGH.start, RW)),
@@ -239,13 +239,13 @@ fn after_a_unit_has_not_answered_all_that_it_may_write_to_counts() {
     deaf.1.store(false, Ordering::Relaxed);
     let all = (set([0, 1, at, at + 1, at + 2]).0, false);
     assert_eq!(report(&mut guest), all);
-    // What was unmapped can be written to until it is flushed, and could be until the last report.
+    // An unmapped page can be written to until it is flushed, and could be until the last report.
     assert_eq!(report(&mut guest), all);
     guest.device.space_of(8).unwrap().flush().unwrap();
     assert_eq!(report(&mut guest), all);
     let mapped = (set([at, at + 1, at + 2]).0, false);
     assert_eq!(report(&mut guest), mapped);
-    // Until it begins anew.
+    // All mapped pages count until tracking begins anew.
     track(&mut guest);
     assert!(guest.writes(8, 0x100 * PAGE, HIGH.start));
     assert_eq!(report(&mut guest), set([at]));

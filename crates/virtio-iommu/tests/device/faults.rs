@@ -1,4 +1,4 @@
-//! Faults of endpoints, as the driver is told of them.
+//! Faults of endpoints, as the driver receives them.
 
 use iopt::walk::Access;
 use virtio_iommu::wire::map_flags;

@@ -61,7 +61,7 @@ fn an_endpoint_finds_what_was_mapped_before_it_came() {
     assert_eq!(guest.send(map(1, pages(1, 3), 0, RW)), Some(Status::Ok));
     assert_eq!(guest.send(attach(16, 1)), Some(Status::Ok));
     assert_eq!(guest.read(16, 3 * PAGE), Some(2 * PAGE));
-    // What is reserved for one of them is reserved for all.
+    // A range reserved for one of them is reserved for all.
     assert_eq!(guest.send(map(1, pages(5, 1), 0, RW)), Some(Status::Inval));
     assert_eq!(guest.send(detach(16, 1)), Some(Status::Ok));
     assert_eq!(guest.send(map(1, pages(5, 1), 0, RW)), Some(Status::Ok));

@@ -41,7 +41,7 @@ struct Domain {
     mappings: BTreeMap<u64, Mapping>,
 }
 
-/// What the specification says.
+/// Model of the specification.
 #[derive(Default)]
 struct Model {
     domains: BTreeMap<u32, Domain>,
@@ -49,7 +49,7 @@ struct Model {
     bypass: bool,
 }
 
-/// What an endpoint cannot have mapped.
+/// Range that an endpoint cannot have mapped.
 fn reserved(endpoint: u32) -> Option<RangeInclusive<u64>> {
     match endpoint {
         8 => Some(0xfee0_0000..=0xfeef_ffff),
@@ -62,7 +62,7 @@ fn meet(a: &RangeInclusive<u64>, first: u64, last: u64) -> bool {
     *a.start() <= last && first <= *a.end()
 }
 
-/// Whether all of it is memory, or all of it registers.
+/// True if all of it is memory, or all of it registers, as `registers` says; `None` if some of it is neither.
 fn is_memory(first: u64, last: u64, registers: bool) -> Option<bool> {
     let pages = (first..=last).step_by(PAGE as usize);
     let mut kinds = pages.map(|page| {
@@ -194,7 +194,7 @@ impl Model {
         }
     }
 
-    /// Whether an endpoint sees the guest's memory as it is.
+    /// Returns true if an endpoint sees the guest's memory as it is.
     fn sees_all(&self, endpoint: u32) -> bool {
         match self.attached.get(&endpoint) {
             Some(domain) => self.domains[domain].bypass,
@@ -232,7 +232,7 @@ impl Model {
     }
 }
 
-/// What a driver does.
+/// Action of a driver.
 #[derive(Clone, Debug)]
 enum Step {
     Request(Request),

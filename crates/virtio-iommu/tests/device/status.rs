@@ -225,7 +225,7 @@ fn noent_is_who_is_not_there() {
             probe(7),
         ],
     );
-    // The properties of nobody are zeros.
+    // The properties of an unknown endpoint are zeros.
     let mut buffer = [0; virtio_iommu::wire::MOST_REQUEST_BYTES];
     let answer = guest.send_bytes(probe(7).encode(&mut buffer), PROBE_BYTES + 4);
     assert!(answer[..64].iter().all(|byte| *byte == 0));
@@ -321,7 +321,7 @@ fn nomem_are_tables_that_are_used_up() {
     };
     assert_eq!(guest.read(9, last.virt_start), None);
     assert_eq!(guest.read(9, last.virt_start - (1 << 33)), Some(0));
-    // What is unmapped makes room.
+    // An unmap makes room.
     assert_eq!(
         guest.send(unmap(1, Span::new(0, 1 << 33))),
         Some(Status::Ok)

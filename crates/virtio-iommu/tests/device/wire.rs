@@ -46,7 +46,7 @@ fn features_follow_the_configuration_and_superseded_bypass_is_never_offered() {
         .ack_features(features::BYPASS | features::MAP_UNMAP);
     assert_eq!(refused.unwrap_err().features, features::BYPASS);
     assert_eq!(guest.device.negotiated(), None);
-    // Those of rings and transport are somebody else's: VERSION_1 and EVENT_IDX.
+    // Features of rings and transport are not the device's: VERSION_1 and EVENT_IDX.
     let transport = 1 << 32 | 1 << 29;
     assert_eq!(guest.device.ack_features(all | transport), Ok(()));
     assert_eq!(guest.device.negotiated(), Some(all));

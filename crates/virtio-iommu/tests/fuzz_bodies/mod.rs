@@ -197,7 +197,7 @@ fn step(bytes: &mut Bytes<'_>, guest: &mut Guest) {
     }
 }
 
-/// What always holds.
+/// Invariants.
 fn holds(guest: &Guest) {
     assert!(guest.pinned() <= ALL && guest.ledger.in_use() == guest.pinned());
     let config = guest.device.config();
@@ -209,7 +209,7 @@ fn holds(guest: &Guest) {
             .all(|status| counters.with(*status) < 1 << 32)
     );
     for endpoint in ENDPOINTS {
-        // Whatever is reached is the guest's, and in a domain or bypass mode.
+        // Every reached word is the guest's, and in a domain or bypass mode.
         if let Some(word) = guest.read(endpoint, PAGE) {
             let regions = [guest::LOW, guest::NEXT, guest::HIGH, guest::REGISTERS];
             assert!(regions.iter().any(|region| region.contains(word)));

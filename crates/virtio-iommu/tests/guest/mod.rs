@@ -35,7 +35,7 @@ pub const REGISTERS: Span<GuestAddr> = Span::new(0xfe00_0000, 1 << 16);
 /// Endpoints: one with x86's interrupts, one without anything reserved, one that reserves a page.
 pub const ENDPOINTS: [u32; 3] = [8, 9, 16];
 pub const RESERVED_PAGE: u64 = 5 * PAGE;
-/// What can be mapped.
+/// Last address that can be mapped.
 pub const LAST: u64 = (1 << 40) - 1;
 pub const PROBE_BYTES: u32 = 64;
 
@@ -53,7 +53,7 @@ pub const ANSWER: u64 = BUFFERS + 0x400;
 pub type Tables = Arc<HeapTables>;
 pub type SoftUnit = SoftwareUnit<Tables, RunMap<Vec<AtomicU64>>>;
 
-/// What the device is over: units, and whatever is to go wrong.
+/// Back end of the device: units, and the failures to inject.
 pub struct Back {
     pub units: Units<Tables>,
     /// How many more address spaces there can be.
@@ -64,7 +64,7 @@ pub struct Back {
     pub no_detach: Option<u32>,
     /// Endpoints that were attached or detached so far.
     pub moves: usize,
-    /// What was told, as text.
+    /// Notifications, as text.
     pub refused: Vec<String>,
     pub failed: Vec<String>,
 }
@@ -122,7 +122,7 @@ pub struct Guest {
     pub regions: Vec<MemoryRegion>,
 }
 
-/// What the tests change of the configuration.
+/// Configuration of the tests.
 pub fn config() -> VirtioIommuConfig {
     let mut endpoints = ENDPOINTS.map(EndpointConfig::new);
     endpoints[0].reserved.push(ReservedMemory::X86_MSI);
@@ -282,7 +282,7 @@ impl Guest {
             .unwrap();
     }
 
-    /// What came back since the last look: descriptors, and the bytes that were written.
+    /// Chains that came back since the last look: descriptors, and the bytes that were written.
     pub fn used(&mut self, queue: usize) -> Vec<(u32, u32)> {
         let ring = self.queues[queue].used_ring();
         let index: u16 = self
@@ -387,7 +387,7 @@ impl Guest {
         port.read(iova, &mut word).ok().map(|()| word[0])
     }
 
-    /// Whether the word at `iova`, which is that of `guest`, can be written to. It stays what it is.
+    /// Returns true if the word at `iova`, which is that of `guest`, can be written to. It stays what it is.
     pub fn writes(&self, endpoint: u32, iova: u64, guest: u64) -> bool {
         self.unit
             .port(device_of(endpoint))
