@@ -1,7 +1,7 @@
-//! What stands for the machine in the examples, so that they run anywhere: QEMU, worked from outside over
-//! the qtest protocol. No code runs in it; the example is what an operating system would be.
+//! Stand-in for the machine in the examples, so that they run anywhere: QEMU, worked from outside over the qtest
+//! protocol. No code runs in it; the example is what an operating system would be.
 //!
-//! What such a system has, and here comes from this file:
+//! Parts that such a system has, and that come from this file here:
 //!
 //! * memory that the unit sees too: [`Machine::table_memory`]. A kernel has its direct map of all memory, and a page
 //!   allocator from which it takes a stretch;

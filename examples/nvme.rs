@@ -20,7 +20,7 @@ use anyhow::{Context as _, bail, ensure};
 use dmaspace::vfio::{Container, ContainerMapper, DeviceRegisters, Group, VfioDevice, config};
 use dmaspace::{Backing, HostMemory, Ioas, Iommufd, Mapping, Memory, Prot, Span, Type1};
 
-/// What the device calls the beginning of our memory: any address that its unit translates.
+/// Device address of the beginning of our memory: any address that its unit translates.
 const IOVA: u64 = 0x1_0000_0000;
 const PAGE: u64 = 4096;
 

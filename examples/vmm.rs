@@ -24,7 +24,7 @@ const LOW: GuestAddress = GuestAddress(0);
 const HIGH: GuestAddress = GuestAddress(4 << 30);
 const LATER: GuestAddress = GuestAddress(8 << 30);
 const MODULE: u64 = 2 << 20;
-/// What a balloon takes at a time. Kernels unmap nothing smaller than what was mapped, so they are asked to
+/// Size of a piece that a balloon takes. Kernels unmap nothing smaller than what was mapped, so they are asked to
 /// map in such pieces: a monitor takes 2 MiB or more.
 const BLOCK: u64 = 1 << 20;
 
@@ -207,7 +207,7 @@ fn over_software() -> anyhow::Result<()> {
             ensure!(read.is_err(), "the device reaches {at:?}");
             return Ok(());
         }
-        // What the guest writes the device reads, and the other way round.
+        // The device reads the guest's writes, and the other way round.
         monitor.memory.write_obj(number, at)?;
         port.read(at.0, &mut word)?;
         port.write(at.0, &[!word[0]])?;
