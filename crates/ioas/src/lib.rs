@@ -2,7 +2,7 @@
 //!
 //! # What is where
 //!
-//! For authors of monitors, who give a guest's memory to devices, and of drivers in user space.
+//! For authors of monitors, which give a guest's memory to devices, and of drivers in user space.
 //!
 //! An [`Ioas`] is what devices of one owner see as memory. This crate is the only place that knows
 //! that memory has owners and limits: mapping a part of a [`Memory`] charges it to the [`Ledger`],

@@ -91,7 +91,7 @@ pub(crate) fn pause() {
 pub(crate) struct Changed {
     #[cfg(feature = "std")]
     condvar: std::sync::Condvar,
-    /// How many wait; changed under the lock. To wake none is a system call, too.
+    /// Number of waiting threads; changed under the lock. To wake none is a system call, too.
     #[cfg(feature = "std")]
     waiting: AtomicUsize,
 }

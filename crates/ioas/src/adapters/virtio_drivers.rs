@@ -40,7 +40,7 @@ use crate::memory::object::Cause;
 use crate::space::Ioas;
 use crate::space::error::{MapError, UnmapError};
 
-/// Where devices find no memory: the last page of all addresses.
+/// Address without memory behind it: the last page of all addresses.
 pub const UNREACHABLE: PhysAddr = !(PAGE_SIZE as PhysAddr - 1);
 
 /// Buffers in the window begin at its multiples, so that they share no cache line.
@@ -62,7 +62,7 @@ unsafe impl Send for DmaPages {}
 // SAFETY: so too.
 unsafe impl Sync for DmaPages {}
 
-/// Where a driver's pages come from: a page allocator of a kernel, or [`HostPages`](crate::HostPages).
+/// Source of a driver's pages: a page allocator of a kernel, or [`HostPages`](crate::HostPages).
 ///
 /// # Safety
 ///
@@ -73,7 +73,7 @@ pub unsafe trait PageSource: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Why there are none.
+    /// Failure to allocate.
     fn allocate(&self, bytes: u64) -> Result<DmaPages, Cause>;
 
     /// Takes them back. No device reaches them any more.
@@ -95,7 +95,7 @@ pub enum DriverMemoryError {
     Pages {
         /// Bytes that were asked for.
         bytes: u64,
-        /// Why.
+        /// Cause.
         #[source]
         cause: Cause,
     },
@@ -176,7 +176,7 @@ impl DriverMemory {
         })
     }
 
-    /// How often something has failed, and the last failure that was not taken yet.
+    /// Number of failures, and the last one that was not taken yet.
     pub fn failure(&self) -> (u64, Option<DriverMemoryError>) {
         let mut failed = self.failed.lock();
         (failed.count, failed.last.take())
@@ -212,7 +212,7 @@ impl DriverMemory {
         unmap(&self.space, &*self.source, paddr, pages)
     }
 
-    /// Where in the window `len` bytes at a device address are.
+    /// Place in the window of `len` bytes at a device address.
     fn in_window(&self, paddr: PhysAddr, len: u64) -> Option<(u64, NonNull<u8>)> {
         let window = self.window.pages.as_ref()?;
         let offset = paddr.checked_sub(self.window.iova)?;

@@ -87,7 +87,7 @@ impl Areas {
 /// In the order of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    /// Where the [`Memory`] lies: an area keeps it there.
+    /// Address of the [`Memory`]: an area keeps it there.
     memory: usize,
     /// log2 of the area's length.
     class: u32,

@@ -1,4 +1,4 @@
-//! Where something can be mapped: the apertures of all domains, less what is reserved.
+//! Windows for mappings: the apertures of all domains, less what is reserved.
 
 use alloc::vec::Vec;
 

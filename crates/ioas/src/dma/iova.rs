@@ -50,7 +50,7 @@ pub(crate) struct Iovas {
     taken: Mutex<Intervals<Iova, ()>>,
 }
 
-/// How a length is allocated: the whole length, and its class if it has one.
+/// Allocation of a length: the whole length, and its class if it has one.
 #[derive(Clone, Copy)]
 struct Size {
     len: u64,
@@ -79,7 +79,7 @@ impl Iovas {
         }
     }
 
-    /// How `len` bytes are allocated; `None` if no range is that long.
+    /// Allocation of `len` bytes; `None` if no range is that long.
     fn size(&self, len: u64) -> Option<Size> {
         let granules = len.div_ceil(self.granule).max(1);
         let class = granules.checked_next_power_of_two()?.trailing_zeros() as usize;

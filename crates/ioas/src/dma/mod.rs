@@ -45,7 +45,7 @@ pub struct DmaBuffer {
     range: Span<Iova>,
     /// The [`Dma`] by which it is mapped.
     owner: u64,
-    /// Where its record is.
+    /// Place of its record.
     shard: u32,
     slot: u32,
 }
@@ -74,7 +74,7 @@ pub enum DmaError {
     /// The list is empty, or longer than 2^64 bytes.
     #[error("a list of {parts} parts is no buffer")]
     List {
-        /// How many parts it has.
+        /// Number of parts.
         parts: usize,
     },
     /// A part of a list begins or ends inside a granule, where another part is to follow.
@@ -101,7 +101,7 @@ pub enum DmaUnmapError {
     Mapped {
         /// The buffer.
         buffer: DmaBuffer,
-        /// Why.
+        /// Cause.
         cause: iopt::TableUnmapError,
     },
     /// It is unmapped, but devices may still reach it ([`UnmapError::Flush`]: it is pinned, and its address is not used
@@ -560,7 +560,7 @@ impl Dma {
     ///
     /// # Errors
     ///
-    /// That of the first device that its unit does not release: then memory and tables are lost on purpose.
+    /// The error of the first device that its unit does not release: then memory and tables are lost on purpose.
     pub fn close(self) -> Result<(), DetachError> {
         let Self {
             domain, mut shards, ..

@@ -82,7 +82,7 @@ pub(super) struct Batch {
 }
 
 impl Shards {
-    /// That of this thread, with its number.
+    /// The shard of this thread, with its number.
     pub(super) fn own(&self) -> (u32, &Shard) {
         let place = place() % self.0.len();
         (place as u32, &self.0[place])

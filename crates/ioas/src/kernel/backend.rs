@@ -88,7 +88,7 @@ impl<K: Mapper> Member<K> {
         }
     }
 
-    /// That of the first of which one is known.
+    /// Node of the first device whose node is known.
     fn node(&self) -> Option<NodeId> {
         self.near.iter().copied().flatten().next()
     }
@@ -434,7 +434,7 @@ impl<K: Mapper> Kernel<K> {
         near.remove(place);
         self.close_unused();
         areas.keep_only(match self.is_live() {
-            // Where pins are shared nothing is kept for one area alone.
+            // With shared pins nothing is kept for one area alone.
             true => self.times_charged().or(Some(1)),
             false => None,
         });

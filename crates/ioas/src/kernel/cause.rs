@@ -34,7 +34,7 @@ pub(super) struct MapRequest<'a> {
     pub(super) windows: &'a [RangeInclusive<u64>],
 }
 
-/// Why nothing was mapped.
+/// Cause of a refused map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MapCause {
     /// No bytes.
@@ -65,7 +65,7 @@ pub(super) enum MapCause {
     Other,
 }
 
-/// Why nothing was unmapped. In an address space of iommufd, mappings before one that would be cut
+/// Cause of a refused unmap. In an address space of iommufd, mappings before one that would be cut
 /// are gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UnmapCause {

@@ -1,4 +1,4 @@
-//! Why the kernel, or this layer before it, refused.
+//! Refusals of the kernel, or of this layer before it.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ use crate::memory::object::Cause;
 /// Result of the layers over the kernel's ioctls.
 pub(crate) type Result<T> = core::result::Result<T, KernelError>;
 
-/// Why a call to the kernel did not do what was asked. What a number means for one operation is
-/// the business of the back ends, which know what they asked for.
+/// Failure of a call to the kernel. The meaning of a number for one operation is the business of the
+/// back ends, which know what they asked for.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
@@ -22,7 +22,7 @@ pub enum KernelError {
     Open {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         cause: io::Error,
     },
     /// No driver of VFIO has the device.

@@ -26,7 +26,7 @@ pub struct MapperInfo {
     pub granule: u64,
     /// Device addresses, first and last; `None` when the kernel does not tell.
     pub ranges: Option<Vec<RangeInclusive<u64>>>,
-    /// How many more mappings there can be; `None` without a limit.
+    /// Number of further mappings that there can be; `None` without a limit.
     pub available: Option<u64>,
     /// Sizes of pages that all of its devices translate; `None` when the kernel does not tell.
     pub page_sizes: Option<PageSizes>,
@@ -55,7 +55,7 @@ pub struct Entering {
     pub dirty: bool,
     /// The memory node that it is at, if that is known.
     pub near: Option<NodeId>,
-    /// Which devices share a page table with it.
+    /// Policy for sharing a page table with other devices.
     pub placement: Placement,
 }
 

@@ -62,7 +62,7 @@ impl Journal {
     }
 }
 
-/// Where memory is for this kernel. iommufd takes registers as a file only.
+/// Source of a mapping for this kernel. iommufd takes registers as a file only.
 pub(super) fn source(
     object: &dyn MemoryObject,
     offset: u64,

@@ -22,7 +22,7 @@ use crate::memory::Memory;
 pub(super) struct Stretch {
     pub(super) range: Span<Iova>,
     pub(super) memory: Arc<Memory>,
-    /// Where it begins in the memory, bytes.
+    /// Offset in the memory, bytes.
     pub(super) offset: u64,
     pub(super) prot: Prot,
 }
@@ -146,7 +146,7 @@ pub(super) fn joined(stretches: impl Iterator<Item = Stretch>) -> impl Iterator<
     })
 }
 
-/// How many pieces areas are mapped in that are there before the first device comes.
+/// Number of pieces for areas that exist before the first device comes.
 ///
 /// `parts` are the device addresses of memory that goes on without a break, like a guest's memory
 /// below and above a hole. A granule of `None` never cuts.

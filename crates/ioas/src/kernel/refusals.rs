@@ -39,7 +39,7 @@ pub(super) const fn errno(error: &KernelError) -> Option<Errno> {
     }
 }
 
-/// Why a map was refused.
+/// Error of a refused map.
 pub(super) fn map_refused(profile: Profile, error: KernelError, asked: &Refused<'_>) -> MapError {
     let (wanted, prot, granule) = (asked.range, asked.request.prot, asked.request.granule);
     let Some(number) = errno(&error) else {
@@ -85,7 +85,7 @@ pub(super) fn map_refused(profile: Profile, error: KernelError, asked: &Refused<
     }
 }
 
-/// Why an unmap of `range` was refused.
+/// Error of a refused unmap of `range`.
 pub(super) fn unmap_refused(profile: Profile, error: KernelError, range: Span<Iova>) -> UnmapError {
     let Some(number) = errno(&error) else {
         return UnmapError::Kernel(Box::new(error));
@@ -110,7 +110,7 @@ pub(super) fn unmap_refused(profile: Profile, error: KernelError, range: Span<Io
     }
 }
 
-/// Why a device was not attached.
+/// Error of a refused attach.
 pub(super) fn attach_refused(profile: Profile, error: KernelError) -> AttachError {
     match (errno(&error), profile) {
         (Some(Errno::EINVAL), Profile::Type1) | (Some(Errno::EADDRINUSE), _) => {

@@ -1,4 +1,4 @@
-//! Which memory is mapped where, by address spaces that can copy from each other.
+//! Mappings of memory by address spaces that can copy from each other.
 //!
 //! The first mapping of a byte of a [`Memory`] is its *origin*: the kernel pins and charges it for
 //! this one. Further ones are copied from it, in the same or another address space, as long as it is
@@ -148,8 +148,8 @@ impl Origins {
         }
     }
 
-    /// How the first bytes of `part` are mapped: how many, and, if they can be copied, from where
-    /// and which pages they are. A writable origin serves readers too.
+    /// Mapping of the first bytes of `part`: the number of bytes, and, if they can be copied, their source and pages. A
+    /// writable origin serves readers too.
     pub(super) fn first(
         &self,
         memory: &Arc<Memory>,

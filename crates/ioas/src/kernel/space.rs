@@ -221,7 +221,7 @@ impl<K: Mapper> KernelSpace<K> {
         })
     }
 
-    /// Why the kernel did not map `part`, which is not charged any more.
+    /// Error of the kernel's refusal to map `part`, which is not charged any more.
     fn explain(&mut self, error: KernelError, part: &Stretch) -> MapError {
         // Windows change as other devices come and go.
         let _ = self.learn();
@@ -354,7 +354,7 @@ impl<K: Mapper> KernelSpace<K> {
         Ok(())
     }
 
-    /// Which of its devices this is.
+    /// Index of the device among its devices.
     pub(super) fn place_of(&self, endpoint: EndpointId) -> Option<usize> {
         let mut devices = self.devices.iter();
         devices.position(|device| EndpointId::from(device) == endpoint)

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     std::thread_local! {
-        /// How many locks this thread is inside of.
+        /// Locks that this thread is inside of.
         static INSIDE: Cell<u32> = const { Cell::new(0) };
     }
     static FIRST: Mutex<u32> = Mutex::new(0);

@@ -109,7 +109,7 @@ impl HostMemory {
         last.min(begin + self.mapping.len() - 1) - first + 1
     }
 
-    /// How much work it was so far.
+    /// Work of pinning and reading so far.
     pub fn effort(&self) -> &Effort {
         &self.effort
     }

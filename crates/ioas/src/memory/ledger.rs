@@ -70,7 +70,7 @@ impl Ledger {
         self.in_use.load(Ordering::Relaxed)
     }
 
-    /// How many charges there were: one per request, not per page.
+    /// Number of charges so far: one per request, not per page.
     pub fn steps(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
     }
@@ -139,7 +139,7 @@ pub(crate) enum Account {
     /// Mappings of a kernel's interface.
     #[cfg(any(feature = "vfio", feature = "iommufd"))]
     OfKernel(#[cfg_attr(not(feature = "linux"), expect(dead_code))] crate::errno::Profile),
-    /// That of what was opened, or another that was asked for.
+    /// Ledger of the opened file, or another one that was asked for.
     Given(#[cfg_attr(not(feature = "linux"), expect(dead_code))] Arc<Ledger>),
 }
 
@@ -152,7 +152,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// How many.
+    /// Number of bytes.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }

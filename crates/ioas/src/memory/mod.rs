@@ -345,7 +345,7 @@ impl Memory {
                 Err(cause) => failed = failed.or(Some(cause)),
             }
         }
-        // Where the limit forbids it, less is kept.
+        // Less is kept if the limit forbids it.
         let _ = self.pins.lock().keep(before, now, &mut freed);
         drop(taken);
         (unpinned, failed)
@@ -593,7 +593,7 @@ struct Readers<'m> {
 
 impl Drop for Readers<'_> {
     fn drop(&mut self) {
-        // Under the lock: who waits for the last reader has looked before, or looks after this.
+        // Under the lock: a thread that waits for the last reader has looked before, or looks after this.
         let _pins = self.memory.pins.lock();
         self.pins.clear();
         self.memory.changed.notify();

@@ -46,9 +46,9 @@ pub type NodeBytes = (Option<u32>, u64);
 pub struct Misplaced {
     /// The node.
     pub node: NodeId,
-    /// Where the memory is.
+    /// Nodes of the memory.
     pub found: Vec<NodeBytes>,
-    /// Why none of it could be placed on the node. Without a reason the system took the wish, and had
+    /// Refusal to place any of it on the node. Without one the system took the wish, and had
     /// too little memory there or does not tell where it is.
     pub refused: Option<Box<str>>,
 }
@@ -156,7 +156,7 @@ impl NodeTables {
         misplaced.clone()
     }
 
-    /// Where the table memory of each node is now, asked page by page: the node that it was made for,
+    /// Nodes of the table memory now, asked page by page: the node that it was made for,
     /// `None` for anywhere, and bytes by node. Arenas that were never asked for are left out.
     pub fn nodes(&self) -> Vec<(Option<NodeId>, Vec<NodeBytes>)> {
         let node = |place: usize| place.checked_sub(1).map(|node| NodeId(node as u32));
@@ -199,7 +199,7 @@ impl NodeTables {
         base.ok_or_else(|| "no addresses are left for tables".into())
     }
 
-    /// Where memory is; all of it unknown when the kernel does not answer.
+    /// Nodes of the memory; all of it unknown when the kernel does not answer.
     fn found(&self, storage: &MappedStorage) -> Vec<NodeBytes> {
         let mapping = storage.mapping();
         let found = mapping.nodes_by(&*self.policy);

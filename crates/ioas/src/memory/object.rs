@@ -56,7 +56,7 @@ pub trait MemoryObject: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Where it is in this process, for kernels that map memory by its address. For as long as the
+    /// Address of the object in this process, for kernels that map memory by it. For as long as the
     /// object is there, the answer is the same.
     fn in_process(&self) -> Option<ProcessMemory> {
         None
@@ -92,7 +92,7 @@ impl ProcessMemory {
         Self { address }
     }
 
-    /// Where it begins.
+    /// Start address.
     pub const fn address(&self) -> u64 {
         self.address
     }

@@ -4,7 +4,7 @@
 //! Over failed flushes the gather keeps it.
 //!
 //! Threads that empty different ranges have a gather each, and put it to the others' when they are done.
-//! One of them flushes what all have gathered; who comes meanwhile waits, and finds its own flushed, or
+//! One of them flushes what all have gathered; a later one waits meanwhile, and finds its own flushed, or
 //! flushes what was gathered since.
 
 use alloc::boxed::Box;
@@ -34,12 +34,12 @@ pub(crate) struct Domain {
     /// Required answer of joining units to "DMA is forced to be coherent"; `None` when the caller has built the table
     /// and answers for that.
     pub(crate) coherent: Option<bool>,
-    /// Where its tables were asked to lie.
+    /// Node that its tables were asked to lie on.
     pub(crate) tables_on: Option<NodeId>,
     /// The table keeps what devices have written to.
     pub(crate) tracked: bool,
     pub(super) written: Mutex<DirtyLog>,
-    /// How often leaves have got a new size that a unit may not have taken notice of: until it has, they
+    /// Number of changes of leaf sizes that a unit may not have taken notice of: until it has, leaves
     /// must not be changed again, since it may still note in the old ones what a device does.
     unsettled: AtomicU64,
     /// Tables for what is released.

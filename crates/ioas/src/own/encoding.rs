@@ -29,7 +29,7 @@ pub enum DecodeError {
     /// They end too early.
     #[error("it ends at byte {at:#x}, before {what}")]
     Ends {
-        /// Where something is missing.
+        /// Offset of the missing item.
         at: usize,
         /// Missing item.
         what: &'static str,
@@ -37,7 +37,7 @@ pub enum DecodeError {
     /// A word has a value that it cannot have.
     #[error("at byte {at:#x}, {value:#x} is no {what}")]
     Value {
-        /// Where it is.
+        /// Offset of the word.
         at: usize,
         /// Expected item.
         what: &'static str,

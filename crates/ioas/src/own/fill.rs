@@ -150,7 +150,7 @@ impl<'a> Fill<'a> {
     }
 }
 
-/// How often a map is tried again while tables wait for another thread.
+/// Attempts of a map while tables wait for another thread.
 const ROUNDS: u32 = 200;
 
 /// Maps `runs` from `at` on in all of `domains`, or stores nothing.

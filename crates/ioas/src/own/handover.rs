@@ -43,7 +43,7 @@ pub struct Handover {
     /// Ranges that devices have written to, or could, that are in no table, and ranges that users in the process hold
     /// to write to, or did; as far as they are not harvested yet. In no order.
     pub written: Vec<Span<Iova>>,
-    /// How it is tracked what devices write to. What else was not harvested yet is in the tables.
+    /// Dirty tracking, if on. Other writes that were not harvested yet are in the tables.
     pub tracking: Option<Tracking>,
 }
 
@@ -52,7 +52,7 @@ pub struct Handover {
 pub struct HandedDomain {
     /// The number that units know it by.
     pub id: DomainId,
-    /// Where they find its table, and of which kind it is.
+    /// Address of its table, and its kind.
     pub root: Root,
     /// The sizes of its leaves.
     pub page_sizes: PageSizes,
@@ -70,7 +70,7 @@ pub struct HandedArea {
     pub range: Span<Iova>,
     /// Number of its memory among those that [`Ioas::hand_over`] was given.
     pub memory: usize,
-    /// Where in that memory it begins, bytes.
+    /// Offset in that memory, bytes.
     pub offset: u64,
     /// Access that devices have.
     pub prot: Prot,

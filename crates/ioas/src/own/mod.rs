@@ -169,7 +169,7 @@ impl Own {
                     domain.devices.0.push(member);
                     return Ok(());
                 }
-                // Where it was it stays, and no other domain could have it.
+                // The device stays where it was, and no other domain could have it.
                 Err(cause @ iommu::UnitAttachError::AlreadyAttached { .. }) => {
                     return Err(AttachError::Unit(cause));
                 }

@@ -28,7 +28,7 @@ pub(crate) struct Spare {
     /// released in it, by number.
     levels: Vec<(u32, RangeMap<Numbers, u64>)>,
     tables: Chain,
-    /// How many of them are wanted.
+    /// Number of wanted tables.
     wanted: u64,
 }
 
@@ -90,7 +90,7 @@ impl Spare {
         memory.set_aside(count, &mut self.tables)
     }
 
-    /// How many of the stretches with bytes in `range` have nothing released.
+    /// Number of stretches with bytes in `range` that have nothing released.
     fn without(&self, range: Span<Iova>) -> u64 {
         let levels = self.levels.iter();
         let gaps = levels.flat_map(|(log2, bytes)| bytes.gaps(numbers(range, *log2)));

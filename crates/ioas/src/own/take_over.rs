@@ -23,7 +23,7 @@ use crate::space::error::MapError;
 /// A domain's table, and its devices with their units.
 pub type TakenDomain = (AnyTable, Vec<(Arc<dyn Unit>, DeviceId)>);
 
-/// Why an address space was not taken over. Nothing is pinned or charged for it here, and no table
+/// Failure to take an address space over. Nothing is pinned or charged for it here, and no table
 /// has changed.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -39,7 +39,7 @@ pub enum TakeOverError {
     Table {
         /// The domain's.
         described: Root,
-        /// That of the table.
+        /// Root of the given table.
         given: Root,
     },
     /// A device of a domain was left out.
@@ -61,7 +61,7 @@ pub enum TakeOverError {
     Hold {
         /// The area.
         area: Span<Iova>,
-        /// Why not.
+        /// Cause.
         cause: MapError,
     },
     /// A leaf leads to other memory than what was pinned.
@@ -70,9 +70,9 @@ pub enum TakeOverError {
         domain: DomainId,
         /// The device address.
         iova: u64,
-        /// Where the table leads, and what is permitted there; `None` when nothing is mapped.
+        /// Address and access in the table; `None` when nothing is mapped.
         table: Option<(u64, Prot)>,
-        /// Where the memory is, and what the area permits.
+        /// Address of the memory, and access of the area.
         memory: (u64, Prot),
     },
     /// A table maps more than the areas.
@@ -337,7 +337,7 @@ fn compare(domain: &Domain, area: &HeldArea, hold: &Hold) -> Result<(), TakeOver
 /// Refuses a table that does not lead from `iova` on to `run`.
 fn same(domain: &Domain, iova: u64, run: Span<Pa>, prot: Prot) -> Result<(), TakeOverError> {
     let last = run.len - 1;
-    // How many bytes lead there.
+    // Bytes that lead there.
     let mut done = Some(0);
     let mut wrong = None;
     domain

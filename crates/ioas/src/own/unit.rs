@@ -77,7 +77,7 @@ impl<U: Unit + 'static> Iommu<U> {
     /// [capabilities](iommu::UnitCapabilities::formats) list, of Arm's stage 1 the lower half, with domains numbered from
     /// 1 on.
     ///
-    /// Where the unit reads past the processor's caches ([`coherent_walks`](iommu::UnitCapabilities::coherent_walks) is
+    /// If the unit reads past the processor's caches ([`coherent_walks`](iommu::UnitCapabilities::coherent_walks) is
     /// false), `memory` writes stores back, as [`NonCoherent`](iopt::observe::NonCoherent) does.
     pub fn new<M: ErasableMemory + Clone>(unit: Arc<U>, memory: M) -> Self {
         let can = unit.capabilities();

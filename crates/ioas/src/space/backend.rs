@@ -158,7 +158,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// Alignment of the ends of areas, bytes; 1 when nothing is known yet.
     fn granule(&self) -> u64;
 
-    /// Where something can be mapped, in order; stretches of more than 2^63 bytes come in two.
+    /// Windows for mappings, in order; stretches of more than 2^63 bytes come in two.
     fn windows(&self) -> Vec<Span<Iova>>;
 
     /// The `len` bytes from `iova` on, if devices can translate all of them. `len` is not 0.
@@ -221,7 +221,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// True when a device, or a domain without one, has areas mapped.
     fn is_live(&self) -> bool;
 
-    /// How often a mapping is charged by itself, whatever else maps or holds its memory: for a kernel
+    /// Number of charges of a mapping by itself, whatever else maps or holds its memory: for a kernel
     /// that does not [share pins](Capabilities::shares_pins), the number of its page tables that are
     /// each filled by a call of their own. `None`: memory is charged once.
     fn times_charged(&self) -> Option<u64> {
@@ -358,7 +358,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// That of the first device that stays.
+    /// The error of the first device that stays.
     fn leave(&mut self, areas: &mut Areas, retired: &Retired) -> Result<(), DetachError>;
 
     /// Gives back what is left when there are no areas and no devices.
@@ -394,14 +394,14 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// The page tables, with their nodes and endpoints.
     fn places(&self) -> Vec<Place>;
 
-    /// Which endpoints share a page table from now on.
+    /// Sets the policy for sharing page tables from now on.
     ///
     /// # Errors
     ///
     /// When it cannot have tables there.
     fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported>;
 
-    /// Which endpoints share a page table.
+    /// Policy for sharing page tables.
     fn placement(&self) -> Placement;
 
     /// Says whether mappings may be merged, each missing for a moment, when there is no entry left

@@ -1,4 +1,4 @@
-//! Where something can be mapped, and which address is chosen when none is given.
+//! Windows for mappings, and the choice of an address when none is given.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -30,7 +30,7 @@ pub(crate) fn in_order(ranges: &[Span<Iova>]) -> Result<Vec<Span<Iova>>, Span<Io
 }
 
 impl Ioas {
-    /// Where something can be mapped: what all devices translate, less what they reserve. In order;
+    /// Windows for mappings: what all devices translate, less what they reserve. In order;
     /// stretches of more than 2^63 bytes come in two.
     pub fn windows(&self) -> Vec<Span<Iova>> {
         self.gate.read().backend.windows()
@@ -91,7 +91,7 @@ impl<'a> Op<'a> {
             all if self.core.allowed.is_empty() => all,
             all => within(&all, &self.core.allowed),
         };
-        // Where the part begins in such a page.
+        // Offset of the part in such a page.
         let lead = part.start & (align - 1);
         let Some(len) = part.len.checked_add(lead) else {
             return Err(no_room);

@@ -10,7 +10,7 @@
 //! until they are acknowledged, also over a flush that fails. See [`iopt::Pending`]. Since the flush of
 //! that one bitmap reaches the units of all domains, no second type is needed for several tables.
 //!
-//! Where a unit or a format cannot tell, everything that its devices may write to counts as written
+//! If a unit or a format cannot tell, everything that its devices may write to counts as written
 //! to, at each harvest, and at the one after it was detached, and [`Harvested::blind`] says so. What users
 //! in this process hold to write to ([`ExternalPin`](crate::ExternalPin)) counts as well, and once more
 //! after they have dropped the pin.
@@ -222,9 +222,8 @@ impl Ioas {
             .unmap(range, core.backend.is_blind(), note, &mut gone, &mut ())
     }
 
-    /// Which parts of which memory are at the device addresses `range`: the addresses, the memory,
-    /// and offset and length in it. In order, without holes. So what was [shown](Self::show) can be
-    /// told by guest address.
+    /// Parts of memory at the device addresses `range`: the addresses, the memory, and offset and length
+    /// in it. In order, without holes. So what was [shown](Self::show) can be told by guest address.
     pub fn parts(&self, range: Span<Iova>) -> Vec<(Span<Iova>, Arc<Memory>, Span<Offset>)> {
         let state = self.state.lock();
         let areas = state.areas.0.overlapping(range.start, range.last());

@@ -1,4 +1,4 @@
-//! Why an operation on an address space was refused. Every error names its cause with numbers.
+//! Errors of operations on an address space. Every error names its cause with numbers.
 
 use core::error::Error;
 use core::fmt;
@@ -12,7 +12,7 @@ use crate::memory::ledger::OverLimit;
 use crate::memory::object::{Cause, PinFailed};
 use crate::space::backend::Unsupported;
 
-/// Why nothing was mapped: areas, pins, charges and tables are as they were.
+/// Failure to map: areas, pins, charges and tables are as they were.
 ///
 /// With one exception: when part of the memory was mapped already and a unit does not answer
 /// that it is unmapped again, devices may still reach that memory. It is then retired
@@ -47,7 +47,7 @@ pub enum MapError {
     /// The range ends beyond 2^64.
     #[error("the range from {start:#x} ends beyond 2^64")]
     BeyondEnd {
-        /// Where it begins.
+        /// Its start.
         start: u64,
     },
     /// Devices cannot translate some of it.
@@ -98,7 +98,7 @@ pub enum MapError {
     /// The back end has as many mappings as it can have.
     #[error("{wanted} mappings are needed, and there can be {most}: {} too few{}", wanted.saturating_sub(*most), Raise(*most))]
     TooMany {
-        /// How many it would have.
+        /// Number of mappings that it would have.
         wanted: u64,
         /// The most that it can have.
         most: u64,
@@ -149,7 +149,7 @@ pub enum MapError {
 /// The most areas of an address space, which no setting changes.
 pub(super) const MOST_AREAS: u64 = u32::MAX as u64 - (1 << 16);
 
-/// How the limit of mappings is raised.
+/// Advice on raising the limit of mappings.
 struct Raise(u64);
 
 impl fmt::Display for Raise {
@@ -225,7 +225,7 @@ pub enum UnmapError {
     /// The range ends beyond 2^64. Nothing was unmapped.
     #[error("the range from {start:#x} ends beyond 2^64")]
     BeyondEnd {
-        /// Where it begins.
+        /// Its start.
         start: u64,
     },
     /// The tables refuse. Nothing was unmapped.
@@ -267,7 +267,7 @@ pub enum AttachError {
     Replay {
         /// The area.
         area: Span<Iova>,
-        /// Why not.
+        /// Cause.
         cause: MapError,
     },
     /// The unit refuses.
@@ -360,7 +360,7 @@ pub enum DetachError {
     },
 }
 
-/// Why an address space did not come to an end in order.
+/// Failure to close an address space in order.
 ///
 /// Memory and tables that could not be given back are lost on purpose: memory stays pinned and charged, tables stay out
 /// of use, since a device may still reach them.

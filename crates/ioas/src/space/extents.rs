@@ -72,11 +72,11 @@ pub(crate) struct Extents {
 
 #[derive(Debug)]
 struct Entry {
-    /// Which operation.
+    /// Number of the operation.
     by: u64,
     /// Extent that the operation works on.
     named: Extent,
-    /// That, and what lies beside it as far as the operation keeps others from there.
+    /// The extent, and the addresses beside it as far as the operation keeps others from there.
     owned: Extent,
     /// It has panicked.
     broken: bool,
@@ -87,7 +87,7 @@ impl Extents {
         self.entries.iter().filter(move |entry| entry.by == by)
     }
 
-    /// Where an operation has panicked that worked on some of `wanted`: there is nothing to wait for.
+    /// Extent of an operation on some of `wanted` that has panicked: there is nothing to wait for.
     pub(crate) fn broken(&self, wanted: &[Extent]) -> Option<Extent> {
         let broken = self.entries.iter().filter(|entry| entry.broken);
         let mut named = broken.map(|entry| entry.named);

@@ -33,7 +33,7 @@ use crate::space::error::{MapError, UnmapError};
 use crate::space::extents::Extent;
 use crate::space::operation::{Panicked, State};
 
-/// How often users are asked to drop pins before an unmap fails.
+/// Requests to users to drop pins before an unmap fails.
 pub const ROUNDS: u32 = 10;
 
 /// A user of external pins, which can be asked to drop them.
@@ -53,7 +53,7 @@ pub enum WhenUnmapped {
     Keeps,
 }
 
-/// How many hold an address.
+/// Number of users that hold an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Count {
     must_go: u64,

@@ -35,7 +35,7 @@ pub enum Flushing {
     Lazy {
         /// Holds that may wait; one more and everything is flushed.
         holds: usize,
-        /// How long the first of them may wait. It is looked at with every unmap, and by
+        /// Time that the first of them may wait. It is looked at with every unmap, and by
         /// [`Ioas::poll`](crate::Ioas::poll).
         age: Duration,
         /// A clock that only goes forward.
@@ -125,7 +125,7 @@ impl Retired {
         }
     }
 
-    /// How many holds wait.
+    /// Number of holds that wait.
     pub(crate) fn len(&self) -> usize {
         self.waiting.lock().holds.len()
     }

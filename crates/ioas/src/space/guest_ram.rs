@@ -82,21 +82,21 @@ pub enum GuestRamError {
     Mapping {
         /// Its guest addresses.
         region: Span<GuestAddr>,
-        /// Why not.
+        /// Cause.
         cause: GuestRegionError,
     },
     /// Its pages cannot be brought in.
     Populate {
         /// Its guest addresses.
         region: Span<GuestAddr>,
-        /// Why not. Offsets are those in the region.
+        /// Cause. Offsets are those in the region.
         cause: PopulateError,
     },
     /// It cannot be mapped. No region is, with the exception that [`MapError`] names.
     Map {
         /// Its guest addresses.
         region: Span<GuestAddr>,
-        /// Why not.
+        /// Cause.
         cause: MapError,
     },
     /// The limit on locked memory cannot be read.

@@ -32,7 +32,7 @@ pub(crate) struct Listeners {
     /// They come and go while no operation is under way.
     pub(crate) all: RwLock<Vec<Arc<dyn Listener>>>,
     unmapped: Mutex<Unmapped>,
-    /// One thread at a time has them invalidate, so that who comes second waits for what the first has taken.
+    /// One thread at a time has them invalidate, so that the second one waits for what the first has taken.
     flushing: Mutex<()>,
 }
 

@@ -220,8 +220,7 @@ impl Ioas {
         places.flat_map(|place| place.endpoints).collect()
     }
 
-    /// Which endpoints share a page table from now on, and where it lies; those that are there stay
-    /// where they are.
+    /// Sets the policy for sharing page tables and placing them from now on; existing ones stay where they are.
     ///
     /// Under [`Placement::PerNode`] iommufd has a table for each node, over memory that is pinned once;
     /// of VFIO's type 1 there is a container for each node, if they are
@@ -236,7 +235,7 @@ impl Ioas {
         self.gate.write().backend.set_placement(placement)
     }
 
-    /// Which endpoints share a page table.
+    /// Policy for sharing page tables.
     pub fn placement(&self) -> Placement {
         self.gate.read().backend.placement()
     }
@@ -308,7 +307,7 @@ impl Ioas {
         areas.over(memory, part).for_each(|area| each(area));
     }
 
-    /// How many areas there are.
+    /// Number of areas.
     pub fn len(&self) -> usize {
         self.state.lock().areas.0.len()
     }

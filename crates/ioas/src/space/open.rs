@@ -87,7 +87,7 @@ impl IoasOptions {
         Self { ledger, ..self }
     }
 
-    /// Which devices share a page table: see [`Ioas::set_placement`].
+    /// Sets the policy for sharing page tables: see [`Ioas::set_placement`].
     pub fn placement(self, placement: Placement) -> Self {
         Self { placement, ..self }
     }

@@ -46,7 +46,7 @@ use crate::space::{Core, Ioas};
 pub(crate) struct State {
     pub(crate) areas: Areas,
     pub(crate) taken: Extents,
-    /// Where tables may be left that are empty.
+    /// Extents in which empty tables may be left.
     left: Vec<Extent>,
 }
 

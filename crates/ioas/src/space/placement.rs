@@ -1,4 +1,4 @@
-//! Where page tables lie, and so which devices share one.
+//! Placement of page tables, and so their sharing by devices.
 //!
 //! A unit reads tables as it reads any memory: those on another memory node cost it more. Who shares
 //! a table with devices of another node has one of the two read over the link between the nodes at
@@ -43,7 +43,7 @@ impl Placement {
         !self.joins(None, Some(NodeId(0)))
     }
 
-    /// Where the table for devices of node `domain` lies; `None`: anywhere.
+    /// Node of the table for devices of node `domain`; `None`: anywhere.
     pub fn tables(self, domain: Option<NodeId>) -> Option<NodeId> {
         match self {
             Self::Shared | Self::PerNode => domain,
@@ -94,7 +94,7 @@ pub struct Place {
     /// The node of its endpoints: of the first of which one is known, by its unit or by the caller who
     /// attached it. It follows from what is attached, so it may change when an endpoint leaves.
     pub node: Option<NodeId>,
-    /// Where its tables were asked to lie; `None`: anywhere.
+    /// Node that its tables were asked to lie on; `None`: anywhere.
     pub tables: Option<NodeId>,
     /// It keeps what devices write to.
     pub tracks: bool,

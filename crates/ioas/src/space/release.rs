@@ -21,9 +21,9 @@
 //!
 //! # Discarding
 //!
-//! That this address space has released memory does not mean that it is unused: another area, address
-//! space or external pin may hold it. Memory may be discarded when all address spaces over it have
-//! released it and [`Memory::first_held`](crate::Memory::first_held) returns `None`.
+//! Memory that this address space has released need not be unused: another area, address space or
+//! external pin may hold it. Memory may be discarded when all address spaces over it have released it
+//! and [`Memory::first_held`](crate::Memory::first_held) returns `None`.
 
 use alloc::vec::Vec;
 use core::error::Error;
@@ -255,7 +255,7 @@ impl Op<'_> {
             };
             edit.area.released = true;
             if live && edit.area.keeps_charge() {
-                // Where a kernel pins, another process may have taken the charge meanwhile.
+                // If a kernel pins, another process may have taken the charge meanwhile.
                 let _ = edit.area.reserve(backend.times_charged());
             }
             let hold: Option<Hold> = edit.area.hold.take();

@@ -3,7 +3,7 @@
 //! Memory of a [`Reserved`] was pinned and is to be pinned again: the last hold gone does not give
 //! its charge back, and the next hold takes that instead of a new one. So the limit cannot refuse it,
 //! whatever else was charged meanwhile. (It is the ledger that keeps it. The kernel's own counter
-//! goes down, and who charges that by other ways can take what is free there.)
+//! goes down, and another process that charges that directly can take what is free there.)
 //!
 //! It is kept for areas that are [released and not out](Area::keeps_charge), while their address space is
 //! live: a device or domain that makes it so has the charge of all of them [kept](Areas::charge_released)

@@ -29,7 +29,7 @@ const FRAMES: [Span<Pa>; 2] = [
     Span::new(0x80_0000, 8 * PAGE),
 ];
 
-/// Where the memory is at this offset.
+/// Physical address of the memory at this offset.
 fn frame(offset: u64) -> u64 {
     match offset.checked_sub(FRAMES[0].len) {
         None => FRAMES[0].start + offset,

@@ -144,6 +144,6 @@ fn devices_that_are_not_there_are_refused_by_name() {
         device.starts_with(&format!("{name} is not bound")),
         "{device}"
     );
-    // That it is no iommufd is said when it is asked for something.
+    // An error says that it is no iommufd when it is asked for something.
     assert!(Ioas::over(&iommufd.clone()).is_err());
 }

@@ -43,7 +43,7 @@ impl Case {
         case
     }
 
-    /// Where a device finds `paddr`: the area, and the offset in the mapping.
+    /// Place of `paddr` for a device: the area, and the offset in the mapping.
     fn place(&self, paddr: u64) -> Option<(Area, u64)> {
         let area = self.space.area_at(paddr)?;
         let offset = area.part().start + (paddr - area.range().start);

@@ -1,4 +1,4 @@
-//! Where a reader ends a batch, or a pin, plays no role for the leaves.
+//! Ends of a reader's batches, or of pins, play no role for the leaves.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use runs::{Iova, Offset, Pa, Span};
 
 const NEVER: Interruption = Interruption::Refused;
 const AT: u64 = 64 * GIB;
-/// Where the memory under test begins, physically.
+/// Physical start of the memory under test.
 const FRAME: u64 = 256 * GIB;
 
 struct Bench {

@@ -1,4 +1,4 @@
-//! Domains come and go with devices: who shares one, what a new one maps, what is left of the last.
+//! Domains come and go with devices: sharing, the mappings of a new one, the remains of the last.
 //!
 //! Units differ in format, page sizes and snoop control, refuse, reserve addresses and go deaf. Devices
 //! look by DMA; every word of the memory is its own physical address.

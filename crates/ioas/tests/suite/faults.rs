@@ -17,7 +17,7 @@ use iommu::{DeviceId, FlushError};
 use iopt::{FormatId, HeapTables, Invalidation, NoTables, Prot, TableMemory};
 use runs::{Pa, Span};
 
-/// Where the memory under test is mapped: across the end of a table of each level.
+/// Device address of the memory under test: across the end of a table of each level.
 const AT: u64 = (512 * GIB) - (2 * MIB) - (5 * PAGE);
 
 /// An address space that is not empty: an area on both sides, a unit with a device.

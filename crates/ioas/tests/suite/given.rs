@@ -14,9 +14,9 @@ use iopt::{FormatId, HeapTables, Interruption, Leaf, Prot};
 use runs::{Pa, Span};
 
 const NEVER: Interruption = Interruption::Refused;
-/// Where a format asks for it: Arm's groups are neither cut nor made in place.
+/// Needed by some formats: Arm's groups are neither cut nor made in place.
 const ALLOWED: Interruption = Interruption::Allowed;
-/// Where RAM ends and the BAR begins, physically.
+/// Physical end of RAM and start of the BAR.
 const BORDER: u64 = 64 * GIB + MIB;
 
 const ARM: ArmConfig = ArmConfig {

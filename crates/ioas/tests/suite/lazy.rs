@@ -350,7 +350,7 @@ proptest! {
                     prop_assert!(unmapped.is_err() || bench.space.retired() <= holds);
                 }
                 Op::Read(at) => {
-                    // Where nothing is mapped: a fault, or old memory that is pinned.
+                    // A page that is not mapped: a fault, or old memory that is pinned.
                     let seen = bench.read(at);
                     if let Some(page) = model.get(&at) {
                         prop_assert_eq!(seen, Some(*page));

@@ -38,7 +38,7 @@ fn data() -> Data {
     .clone()
 }
 
-/// Where things are mapped: 16 MiB on both sides of a multiple of 1 GiB.
+/// Window of the mappings: 16 MiB on both sides of a multiple of 1 GiB.
 const WINDOW: Span<Iova> = Span::new(GIB - 16 * MIB, 32 * MIB);
 const DEVICES: [DeviceId; 2] = [DeviceId::pci(1, 0, 0), DeviceId::pci(1, 0, 1)];
 
@@ -143,7 +143,7 @@ struct Bench {
     synthetics: Vec<Arc<Synthetic>>,
     memories: Vec<Arc<Memory>>,
     model: Model,
-    /// Where the devices have looked last: units remember that.
+    /// Addresses that the devices have read last: units remember them.
     looked: Vec<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Where tables lie: policies on machines of several nodes.
+//! Placement of tables: policies on machines of several nodes.
 
 use std::sync::Arc;
 

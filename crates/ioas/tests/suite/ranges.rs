@@ -1,4 +1,4 @@
-//! Which areas a range names: borders, cuts, several areas at once, the top of the address space.
+//! Areas that a range names: borders, cuts, several areas at once, the top of the address space.
 
 use std::sync::Arc;
 

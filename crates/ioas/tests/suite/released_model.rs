@@ -15,7 +15,7 @@ const SPACES: usize = 3;
 /// Pages of the window: four times 2 MiB and a little more.
 const PAGES: u64 = 2048 + 64;
 const AT: u64 = GIB - 4 * MIB;
-/// Where the two memories begin: in one run, and in runs of 3 MiB.
+/// Starts of the two memories: in one run, and in runs of 3 MiB.
 const FRAMES: [u64; 2] = [16 * GIB, 32 * GIB];
 const OBJECT: u64 = 8 * MIB;
 

@@ -304,7 +304,7 @@ fn a_second_operation_on_the_same_range_waits_and_finds_what_the_first_has_left(
     bench.end();
 }
 
-/// Where two operations share a table, of which one is under way.
+/// Addresses of two operations that share a table, of which one is under way.
 const NEIGHBOURS: [u64; 2] = [AT + 64 * PAGE, AT + 128 * PAGE];
 
 /// The page of the object that a device finds there.

@@ -47,7 +47,7 @@ impl Bench {
         }
     }
 
-    /// Where each stretch of a range is in guest memory.
+    /// Guest address of each stretch of a range.
     fn look(&self, iova: u64, len: u64, access: Permissions) -> Option<Vec<(u64, usize)>> {
         let found = self
             .iommu

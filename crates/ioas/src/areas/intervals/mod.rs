@@ -19,8 +19,8 @@
 //!   below is longer, or has a larger aligned block, than it says (`room`). It may say more than there
 //!   is: changes only raise that bound, and the search that comes in vain lowers it (`gap`).
 //!
-//! How they are kept: `change`. What is in which file: entries and nodes in `node`, the search for
-//! room in `gap`, places for nodes and values in `slab`.
+//! `change` keeps them. `node` has entries and nodes, `gap` the search for room, `slab` places for nodes
+//! and values.
 //!
 //! # Memory
 //!
@@ -62,7 +62,7 @@ pub(crate) struct Intervals<A, T, const N: usize = 64> {
     space: PhantomData<fn() -> A>,
 }
 
-/// Why a span was not inserted. Nothing has changed; the value is dropped.
+/// Failure to insert a span. Nothing has changed; the value is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InsertError<A> {
     /// The span has no bytes, or ends beyond 2^64.
@@ -366,7 +366,7 @@ impl<A, T, const N: usize> Intervals<A, T, N> {
         Some(span)
     }
 
-    /// Where the spans begin that end at or behind `first`.
+    /// Position of the first span that ends at or behind `first`.
     fn seek(&self, first: u64) -> (u32, usize) {
         if self.root == NONE {
             return (NONE, 0);

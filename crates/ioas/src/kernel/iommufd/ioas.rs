@@ -110,9 +110,8 @@ impl Iommufd {
     /// Maps `part` (offset and length) of a memory file, or of a dma-buf over a device's region,
     /// at `iova`, or where the kernel finds room; returns the device address. (Linux 6.13.)
     ///
-    /// The kernel holds the file, whatever becomes of this process's mapping of it. Devices write
-    /// to it as other processes may: who maps a file that others write to has promised to expect
-    /// that.
+    /// The kernel holds the file, whatever becomes of this process's mapping of it. Devices write to it as other
+    /// processes may: code that maps a file that others write to must expect that.
     ///
     /// # Errors
     ///

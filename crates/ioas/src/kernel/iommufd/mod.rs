@@ -1,7 +1,7 @@
 //! iommufd: I/O address spaces of the kernel, and page tables over them.
 //!
 //! A thin layer: one call is one ioctl (or two, where the length of an answer has to be learned),
-//! with types instead of numbers. What an error number means is left to the caller, who knows what was
+//! with types instead of numbers. The meaning of an error number is left to the caller, which knows what was
 //! asked for. Functions that give the kernel an address of this process are `unsafe`: the kernel
 //! keeps the address, and does not keep the memory mapped there.
 //!
@@ -75,9 +75,9 @@ pub struct DevId(pub u32);
 /// Account of locked memory that is compared with `RLIMIT_MEMLOCK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RlimitMode {
-    /// That of all processes of the user (`user->locked_vm`).
+    /// The account of all processes of the user (`user->locked_vm`).
     User,
-    /// That of the process (`mm->locked_vm`), as with VFIO's type 1.
+    /// The account of the process (`mm->locked_vm`), as with VFIO's type 1.
     Process,
 }
 

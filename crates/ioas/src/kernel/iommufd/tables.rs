@@ -1,4 +1,4 @@
-//! Which page table a device of an address space uses.
+//! Choice of the page table that a device of an address space uses.
 //!
 //! The kernel makes a table for an address space by itself, on the node of the first device that comes,
 //! and has all devices share it that can. A table that is made on purpose lies on the node of the device

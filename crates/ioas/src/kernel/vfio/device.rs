@@ -52,7 +52,7 @@ pub struct DeviceInfo {
 /// A kind of interrupts that a device has (`VFIO_DEVICE_GET_IRQ_INFO`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IrqInfo {
-    /// How many there are.
+    /// Number of interrupts.
     pub count: u32,
     /// They can be had by eventfd.
     pub eventfd: bool,
@@ -295,7 +295,7 @@ impl VfioDevice {
     }
 }
 
-/// Where the register lies in the device's file.
+/// Offset of the register in the device's file.
 fn place<T: Register>(region: &DeviceRegion, offset: u64) -> Result<u64> {
     check_register::<T>(offset, region.len)?;
     region

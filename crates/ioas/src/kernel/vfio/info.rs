@@ -34,7 +34,7 @@ pub struct IommuInfo {
     pub iova_ranges: Option<Vec<RangeInclusive<u64>>>,
     /// Dirty pages can be tracked.
     pub migration: Option<MigrationInfo>,
-    /// How many further mappings the container takes now.
+    /// Number of further mappings that the container takes now.
     pub mappings_available: Option<u32>,
 }
 
@@ -67,7 +67,7 @@ pub struct DeviceRegion {
     pub msix_mappable: bool,
     /// Kind of the region, when its index does not say it.
     pub kind: Option<DeviceRegionKind>,
-    /// Where it begins in the device's file.
+    /// Offset in the device's file.
     pub(super) offset: u64,
 }
 

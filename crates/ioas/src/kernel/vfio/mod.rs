@@ -1,7 +1,7 @@
 //! VFIO: containers, groups and devices, as Linux has them.
 //!
 //! A thin layer: one call is one ioctl (or two, where the length of an answer has to be learned),
-//! with types instead of numbers. What an error number means is left to the caller, who knows what was
+//! with types instead of numbers. The meaning of an error number is left to the caller, which knows what was
 //! asked for. Functions that give the kernel an address of this process are `unsafe`: the kernel
 //! keeps the address, and does not keep the memory mapped there.
 //!

@@ -136,7 +136,7 @@ impl DeviceRegisters {
         }
     }
 
-    /// How many bytes they are.
+    /// Length in bytes.
     pub const fn len(&self) -> u64 {
         self.len
     }

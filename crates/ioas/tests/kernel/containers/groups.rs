@@ -1,4 +1,4 @@
-//! Which groups share a container, when one is opened and closed, and what all of them can map.
+//! Sharing of containers by groups, their opening and closing, and the ranges that all of them can map.
 
 use std::sync::Arc;
 

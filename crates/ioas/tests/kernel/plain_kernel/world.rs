@@ -36,7 +36,7 @@ impl Default for Device {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
     pub(crate) len: u64,
-    /// Which object of pages, and where in it.
+    /// Object of the pages, and the offset in it.
     pub(crate) pages: u64,
     pub(crate) offset: u64,
     /// The address in the process, or the offset in the file.
@@ -71,7 +71,7 @@ pub(crate) struct World {
     /// Users in the kernel that do not let go.
     pub(crate) held: Vec<Span<Iova>>,
     next: u64,
-    /// How many maps and unmaps were tried.
+    /// Number of maps and unmaps that were tried.
     pub(crate) asked: usize,
     /// Calls that have succeeded, in order: `true` are maps.
     pub(crate) calls: Vec<(bool, Span<Iova>)>,

@@ -17,7 +17,7 @@ use runs::{Iova, Span};
 use super::table::{BAD, LIMIT, MEMORY, NARROW, PAGE, RESERVED, Raw, Subject, Surroundings, Which};
 use crate::plain_kernel::{Device, Fake, Plain, World};
 
-/// Where the model's memory is.
+/// Address of the model's memory.
 const ADDRESS: u64 = 0x7000_0000_0000;
 
 fn device(which: Which) -> Device {

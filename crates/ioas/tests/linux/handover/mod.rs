@@ -140,7 +140,7 @@ impl TargetMemory for Physical {
     }
 }
 
-/// Where all of the data is, which is pinned.
+/// Frames of all of the data, which is pinned.
 fn frames(data: &Mapping) -> Vec<Span<Pa>> {
     let pinner = Pinner::probe(2 << 20).unwrap();
     let memory = memory(also(data), &Arc::new(pinner), &Ledger::unlimited());

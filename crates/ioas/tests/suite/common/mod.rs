@@ -148,7 +148,7 @@ pub(crate) fn read_runs(reader: &mut dyn RunReader) -> Vec<Span<Pa>> {
     runs
 }
 
-/// Which call of a kind fails: none by default.
+/// Calls of a kind that fail: none by default.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     calls: AtomicU64,
@@ -174,7 +174,7 @@ impl Faults {
     }
 }
 
-/// How a reader of runs deviates from what is right.
+/// Deviation of a reader of runs from what is right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Lie {
     #[default]
@@ -339,9 +339,9 @@ impl RunReader for FrailReader<'_> {
 pub(crate) struct Watch {
     pub(crate) open: Option<Step>,
     pub(crate) steps: Vec<(Step, u64)>,
-    /// Which call of `progress` breaks.
+    /// Calls of `progress` that break.
     pub(crate) breaks: Faults,
-    /// Which call of any method panics.
+    /// Calls of any method that panic.
     pub(crate) panics: Faults,
 }
 

@@ -18,7 +18,7 @@ use super::{Echo, FrailUnit, GIB, MIB, Space};
 pub(crate) const AT: u64 = 4 * GIB;
 pub(crate) const FRAME: u64 = 8 * GIB;
 
-/// Where the addresses of a node's table memory begin.
+/// Start of the addresses of a node's table memory.
 const fn base(node: u32) -> u64 {
     (1 << 46) + ((node as u64) << 40)
 }

@@ -54,7 +54,7 @@ impl Model {
         gaps
     }
 
-    /// How many stretches of different pins there are: each has a reader of its own.
+    /// Number of stretches of different pins: each has a reader of its own.
     pub(crate) fn readers(&self, place: Place) -> u64 {
         let pins = (place.first..place.first + place.len)
             .map(|page| self.pages[&(place.object, page)].1)
@@ -157,7 +157,7 @@ impl Model {
     }
 }
 
-/// Which calls fail, as in [`Faults`].
+/// Calls that fail, as in [`Faults`].
 pub(crate) struct Calls {
     pub(crate) fail: Fail,
     pub(crate) releases: u64,

@@ -38,7 +38,7 @@ impl Tracked {
     }
 }
 
-/// Which pages are pinned, and how often.
+/// Pinned pages, and the number of their pins.
 #[derive(Debug)]
 pub(crate) struct Pages {
     /// Runs by physical address, with the offset in the object.

@@ -178,7 +178,7 @@ fn each_node_has_a_table_that_was_made_for_a_device_of_it_and_goes_with_the_last
     ];
     assert_eq!(shown(&tables), expected);
     assert_eq!(world.borrow().made, [(1, 1), (2, 2), (3, 3)]);
-    // The device that a table was made for leaves; who comes later joins all the same.
+    // The device that a table was made for leaves; a later device joins all the same.
     leave(&mut tables, devices[0]);
     assert_eq!(shown(&tables)[2], (Some(1), Some(1), vec![4]));
     enter(&mut tables, devices[0], Placement::PerNode).unwrap();

@@ -7,7 +7,7 @@ use runs::{Offset, Span};
 use super::row::Row;
 use super::subject::{Answer, BAD, LIMIT, MIB, NARROW, PAGE, RESERVED, Raw, Subject, Which};
 
-/// Where the rows map.
+/// Device address of the rows' mappings.
 const IOVA: u64 = 1 << 30;
 const END: u64 = u64::MAX - PAGE + 1;
 
@@ -204,7 +204,7 @@ fn maps<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
         )
         .kernel(|k: &mut Raw<K>| {
             k.map(IOVA, MIB)?;
-            // Where there are copies.
+            // A copy if the kernel has copies.
             k.copy(IOVA, 2 * IOVA, MIB, Prot::RW)
                 .or_else(|_| k.map(2 * IOVA, MIB))?;
             Ok(k.locked())

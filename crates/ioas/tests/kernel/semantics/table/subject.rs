@@ -24,7 +24,7 @@ pub(crate) const RESERVED: Span<Iova> = match cfg!(target_arch = "aarch64") {
 pub(crate) const NARROW: u64 = 1 << 32;
 /// Bytes of the memory.
 pub(crate) const MEMORY: u64 = 128 * MIB;
-/// Where in it the page is that cannot be pinned.
+/// Offset in it of the page that cannot be pinned.
 pub(crate) const BAD: u64 = 64 * MIB;
 
 /// A device: the usual one, one more, or one that translates less than 4 GiB.
