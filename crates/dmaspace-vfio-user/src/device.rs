@@ -21,7 +21,7 @@ pub struct Description {
     /// Bytes of each region; 0 for one that is not there. All can be read and written, by messages only: none can be mapped
     /// by the client.
     pub regions: [u64; REGIONS],
-    /// How many interrupts there are of each kind.
+    /// Number of interrupts of each kind.
     pub irqs: [u32; IRQS],
     /// The device has [`Migration`].
     pub migration: bool,
@@ -64,7 +64,7 @@ pub trait DeviceModel {
         let _ = error;
     }
 
-    /// How it migrates, if [`Description::migration`] says that it does.
+    /// Migration of the device, if [`Description::migration`] says that it has it.
     fn migration(&self) -> Option<&dyn Migration> {
         None
     }

@@ -1,4 +1,4 @@
-//! Why a request is refused, and why a connection ends.
+//! Reasons of refused requests, and of ended connections.
 
 use std::io;
 
@@ -44,9 +44,9 @@ pub enum RequestRefusal {
     /// Another number of file descriptors.
     #[error("{given} file descriptors came, {expected} are expected at most")]
     Descriptors {
-        /// How many came.
+        /// Number received.
         given: usize,
-        /// How many there can be.
+        /// Largest number.
         expected: usize,
     },
     /// Flags that are not known, or contradict each other.
@@ -66,7 +66,7 @@ pub enum RequestRefusal {
     Access {
         /// The region.
         region: u32,
-        /// Where it begins, bytes.
+        /// Start, bytes.
         offset: u64,
         /// Bytes.
         count: u64,
@@ -83,9 +83,9 @@ pub enum RequestRefusal {
         index: u32,
         /// The first.
         start: u32,
-        /// How many.
+        /// Number given.
         count: u32,
-        /// How many there are.
+        /// Number there is.
         there: u32,
     },
     /// An interrupt that cannot be masked.
@@ -221,7 +221,7 @@ pub enum MapRefusal {
     BeyondFile {
         /// Bytes.
         size: u64,
-        /// Where they begin in the file, bytes.
+        /// Start in the file, bytes.
         offset: u64,
         /// Whole pages of the file, bytes.
         file: u64,
@@ -245,7 +245,7 @@ pub enum MapRefusal {
     File {
         /// The failed step.
         step: &'static str,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
     /// The address space refuses: the tables are full, for instance.
@@ -287,7 +287,7 @@ pub enum UnmapRefusal {
     /// with the next unmap.
     #[error("the memory of an unmapped file was still in use after {waited_ms} ms")]
     InUse {
-        /// How long it was waited, milliseconds.
+        /// Time waited, milliseconds.
         waited_ms: u64,
     },
     /// The address space refuses: an access that began before has not ended in time, for instance.
@@ -308,7 +308,7 @@ pub enum DirtyRefusal {
     /// More ranges than came.
     #[error("{ranges} ranges are announced, and {bytes} bytes follow")]
     Ranges {
-        /// How many.
+        /// Number of ranges.
         ranges: u32,
         /// Bytes behind the number.
         bytes: usize,
@@ -337,7 +337,7 @@ pub enum DirtyRefusal {
     Flush(#[from] FlushError),
 }
 
-/// Why a connection has ended otherwise than by the client's leaving between two messages. All of its memory is
+/// End of a connection otherwise than by the client's leaving between two messages. All of its memory is
 /// unmapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -57,7 +57,7 @@ use crate::wire::MOST_DATA;
 const DEVICE: DeviceId = DeviceId::pci(0, 0, 0);
 /// The smallest page.
 const PAGE: u64 = 4096;
-/// Where files are placed: above what a machine has, and below what tables of every format hold.
+/// Addresses for files: above what a machine has, and below what tables of every format hold.
 const WINDOWS: Span<Pa> = Span::new(1 << 40, (1 << 51) - (1 << 40));
 /// `f_type` of memory files of huge pages. Source: statfs(2).
 const HUGETLBFS: u64 = 0x9584_58f6;
@@ -73,9 +73,9 @@ pub struct ClientLimits {
     pub file_bytes: u64,
     /// Pages of 4 KiB for tables, rounded up to a power of two.
     pub tables: u64,
-    /// How long an unmap waits for a device model's access under way.
+    /// Time that an unmap waits for a device model's access under way.
     pub wait: Duration,
-    /// How long the client may leave a reply unread.
+    /// Time that the client may leave a reply unread.
     pub reply: Duration,
 }
 
@@ -125,7 +125,7 @@ struct Map {
     file: Option<FileKey>,
 }
 
-/// Which file: device, inode, bytes.
+/// Identity of a file: device, inode, bytes.
 type FileKey = (u64, u64, u64);
 
 struct MemoryFile {
@@ -210,7 +210,7 @@ impl ClientMemory {
         self.unit.drain_faults(sink)
     }
 
-    /// How much there is.
+    /// Numbers of maps and files, and their bytes.
     pub fn counts(&self) -> Counts {
         let maps = self.lock();
         Counts {
@@ -549,7 +549,7 @@ pub enum ServerSetupError {
     Io(#[from] io::Error),
 }
 
-/// Which file it is, and its page.
+/// Identity of a file, and its page.
 fn identify(file: &OwnedFd) -> Result<(FileKey, u64), MapRefusal> {
     let failed = |errno: rustix::io::Errno| MapRefusal::File {
         step: "looked at",

@@ -25,7 +25,7 @@ const RESUMING: u32 = 4;
 /// `VFIO_MIGRATION_STOP_COPY`.
 pub(crate) const FLAGS: u64 = 1;
 
-/// Where the device is, and what is under way.
+/// State of the device, and the transfer under way.
 #[derive(Debug)]
 pub(crate) struct Progress {
     state: u32,

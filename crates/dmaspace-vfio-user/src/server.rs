@@ -46,7 +46,7 @@ pub struct SessionReport {
     pub refused: u64,
     /// Other clients that connected meanwhile, and were refused.
     pub others: u64,
-    /// Why it ended, if the client did not leave between two messages.
+    /// Cause of the end, if the client did not leave between two messages.
     pub end: Result<(), ServeError>,
 }
 

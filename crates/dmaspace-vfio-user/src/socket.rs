@@ -40,13 +40,13 @@ pub(crate) struct Message {
     pub(crate) too_many: bool,
 }
 
-/// How long it takes until a connection that could not be accepted is tried again.
+/// Time until a connection that could not be accepted is tried again.
 const AGAIN: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
 
-/// Where clients connect.
+/// Entry point of clients.
 pub(crate) struct Door<'a> {
     pub(crate) listener: &'a UnixListener,
     pub(crate) device: &'a dyn DeviceModel,

@@ -55,7 +55,7 @@ pub struct UnitIommu {
 struct Periods {
     /// The current one is the lowest bit.
     period: u64,
-    /// How many accesses are under way that entered in an even period, and in an odd one.
+    /// Accesses under way that entered in an even period, and in an odd one.
     under_way: [u64; 2],
     /// Ports that no access uses.
     ports: Vec<UnitPort>,

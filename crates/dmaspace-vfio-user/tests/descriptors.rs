@@ -98,7 +98,7 @@ fn used() -> [Duration; 2] {
     })
 }
 
-/// Computes for a while; the other threads do not, who would get as much time, however busy the machine is.
+/// Computes for a while, and asserts that the other threads do not. They would get as much time, on a busy machine too.
 fn others_wait() {
     const WHILE: Duration = Duration::from_millis(500);
     let [process, own] = used();

@@ -103,7 +103,7 @@ fn an_unmap_takes_all_maps_in_its_range_and_cuts_none() {
     }
     assert_eq!(bench.memory.counts().maps, 17);
     assert!(client.dma(FETCH, 65 * PAGE, 8));
-    // Where nothing is, nothing happens.
+    // An unmap of nothing does nothing.
     assert_eq!(client.unmap(1 << 40, 1 << 40), 0);
     assert_eq!(client.unmap(0, 64 * PAGE), 0);
     assert_eq!(bench.memory.counts().maps, 1);
@@ -145,7 +145,7 @@ fn a_file_is_mapped_once_and_unmapped_with_its_last_map() {
     bench.end();
 }
 
-/// How often this process, which is the server, too, maps the file.
+/// Number of mappings of the file in this process, which is the server, too.
 fn mappings_of(file: &std::os::fd::OwnedFd) -> usize {
     let inode = rustix::fs::fstat(file).unwrap().st_ino.to_string();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -98,7 +98,7 @@ fn memories<'a, T: Borrow<Arc<Memory>>>(
     parts.iter().filter_map(memory)
 }
 
-/// Where `space` has these parts, by device addresses.
+/// Device addresses of these parts in `space`.
 fn places<T: Borrow<Arc<Memory>>>(
     space: &Ioas,
     map: MemoryMap<'_, T>,

@@ -56,7 +56,7 @@ pub(super) fn judge(shown: SysfsView, places: &Places) -> DevicesReport {
     }
 }
 
-/// Which device nodes are there, by what they are good for.
+/// Presence of device nodes, by the way of use that they allow.
 struct Nodes {
     type1: bool,
     compatibility: bool,

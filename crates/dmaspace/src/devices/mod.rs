@@ -24,9 +24,9 @@ pub use ready::NotReady;
 /// Directories in which the kernel shows devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// Where sysfs is mounted.
+    /// Mount point of sysfs.
     pub sys: PathBuf,
-    /// Where the device nodes are.
+    /// Directory of the device nodes.
     pub dev: PathBuf,
 }
 
@@ -46,7 +46,7 @@ impl Default for Places {
 pub struct DevicesError {
     /// The directory.
     pub path: PathBuf,
-    /// Why.
+    /// Cause.
     pub source: io::Error,
 }
 
@@ -88,7 +88,7 @@ pub struct DeviceReport {
     pub state: DeviceState,
     /// The same in words, with the cause.
     pub reason: String,
-    /// How it can be used now.
+    /// Ways to use it now.
     pub ways: Vec<Way>,
     /// Its own node, for iommufd: `/dev/vfio/devices/vfio0`.
     pub cdev: Option<PathBuf>,
@@ -161,7 +161,7 @@ pub struct Member {
     pub name: String,
     /// The driver that it is bound to.
     pub driver: Option<String>,
-    /// That driver does DMA, which keeps VFIO from the whole group.
+    /// The driver does DMA, which keeps VFIO from the whole group.
     pub blocks: bool,
 }
 

@@ -17,7 +17,7 @@ pub enum NotReady {
     Never {
         /// Its address.
         address: String,
-        /// Why, in words.
+        /// Reason, in words.
         reason: String,
     },
     /// The kernel has not the interface, or its module is not there.
@@ -34,7 +34,7 @@ pub enum NotReady {
     Bind {
         /// Its address.
         address: String,
-        /// Which driver has what.
+        /// Devices of the group with their drivers, in words.
         reason: String,
         /// Its group.
         group: u32,

@@ -36,7 +36,7 @@ const MOST_NAME: usize = 256;
 /// Range of ids of devices, and the ids that a unit sees for them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdMapping {
-    /// Where its entry begins in the table, bytes.
+    /// Offset of its entry in the table, bytes.
     pub offset: usize,
     /// Sender of the requests.
     pub requester: Requester,

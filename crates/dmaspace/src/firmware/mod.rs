@@ -43,7 +43,7 @@ pub struct FirmwareTable {
 /// An IOMMU unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirmwareUnit {
-    /// Where its structure begins in the table, bytes.
+    /// Offset of its structure in the table, bytes.
     pub offset: usize,
     /// The kind.
     pub kind: FirmwareUnitKind,
@@ -74,7 +74,7 @@ pub enum FirmwareUnitKind {
 /// A reserved memory region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirmwareRegion {
-    /// Where its structure begins in the table, bytes.
+    /// Offset of its structure in the table, bytes.
     pub offset: usize,
     /// The PCI segment.
     pub segment: u16,
@@ -137,7 +137,7 @@ impl Scope {
 /// An IOAPIC or HPET that the IVRS assigns to a device (device entry 0x48).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterruptSource {
-    /// Where its entry begins in the table, bytes.
+    /// Offset of its entry in the table, bytes.
     pub offset: usize,
     /// 1 IOAPIC, 2 HPET.
     pub variety: u8,
@@ -174,7 +174,7 @@ pub enum FirmwareDamage {
     /// A structure is shorter than its own head, or goes beyond the end.
     #[error("the structure at {offset:#x} has a length of {length} bytes, and {left} are left")]
     Structure {
-        /// Where it begins.
+        /// Its offset.
         offset: usize,
         /// Its length.
         length: usize,
@@ -186,7 +186,7 @@ pub enum FirmwareDamage {
         "the entry at {offset:#x} has a length of {length} bytes, and {left} are left in its structure"
     )]
     Entry {
-        /// Where it begins.
+        /// Its offset.
         offset: usize,
         /// Its length.
         length: usize,
@@ -196,7 +196,7 @@ pub enum FirmwareDamage {
     /// An entry refers to a place where no structure begins.
     #[error("the entry at {offset:#x} refers to {unit:#x}, where no structure begins")]
     Reference {
-        /// Where it begins.
+        /// Its offset.
         offset: usize,
         /// The place that it refers to.
         unit: usize,

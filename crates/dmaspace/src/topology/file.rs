@@ -34,7 +34,7 @@ struct FileNode {
     distances: Vec<u32>,
 }
 
-/// How many processors, or which.
+/// Number of processors, or a list of them.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "cpus is a number, or a list like \"0-15\"")]
 enum FileCpus {

@@ -100,11 +100,11 @@ pub struct Node {
     pub id: u32,
     /// Its memory in bytes; 0 for a node without memory.
     pub memory_bytes: u64,
-    /// How many processors it has.
+    /// Number of processors.
     pub cpus: u32,
     /// Their numbers as the kernel lists them: `0-15,32-47`. Empty when they are not known.
     pub cpu_list: String,
-    /// How far each node is, in the order of the nodes; [`LOCAL_DISTANCE`] for itself. Empty when not known.
+    /// Distance of each node, in the order of the nodes; [`LOCAL_DISTANCE`] for itself. Empty when not known.
     pub distances: Vec<u32>,
 }
 
@@ -115,7 +115,7 @@ pub struct UnitPlace {
     pub name: String,
     /// Its node, if known.
     pub node: Option<u32>,
-    /// Where it is, if known.
+    /// Its address, if known.
     pub at: Option<UnitAddress>,
 }
 
@@ -147,7 +147,7 @@ pub enum TopologyError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The machine's devices cannot be listed.
@@ -177,9 +177,9 @@ pub enum TopologyError {
     TooMany {
         /// `nodes`, `units`, `devices`.
         what: &'static str,
-        /// How many there are.
+        /// Number given.
         count: usize,
-        /// How many there may be.
+        /// Largest number.
         most: usize,
     },
     /// A number is larger than any machine has.
@@ -326,7 +326,7 @@ impl Topology {
         unit.and_then(|unit| unit.node).or(device.node)
     }
 
-    /// How far `to` is from `from`; [`REMOTE_DISTANCE`] between different nodes whose distance is not known.
+    /// Distance of `to` from `from`; [`REMOTE_DISTANCE`] between different nodes whose distance is not known.
     pub fn distance(&self, from: u32, to: u32) -> u32 {
         if from == to {
             return LOCAL_DISTANCE;
@@ -336,7 +336,7 @@ impl Topology {
         told().copied().unwrap_or(REMOTE_DISTANCE)
     }
 
-    /// Where tables for walks from `node` can lie at best: there, or, if it has no memory, on the
+    /// Best node for tables for walks from `node`: itself, or, if it has no memory, the
     /// nearest node that has, the lowest number first. `None` when no node is known to have memory.
     pub fn nearest_memory(&self, node: u32) -> Option<u32> {
         let with_memory = self.nodes.iter().filter(|node| node.memory_bytes > 0);

@@ -101,7 +101,7 @@ fn memory(node: &Path) -> u64 {
     kib.unwrap_or(0).saturating_mul(1024)
 }
 
-/// How many numbers a list like `0-15,32-47` names.
+/// Count of the numbers in a list like `0-15,32-47`.
 pub(super) fn count(list: &str) -> u32 {
     let parts = list.split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -1,4 +1,4 @@
-//! Which unit is meant: by what its driver knows of it.
+//! Address of a unit, as its driver knows it.
 
 use std::fmt;
 use std::path::Path;

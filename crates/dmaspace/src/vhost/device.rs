@@ -104,18 +104,18 @@ impl BalloonMonitor for Reported {
     }
 }
 
-/// Where the balloon stands.
+/// State of the balloon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Standing {
     pub(super) target: u64,
     pub(super) actual: u64,
-    /// How long the last target took that was reached.
+    /// Time to reach the last target that was reached.
     pub(super) reached: Duration,
     pub(super) counters: BalloonCounters,
     pub(super) refused: u64,
 }
 
-/// Which memory it is: of each region the file, by device and number, where it begins there, and the
+/// Identity of memory: of each region the file, by device and number, the offset in it, and the
 /// guest's addresses.
 type Identity = Vec<(u64, u64, u64, Span<GuestAddr>)>;
 
@@ -311,7 +311,7 @@ impl Inner {
         let mut vring = vring.get_mut();
         loop {
             let drained = self.device.drain(queue, vring.get_queue_mut(), &*memory);
-            // Where a ring fails, some messages may be back.
+            // After a failure of the ring, some messages may be back.
             if drained.as_ref().map_or(true, |drained| drained.notify) {
                 // A front end that has gone is not notified.
                 let _ = vring.signal_used_queue();

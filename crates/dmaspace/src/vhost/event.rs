@@ -26,7 +26,7 @@ pub enum BackendEvent {
         /// Names of the features in the standard, without `VIRTIO_BALLOON_F_`.
         features: Vec<&'static str>,
     },
-    /// Where the balloon stands, when that has changed.
+    /// State of the balloon, when it has changed.
     Balloon(BalloonReport),
     /// Statistics of the guest.
     Stats(StatsReport),
@@ -44,19 +44,19 @@ pub enum BackendEvent {
     NotDiscarded {
         /// The guest's address.
         address: u64,
-        /// How much.
+        /// Its length, bytes.
         bytes: u64,
-        /// Why.
+        /// Cause.
         cause: String,
     },
     /// Something of the driver or the front end was refused.
     Refused {
-        /// Why.
+        /// Cause.
         cause: String,
     },
     /// Events were dropped.
     Lost {
-        /// How often.
+        /// Number of dropped events.
         events: u64,
     },
     /// The front end has gone.
@@ -73,7 +73,7 @@ pub struct BalloonReport {
     pub target_bytes: u64,
     /// In it, as the driver says.
     pub actual_bytes: u64,
-    /// How long it took to reach the last target that was reached, in nanoseconds.
+    /// Time to reach the last target that was reached, in nanoseconds.
     pub reached_ns: u64,
     /// Messages of all queues.
     pub messages: u64,
@@ -89,7 +89,7 @@ pub struct BalloonReport {
     pub discards: u64,
     /// Time of the device's work in its queues, in nanoseconds.
     pub busy_ns: u64,
-    /// That of it in which memory was given back.
+    /// Part of it spent on giving memory back.
     pub discarding_ns: u64,
     /// Parts of messages that were refused.
     pub refused: u64,

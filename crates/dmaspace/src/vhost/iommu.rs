@@ -53,7 +53,7 @@ pub struct Iommu<H: IommuHost> {
 struct Inner<H: IommuHost> {
     device: VirtioIommu<H>,
     memory: Option<Arc<GuestMemoryMmap>>,
-    /// Where the queue of requests stood last.
+    /// Last position of the queue of requests.
     at: u16,
     /// A driver has taken these features, and the queue was not looked at yet.
     fresh: Option<u64>,
@@ -105,7 +105,7 @@ impl<H: IommuHost> Iommu<H> {
     }
 }
 
-/// Where the queue of requests stands.
+/// Position of the queue of requests.
 fn position(vrings: &[Vring]) -> u16 {
     let vring = vrings.get(REQUEST_QUEUE);
     vring.map_or(0, |vring| vring.get_ref().get_queue().next_avail())

@@ -14,19 +14,19 @@ use super::event::{BackendEvent, BalloonReport};
 use super::link::{Link, LinkError};
 use super::socket::Socket;
 
-/// How often it is looked after everything.
+/// Period of the loop.
 const TICK: Duration = Duration::from_millis(20);
-/// How often after a link that has just begun: it takes about twice as long as it lasts, however short that is.
+/// Period after a link that has just begun: a link takes about twice as long as it lasts, however short that is.
 const SOON: Duration = Duration::from_millis(1);
 
 /// A balloon for monitors that speak vhost-user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BalloonJob {
-    /// Where front ends connect. A socket without a listener is replaced.
+    /// Socket for front ends. A socket without a listener is replaced.
     pub socket: PathBuf,
     /// Bytes wanted in the balloon at first.
     pub target: u64,
-    /// How often the guest is asked for statistics, if it is.
+    /// Period of requests for statistics; `None` without such requests.
     pub stats: Option<Duration>,
     /// The feature bit of messages in bulk, if they are offered.
     pub bulk: Option<BulkBit>,
@@ -75,7 +75,7 @@ pub enum BalloonError {
     Listen {
         /// The path.
         path: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// Connections fail for good, and not for want of descriptors or memory, which is waited out.
@@ -193,7 +193,7 @@ impl Running {
         Ok(())
     }
 
-    /// How long the operator may take.
+    /// Time that the operator may take.
     fn patience(&self) -> Duration {
         match self.link {
             Some(_) => self.since.elapsed().clamp(SOON, TICK),

@@ -37,7 +37,7 @@ pub(super) struct Socket {
     refused: u64,
     /// The last connection could not be accepted, for want of descriptors or memory.
     stuck: bool,
-    /// Why, and it was not reported yet.
+    /// Error of that, until it is reported.
     shortage: Option<io::Error>,
 }
 
@@ -122,7 +122,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Why connections cannot be accepted for now, once.
+    /// Error of accepting connections, once.
     pub(super) fn shortage(&mut self) -> Option<io::Error> {
         self.shortage.take()
     }
@@ -134,7 +134,7 @@ impl Socket {
         self.waiting.remove(first)
     }
 
-    /// How many connections began with no message since the last call.
+    /// Number of connections that began with no message since the last call.
     pub(super) fn refused(&mut self) -> u64 {
         std::mem::take(&mut self.refused)
     }
@@ -263,7 +263,7 @@ mod tests {
         slow.write_all(&header[11..]).unwrap();
         socket.look().unwrap();
         assert_eq!((socket.waiting.len(), socket.refused()), (3, 0));
-        // Nothing of it was taken, and who came first is first.
+        // Nothing of it was taken, and the order of connections is kept.
         for mut theirs in [slow, second] {
             let front = socket.front().unwrap();
             theirs.write_all(b"next").unwrap();

@@ -20,10 +20,10 @@ use dmaspace::virtio_balloon::{KeepReason, MemoryMap, Part, Refusals, Region, Re
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const PAGES: u64 = 1024;
 const FRAMES: u64 = 2 * PAGES;
-/// Where frames begin, and where the guest's memory does.
+/// Start of frames, and of the guest's memory.
 const BASE: u64 = 1 << 32;
 pub(crate) const GUEST: u64 = 1 << 30;
-/// Where the second address space has it.
+/// Address of the guest's memory in the second address space.
 pub(crate) const SECOND: u64 = 3 << 30;
 pub(crate) const DEVICE: DeviceId = DeviceId::pci(0, 5, 0);
 
@@ -352,7 +352,7 @@ pub(crate) const fn pages(first: u64, len: u64) -> Span<GuestAddr> {
     Span::new(GUEST + first * PAGE, len * PAGE)
 }
 
-/// Where the address space `n` has what the guest has at `guest`.
+/// Address in space `n` of the byte that the guest has at `guest`.
 pub(crate) const fn seen(n: usize, guest: u64) -> u64 {
     match n {
         0 => guest,

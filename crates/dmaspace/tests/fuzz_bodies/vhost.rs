@@ -37,7 +37,7 @@ impl Operator for NoOperator {
     fn tell(&mut self, _event: &BackendEvent) {}
 }
 
-/// Where the job listens, from the first call on.
+/// Socket of the job, which runs from the first call on.
 fn socket() -> &'static PathBuf {
     static SOCKET: OnceLock<PathBuf> = OnceLock::new();
     SOCKET.get_or_init(|| {

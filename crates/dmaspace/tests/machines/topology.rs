@@ -125,7 +125,7 @@ fn one_unit(signature: &[u8; 4], base: u64) -> Vec<u8> {
     table
 }
 
-/// Where the kernel does not tell, as it has no device for the unit that has a node, the firmware does.
+/// The firmware gives the node if the kernel has no device for the unit that has one.
 #[test]
 fn firmware_is_asked_where_the_kernel_does_not_tell() {
     let machine = Machine::new(&[1024, 1024]);

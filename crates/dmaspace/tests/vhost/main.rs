@@ -30,7 +30,7 @@ mod events;
 mod shrunk;
 
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Where the guest's memory begins, and in its file.
+/// Start of the guest's memory, and in its file.
 const BASE: u64 = 1 << 30;
 const OFFSET: u64 = 3 << 30;
 const BYTES: usize = 8 << 20;
