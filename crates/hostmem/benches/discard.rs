@@ -39,7 +39,7 @@ const BACKINGS: [Backing; 4] = [
 
 const WAYS: [&str; 4] = ["discard", "counted", "by run", "by page"];
 
-/// Which pages of `page` bytes are discarded, as runs.
+/// Patterns of pages of `page` bytes to discard, as runs.
 fn patterns(len: u64, page: u64) -> Vec<(&'static str, Vec<Span<Offset>>)> {
     let units = |unit: u64, chosen: &mut dyn FnMut(u64) -> bool| {
         let mut runs: Vec<Span<Offset>> = Vec::new();

@@ -138,7 +138,7 @@ impl Backing {
 pub struct Choice {
     /// The backing.
     pub backing: Backing,
-    /// Why, as half a sentence: `no huge pages of 1G or 2M are free; transparent huge pages are
+    /// Reason, as half a sentence: `no huge pages of 1G or 2M are free; transparent huge pages are
     /// on for madvise`.
     pub reason: String,
 }

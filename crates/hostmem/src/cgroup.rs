@@ -166,7 +166,7 @@ fn file_cache(unified: bool, directory: &Path) -> u64 {
 struct Mount<'a> {
     /// The directory of the file system that is mounted.
     root: String,
-    /// Where.
+    /// Mount point.
     point: String,
     kind: &'a str,
     /// Options of the file system.
@@ -187,7 +187,7 @@ impl<'a> Mount<'a> {
         })
     }
 
-    /// Where the group lies below the mount point; `None` where it is outside of what is mounted.
+    /// Directory of the group below the mount point; `None` if it is outside of what is mounted.
     fn below(&self, group: &str) -> Option<PathBuf> {
         let below = Path::new(group).strip_prefix(&self.root).ok()?;
         let plain = |part| matches!(part, Component::Normal(_));

@@ -40,7 +40,7 @@ pub struct Frames<'a> {
     entries_read: u64,
 }
 
-/// Why a run is not known.
+/// Failure to read a run.
 #[derive(Debug, Error)]
 pub enum FramesError {
     /// The part is not pinned, or not all of it.
@@ -81,9 +81,9 @@ pub enum FramesError {
     Read {
         /// Offset in the mapping.
         offset: u64,
-        /// How many entries were asked for.
+        /// Number of requested entries.
         pages: u64,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
@@ -188,7 +188,7 @@ impl<'a> Frames<'a> {
         Ok(filled)
     }
 
-    /// How many entries of `/proc/self/pagemap` have been read so far.
+    /// Entries of `/proc/self/pagemap` read so far.
     pub const fn entries_read(&self) -> u64 {
         self.entries_read
     }

@@ -12,7 +12,7 @@ use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
 use crate::mapping::{Mapping, MappingError};
 
-/// Why a region of guest memory is no mapping.
+/// Failure to use a region of guest memory as a mapping.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum GuestRegionError {

@@ -1,4 +1,4 @@
-//! Limits on locked memory, and who counts what.
+//! Limits on locked memory, and their counters.
 //!
 //! The kernel has three counters. `user->locked_vm` holds what all processes of a user have
 //! pinned through io_uring (or iommufd); no file shows it. `mm->locked_vm` holds what this process
@@ -49,7 +49,7 @@ impl fmt::Display for Counter {
     }
 }
 
-/// How much a counter holds, as far as this process can know. All bytes.
+/// Use of a counter, as far as this process can know. All bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InUse {
     /// Bytes that this process holds.
@@ -78,7 +78,7 @@ pub struct Limits {
     pub privileged: bool,
 }
 
-/// Why the limits are not known.
+/// Failure to read the limits.
 #[derive(Debug, Error)]
 pub enum LimitsError {
     /// A file of `/proc` cannot be read.

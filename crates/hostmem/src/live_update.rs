@@ -33,7 +33,7 @@ pub struct LiveUpdate {
     session: OwnedFd,
 }
 
-/// Why files do not go on to the next kernel.
+/// Failure to pass files on to the next kernel.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LiveUpdateError {

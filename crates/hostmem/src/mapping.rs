@@ -47,7 +47,7 @@ pub struct Mapping {
     pub(crate) locked: Mutex<Vec<Span<Offset>>>,
 }
 
-/// Why there is no mapping.
+/// Failure to make a mapping.
 #[derive(Debug, Error)]
 pub enum MappingError {
     /// A length of 0.
@@ -66,7 +66,7 @@ pub enum MappingError {
     /// Memory that does not begin where a page does.
     #[error("the address {address:#x} is no multiple of the {} pages of {backing}", Bytes(*page))]
     Address {
-        /// Where it begins.
+        /// Its start.
         address: u64,
         /// The backing.
         backing: Backing,
@@ -126,7 +126,7 @@ pub enum MappingError {
         node: u32,
         /// The length, bytes.
         len: u64,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// A memory file that could become shorter while it is mapped.
@@ -141,7 +141,7 @@ pub enum MappingError {
         backing: Backing,
         /// The length, bytes.
         len: u64,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The machine's facts cannot be read.
@@ -342,7 +342,7 @@ impl Mapping {
         self.node
     }
 
-    /// Where it is mapped in this process.
+    /// Address of the mapping in this process.
     pub fn address(&self) -> u64 {
         self.region.address()
     }
@@ -379,8 +379,7 @@ impl Mapping {
         &self.region
     }
 
-    /// Where the addresses start that stand in for physical ones; `None` when all windows are
-    /// taken.
+    /// Start of the addresses that stand in for physical ones; `None` when all windows are taken.
     pub(crate) fn window(&self) -> Option<u64> {
         self.window.as_ref().map(Window::start)
     }
@@ -391,7 +390,7 @@ impl Mapping {
     }
 }
 
-/// Which pages a file in memory consists of.
+/// Kind of pages of a file in memory.
 fn pages_of_file(file: &File) -> Result<Backing, MappingError> {
     let huge = sys::huge_page(file.as_fd()).map_err(|source| MappingError::Refused {
         step: "look at the pages of a file",

@@ -30,9 +30,9 @@ pub trait NodePolicy {
     ///
     /// # Errors
     ///
-    /// When the system refuses, or `nodes` is shorter than `addresses`. A system that never tells
-    /// says `ENOSYS` (Linux without `CONFIG_NUMA_MIGRATION`) or `EPERM` (a container's filter): then
-    /// all nodes are unknown, which is no error of who asks.
+    /// When the system refuses, or `nodes` is shorter than `addresses`. A system that never tells says `ENOSYS` (Linux
+    /// without `CONFIG_NUMA_MIGRATION`) or `EPERM` (a container's filter): then all nodes are unknown, which is no
+    /// error of the caller.
     fn nodes_of(&self, addresses: &[u64], nodes: &mut [i32]) -> io::Result<()>;
 }
 
@@ -62,7 +62,7 @@ impl NodePolicy for KernelNodes {
     }
 }
 
-/// How the pages of a mapping are mapped. All bytes; the three make up the whole mapping.
+/// Bytes of a mapping by kind of page. The three make up the whole mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Folios {
     /// In huge pages.
@@ -83,7 +83,7 @@ impl Folios {
     }
 }
 
-/// Why the kernel does not tell where or how memory is.
+/// Failure to learn from the kernel where or how memory is.
 #[derive(Debug, Error)]
 pub enum PlacementError {
     /// `/proc/self/pagemap` cannot be opened.
@@ -95,9 +95,9 @@ pub enum PlacementError {
     /// `move_pages` failed.
     #[error("the kernel does not tell the nodes of {pages} pages (move_pages)")]
     Nodes {
-        /// How many it was asked about.
+        /// Number of pages asked about.
         pages: usize,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
@@ -130,7 +130,7 @@ pub(crate) fn open_pagemap() -> Result<File, PlacementError> {
 }
 
 impl Mapping {
-    /// How much of the mapping is in huge pages.
+    /// Bytes of the mapping in huge pages, in small ones and in none.
     ///
     /// # Errors
     ///

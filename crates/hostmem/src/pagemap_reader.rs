@@ -39,13 +39,13 @@ pub(crate) struct PagemapReader {
     chunk: Chunk,
     used: usize,
     helpers: Vec<Helper>,
-    /// Which thread reads each of the chunks that follow, in order.
+    /// Reader of each of the chunks that follow, in order.
     readers: VecDeque<ReadBy>,
     /// The part of the stretch behind those chunks.
     ahead: Span<Va>,
 }
 
-/// Which thread reads a chunk.
+/// Reader of a chunk.
 enum ReadBy {
     /// The thread that asks, from this address on, when it comes to it.
     Own(Span<Va>),

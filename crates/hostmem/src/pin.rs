@@ -32,7 +32,7 @@ pub struct Pin {
     pub(crate) steps: Steps,
 }
 
-/// How much work pinning was.
+/// Work of pinning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
     /// System calls that pinned.
@@ -52,7 +52,7 @@ enum PinState {
     Locked(Vec<Span<Offset>>),
 }
 
-/// Why a part is not given back.
+/// Failure to give back a part.
 #[derive(Debug, Error)]
 pub enum UnpinError {
     /// A part that is empty or not a multiple of 4 KiB, or that is not pinned. Nothing has
@@ -155,7 +155,7 @@ impl Pin {
         }
     }
 
-    /// How much work pinning was, also that of registering anew what stayed.
+    /// Work of pinning, also that of registering anew what stayed.
     pub const fn steps(&self) -> Steps {
         self.steps
     }

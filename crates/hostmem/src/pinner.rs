@@ -61,7 +61,7 @@ pub struct Pinner {
     limits: Limits,
 }
 
-/// Why there is no pinner.
+/// Failure to make a pinner.
 #[derive(Debug, Error)]
 pub enum PinnerError {
     /// A piece that is no power of two from 2 MiB to 1 GiB.
@@ -137,7 +137,7 @@ impl Pinner {
         }
     }
 
-    /// Why it is `mlock`; `None` for io_uring.
+    /// Reason for `mlock`; `None` for io_uring.
     pub fn why(&self) -> Option<&str> {
         self.why.as_deref()
     }

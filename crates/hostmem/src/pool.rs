@@ -27,7 +27,7 @@ pub struct RaisedPool {
     added: u64,
 }
 
-/// Why a pool was not raised or not put back. Nothing has changed then.
+/// Failure to raise a pool or to put it back. Nothing has changed then.
 #[derive(Debug, Error)]
 pub enum PoolError {
     /// The machine has no pages of this size.
@@ -58,7 +58,7 @@ pub enum PoolError {
         to: u64,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The kernel did not find enough contiguous memory.

@@ -33,7 +33,7 @@ use runs::Bytes;
 /// Bytes between two looks at whether to go on.
 const CHUNK: u64 = 64 << 20;
 
-/// Why not all pages are there. Those before the offset are; dropping the mapping frees them.
+/// Failure to bring in all pages. Those before the offset are there; dropping the mapping frees them.
 #[derive(Debug, Error)]
 pub enum PopulateError {
     /// The caller wanted to stop.
@@ -76,7 +76,7 @@ pub enum PopulateError {
     Refused {
         /// Offset in the mapping, to within a chunk.
         offset: u64,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
@@ -321,7 +321,7 @@ mod tests {
     use crate::{Backing, procfs};
     use std::fs;
 
-    /// Where the threads that populate may run, each.
+    /// Processors of each thread that populates.
     fn threads_run_on() -> Vec<Vec<u32>> {
         let tasks = fs::read_dir("/proc/self/task").unwrap();
         let populating = tasks.filter_map(|task| {

@@ -19,7 +19,7 @@ pub enum ProcfsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// It was read, but what is looked for is not in it.

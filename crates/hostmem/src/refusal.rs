@@ -1,4 +1,4 @@
-//! Why memory is not pinned.
+//! Refusals to pin memory.
 //!
 //! The kernel answers with a number; here it becomes a sentence with the cause: which limit and
 //! by how much, or which page.
@@ -16,7 +16,7 @@ use crate::procfs;
 use crate::rings::Table;
 use runs::Bytes;
 
-/// Why memory is not pinned. Nothing of it is, then.
+/// Failure to pin memory. Nothing of it is pinned then.
 #[derive(Debug, Error)]
 pub enum PinError {
     /// A part that is empty, not inside of the mapping, or not a multiple of 4 KiB.
@@ -128,7 +128,7 @@ impl Budget {
     }
 }
 
-/// Why `piece` was refused its slot, which is still empty.
+/// Error for `piece`, which was refused its slot; the slot is still empty.
 pub(crate) fn register_error(
     table: &Table,
     slot: u32,
@@ -180,7 +180,7 @@ pub(crate) fn table_error(offset: u64, source: io::Error, budget: Option<Budget>
     }
 }
 
-/// Why io_uring is not to be had, in words. Source: io_uring_setup(2), Linux
+/// Reason in words that io_uring is not available. Source: io_uring_setup(2), Linux
 /// `Documentation/admin-guide/sysctl/kernel.rst` ("io_uring_disabled").
 pub(crate) fn no_ring(error: &io::Error) -> String {
     let disabled = procfs::read_number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0);

@@ -35,7 +35,7 @@ pub struct Lost {
     pub shrunk: bool,
 }
 
-/// Why a mapping is not watched.
+/// Failure to watch a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WatchError {

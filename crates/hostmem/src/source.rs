@@ -1,4 +1,4 @@
-//! Where physical addresses come from, and what stands in for them.
+//! Sources of physical addresses, and stand-ins for them.
 
 use std::fmt;
 use std::os::unix::fs::FileExt;
@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use crate::mapping::Mapping;
 use crate::nodes::open_pagemap;
 
-/// Where the addresses come from that a pin's runs name.
+/// Source of the addresses in a pin's runs.
 ///
 /// The two stand-ins take their addresses from a window between 2^40 and 2^43 that belongs to the
 /// mapping alone, so that no two pages of this process share an address.
@@ -94,7 +94,7 @@ impl Shuffle {
         }
     }
 
-    /// Where `i` goes; both are below `n`. An `i` that is not stays where it is.
+    /// Place of `i`; both are below `n`. An `i` that is not stays where it is.
     pub(crate) fn place(&self, i: u64) -> u64 {
         if i >= self.n {
             return i;

@@ -1,4 +1,4 @@
-//! Which stretches of a mapping are in huge pages, in small ones, or not there.
+//! Stretches of a mapping in huge pages, in small ones, or not there.
 //!
 //! The ioctl `PAGEMAP_SCAN` says it for whole stretches at once, a thousandth of the work of
 //! looking at each page, and without any privilege. It gives no frame numbers.
@@ -15,7 +15,7 @@ use crate::sys::{self, PAGE_IS_HUGE, PageRegion};
 /// Regions asked for at once: 12 KiB.
 const BATCH: usize = 512;
 
-/// How the pages of a stretch are mapped.
+/// Kind of the pages of a stretch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pages {
     Absent,

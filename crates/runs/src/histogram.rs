@@ -9,7 +9,7 @@ pub struct SizeHistogram {
 /// One class of a [`SizeHistogram`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Class {
-    /// How many stretches.
+    /// Number of stretches.
     pub count: u64,
     /// Their bytes together.
     pub bytes: u64,

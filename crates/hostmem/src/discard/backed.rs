@@ -19,7 +19,7 @@ use crate::procfs::{self, ProcfsError};
 
 const SMAPS: &str = "/proc/self/smaps";
 
-/// Where the pages are, and so which call frees them.
+/// Store of the pages, and so the call that frees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Store {
     /// Private to this process.

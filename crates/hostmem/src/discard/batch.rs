@@ -24,7 +24,7 @@ pub(crate) const BYTES: u64 = (2 << 30) - 4096;
 /// Bytes of a run that gets a call of its own: measured, runs from 1 to 4 MiB on take as long either
 /// way, 4 KiB pages as transparent huge ones.
 pub(crate) const LONG: u64 = 4 << 20;
-/// How often an interrupted call is made again.
+/// Repetitions of an interrupted call.
 const AGAIN: u32 = 64;
 
 /// Discards runs, and tells what was kept.

@@ -1,4 +1,4 @@
-//! How much memory discarding really freed.
+//! Count of the memory that discarding really freed.
 //!
 //! The resident size of the process is no measure: it falls by every discarded page, also by those of a
 //! huge page that stays whole in the machine. What is counted depends on what backs the memory, before
@@ -71,13 +71,13 @@ impl fmt::Display for FreedBy {
     }
 }
 
-/// Why it is not known what was freed.
+/// Failure to count freed memory.
 #[derive(Debug, Error)]
 #[error("cannot count the {by}")]
 pub struct CountError {
     /// Counter that could not be read.
     pub by: FreedBy,
-    /// Why it cannot be.
+    /// Cause.
     pub source: io::Error,
 }
 
@@ -357,7 +357,7 @@ impl<'a> Windows<'a> {
     }
 }
 
-/// How much of `there` is in the runs, of which `run` is the first that does not end before.
+/// Bytes of `there` in the runs, of which `run` is the first that does not end before.
 fn in_runs(
     there: Span<Va>,
     run: &mut Option<Span<Va>>,

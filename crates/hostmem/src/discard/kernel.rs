@@ -10,7 +10,7 @@ use runs::{Offset, Span};
 
 use crate::sys::Region;
 
-/// How the kernel is asked to drop pages of a region.
+/// Way to have the kernel drop pages of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Private memory: `MADV_DONTNEED`.

@@ -133,7 +133,7 @@ impl AddAssign for Discarded {
     }
 }
 
-/// Why a part of a run was not discarded.
+/// Refusal to discard a part of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DiscardRefusal {
@@ -183,7 +183,7 @@ impl fmt::Display for DiscardRefusal {
     }
 }
 
-/// Why nothing is discarded.
+/// Failure to discard anything.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DiscardError {
@@ -208,7 +208,7 @@ pub enum DiscardError {
     /// Private memory over a file: discarded pages come back with the bytes of the file.
     #[error("the memory at {address:#x} is a private copy of {path}: what is discarded comes back")]
     PrivateCopy {
-        /// Where.
+        /// The address.
         address: u64,
         /// The file.
         path: String,
@@ -216,7 +216,7 @@ pub enum DiscardError {
     /// Foreign memory of several kinds.
     #[error("from {address:#x} on the memory is of another kind than before it")]
     Mixed {
-        /// Where the other kind begins.
+        /// Start of the other kind.
         address: u64,
     },
     /// Foreign memory that the kernel does not know as such, or not in whole pages.
@@ -318,7 +318,7 @@ impl Discard {
         }
     }
 
-    /// Where it is mapped.
+    /// Address of the mapping.
     fn address(&self) -> u64 {
         self.mapping().map_or(0, |mapping| mapping.address())
     }

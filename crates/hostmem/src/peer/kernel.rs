@@ -131,7 +131,7 @@ pub(super) fn take(event: BorrowedFd<'_>) -> io::Result<bool> {
         iov_len: size_of_val(&counter),
     };
     let fd = event.as_raw_fd();
-    // Where the file stands, as `read` does.
+    // The file's own position, as with `read`.
     let offset = -1;
     // SAFETY: the kernel reads one vector, and writes to the counter that it names.
     let read = unsafe { libc::preadv2(fd, &raw const part, 1, offset, libc::RWF_NOWAIT) };

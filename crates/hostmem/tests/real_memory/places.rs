@@ -1,4 +1,4 @@
-//! Where memory lies, and what is asked of the machine in vain.
+//! Placement of memory, and requests that the machine refuses.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;

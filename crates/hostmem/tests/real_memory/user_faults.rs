@@ -264,7 +264,7 @@ fn of_a_file_of_huge_pages_a_handler_learns_of_whole_pages_only() {
     }
 }
 
-/// Why `notifying` exists: the handler brings back what the guest has given away.
+/// Reason for `notifying`: the handler brings back what the guest has given away.
 #[test]
 fn punching_a_file_sends_no_event() {
     let _turn = turn();
