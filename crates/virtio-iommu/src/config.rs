@@ -96,7 +96,7 @@ impl MemoryRegion {
     }
 }
 
-/// Why there can be no such device, endpoint, or memory. Nothing has changed.
+/// Refusal of a device, an endpoint, or memory. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -248,7 +248,7 @@ const fn check_range(first: u64, last: u64) -> Result<(), ConfigError> {
 /// Adds what of the range is not reserved yet.
 fn add_around(all: &mut Vec<ReservedMemory>, first: u64, last: u64) {
     let mut fresh = Vec::new();
-    // Where what is not covered begins; nowhere when all is.
+    // Start of the rest that is not covered; `None` when all is.
     let mut at = Some(first);
     for part in &*all {
         let Some(from) = at.filter(|from| *from <= last) else {

@@ -1,4 +1,4 @@
-//! The seams of the device: who makes address spaces, and attaches endpoints to them.
+//! The seams of the device: the maker of address spaces, to which endpoints are attached.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

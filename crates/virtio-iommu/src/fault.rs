@@ -8,7 +8,7 @@ use crate::wire::FAULT_BYTES;
 /// An access of an endpoint that was blocked: `struct virtio_iommu_fault` (VIRTIO 1.3, 5.13.6.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultReport {
-    /// Why.
+    /// Cause.
     pub reason: ReportReason,
     /// Endpoint whose access it was.
     pub endpoint: u32,
@@ -18,7 +18,7 @@ pub struct FaultReport {
     pub address: Option<u64>,
 }
 
-/// Why an access was blocked.
+/// Reason of a blocked access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ReportReason {

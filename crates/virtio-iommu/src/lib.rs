@@ -7,13 +7,13 @@
 //! everything else there; the last endpoint that leaves a domain ends it, and everything is given back.
 //!
 //! * [`VirtioIommu`] is the device, without a transport: features, configuration space, requests, faults, bypass
-//!   mode, reset. [`VirtioIommuConfig`] says what it offers, and whom it translates for.
-//! * [`Domains`] is the seam to who makes address spaces and attaches endpoints to them; [`Units`] does so
-//!   with page tables of ours and any [`iommu::Unit`].
+//!   mode, reset. [`VirtioIommuConfig`] says what it offers, and for which endpoints.
+//! * [`Domains`] is the seam to the maker of address spaces, which attaches endpoints to them; [`Units`] is one with
+//!   page tables of ours and any [`iommu::Unit`].
 //! * [`wire`] has the messages, [`features`] the feature bits. [`FaultReport`] is what the driver receives for an access
 //!   that was blocked, [`RequestError`] what the monitor receives for a request that is refused.
 //!
-//! Where memory is, a monitor says by [`MemoryRegion`]s: addresses of requests are the guest's. Nothing panics on
+//! A monitor gives the places of memory by [`MemoryRegion`]s: addresses of requests are the guest's. Nothing panics on
 //! any input, and nothing that a request names is allocated without a limit.
 //! `tests/device/requirements.txt` in the repository has the standard's requirements, each with its tests.
 

@@ -6,7 +6,7 @@ use runs::{GuestAddr, Iova, Span};
 
 use crate::wire::Status;
 
-/// Why a request is not done.
+/// Refusal of a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -136,7 +136,7 @@ pub enum RequestError {
     /// The domain has as many mappings as it can have.
     #[error("there would be {wanted} mappings, and there can be {most}")]
     Mappings {
-        /// How many it would have.
+        /// Number of mappings that it would have.
         wanted: usize,
         /// [`VirtioIommuConfig::most_mappings`](crate::VirtioIommuConfig::most_mappings).
         most: usize,
@@ -157,7 +157,7 @@ pub enum RequestError {
     Attach {
         /// The endpoint.
         endpoint: u32,
-        /// Why.
+        /// Cause.
         #[source]
         cause: AttachError,
     },
@@ -168,7 +168,7 @@ pub enum RequestError {
         endpoint: u32,
         /// The domain.
         domain: u32,
-        /// Why.
+        /// Cause.
         #[source]
         cause: Box<Self>,
     },
@@ -177,7 +177,7 @@ pub enum RequestError {
     Stays {
         /// The endpoint.
         endpoint: u32,
-        /// Why.
+        /// Cause.
         #[source]
         cause: DetachError,
     },
@@ -186,7 +186,7 @@ pub enum RequestError {
     Detach {
         /// The endpoint.
         endpoint: u32,
-        /// Why.
+        /// Cause.
         #[source]
         cause: DetachError,
     },
@@ -281,7 +281,7 @@ pub enum Failed {
     NoBypass {
         /// The endpoint.
         endpoint: u32,
-        /// Why not.
+        /// Cause.
         #[source]
         cause: RequestError,
     },
@@ -291,7 +291,7 @@ pub enum Failed {
     Stuck {
         /// The endpoint.
         endpoint: u32,
-        /// Why.
+        /// Cause.
         #[source]
         cause: DetachError,
     },
@@ -306,7 +306,7 @@ pub enum Failed {
     NotClosed {
         /// The domain; `None` for that of bypass mode.
         domain: Option<u32>,
-        /// Why.
+        /// Cause.
         #[source]
         cause: CloseError,
     },
@@ -315,7 +315,7 @@ pub enum Failed {
     NoRegion {
         /// Its guest addresses.
         region: Span<GuestAddr>,
-        /// Why.
+        /// Cause.
         #[source]
         cause: MapError,
     },
@@ -324,7 +324,7 @@ pub enum Failed {
     RegionLeft {
         /// Its guest addresses.
         region: Span<GuestAddr>,
-        /// Why.
+        /// Cause.
         #[source]
         cause: UnmapError,
     },

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 /// The device's type (5.13.1).
 pub const DEVICE_ID: u32 = 23;
-/// How many queues there are (5.13.2).
+/// Number of queues (5.13.2).
 pub const NUM_QUEUES: usize = 2;
 /// The number of the queue with the driver's requests (5.13.2).
 pub const REQUEST_QUEUE: usize = 0;
@@ -17,7 +17,7 @@ pub const QUEUE_SIZE: u16 = 256;
 
 /// Bytes of the configuration space (5.13.4).
 pub const CONFIG_BYTES: usize = 40;
-/// Where `bypass` lies in it: the only byte that a driver may write to.
+/// Offset of `bypass` in it: the only byte that a driver may write to.
 pub const BYPASS_OFFSET: usize = 36;
 
 /// Bytes of the longest device-readable part of a request: PROBE's.
@@ -192,7 +192,7 @@ pub struct Probe {
     pub endpoint: u32,
 }
 
-/// Why bytes are no request. The driver gets its buffers back as they were (5.13.6).
+/// Defect of bytes that are no request. The driver gets its buffers back as they were (5.13.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {

@@ -31,7 +31,7 @@ pub(super) struct Dirty {
     blind: bool,
 }
 
-/// Where in the guest's memory the part of a memory lies.
+/// Parts of the guest's memory that are the part of a memory.
 fn guest(
     memory: &Arc<Memory>,
     part: Span<Offset>,

@@ -243,7 +243,7 @@ fn map_all(space: &Ioas, parts: &[Part<'_>], prot: Prot) -> Result<(), (MapError
 fn map_part(space: &Ioas, part: &Part<'_>, prot: Prot) -> Result<(), MapError> {
     let map = |prot| space.map(part.iova, part.memory, part.part, prot);
     match map(prot) {
-        // Where nothing can only be written, it may be read too (5.13.6.5.2).
+        // If nothing can only be written, it may be read too (5.13.6.5.2).
         Err(MapError::Prot { .. } | MapError::Table(TableMapError::Prot { .. }))
             if prot == Prot::WRITE =>
         {

@@ -56,7 +56,7 @@ struct Domain {
     endpoints: usize,
     /// `None` for a bypass domain.
     space: Option<Ioas>,
-    /// Where areas begin that go on with the mapping before them: of a request over several regions.
+    /// Starts of areas that go on with the mapping before them: of a request over several regions.
     joints: BTreeSet<u64>,
 }
 

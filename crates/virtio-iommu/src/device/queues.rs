@@ -12,7 +12,7 @@ use crate::features;
 use crate::refusal::{Failed, RequestError};
 use crate::wire::{FAULT_BYTES, MOST_REQUEST_BYTES, Request, Status, TAIL_BYTES};
 
-/// Why a queue was not served, or not to its end. What was taken before stays taken.
+/// Failure to serve a queue, or to serve it to its end. What was taken before stays taken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {

@@ -10,7 +10,7 @@ use crate::guest::{
 };
 
 const RW: u32 = map_flags::READ | map_flags::WRITE;
-/// Where the bytes of requests lie here.
+/// Address of the bytes of requests here.
 const REQUEST: u64 = 0xa000;
 
 /// Requests before this one, and what it changes.

@@ -10,7 +10,7 @@ use crate::guest::{
     pages, probe, status, unmap,
 };
 
-/// Where the bytes of requests lie here.
+/// Address of the bytes of requests here.
 const REQUEST: u64 = 0xa000;
 
 /// Puts a request into memory; returns its length.

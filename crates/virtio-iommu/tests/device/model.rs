@@ -17,7 +17,7 @@ use crate::guest::{
 const BYPASS: u32 = attach_flags::BYPASS;
 /// Pages of device addresses that are used: at the bottom, around x86's interrupts, and at the top.
 const PLACES: [u64; 3] = [0, 0xfee0_0000 - 4 * PAGE, LAST + 1 - 8 * PAGE];
-/// Where a mapping's memory begins: in a region, at the border of two, at the end of one, in a hole.
+/// Starts of a mapping's memory: in a region, at the border of two, at the end of one, in a hole.
 const MEMORY: [u64; 6] = [
     LOW.start + LOW.len / 2 - 2 * PAGE,
     NEXT.start - 3 * PAGE,
@@ -202,7 +202,7 @@ impl Model {
         }
     }
 
-    /// Where an access of an endpoint arrives, and what is allowed there.
+    /// Address that an access of an endpoint reaches, and the access allowed there.
     fn translate(&self, endpoint: u32, iova: u64) -> Option<(u64, u32)> {
         let rw = map_flags::READ | map_flags::WRITE;
         if self.sees_all(endpoint) {

@@ -47,7 +47,7 @@ pub const F_INDIRECT: u16 = 4;
 /// The memory of rings and buffers.
 pub const RINGS: u64 = 1 << 16;
 const BUFFERS: u64 = 0x8000;
-/// Where the buffer of an answer lies.
+/// Address of the buffer of an answer.
 pub const ANSWER: u64 = BUFFERS + 0x400;
 
 pub type Tables = Arc<HeapTables>;
@@ -56,7 +56,7 @@ pub type SoftUnit = SoftwareUnit<Tables, RunMap<Vec<AtomicU64>>>;
 /// Back end of the device: units, and the failures to inject.
 pub struct Back {
     pub units: Units<Tables>,
-    /// How many more address spaces there can be.
+    /// Number of further address spaces that there can be.
     pub spaces: usize,
     /// Endpoints that are not attached, or not detached.
     pub no_attach: Option<u32>,
@@ -380,7 +380,7 @@ impl Guest {
 
     // The endpoints' accesses.
 
-    /// Where a read of the word at `iova` arrives; `None` when it is blocked.
+    /// Value of the word at `iova`, which is its address; `None` when it is blocked.
     pub fn read(&self, endpoint: u32, iova: u64) -> Option<u64> {
         let mut port = self.unit.port(device_of(endpoint));
         let mut word = [0];
