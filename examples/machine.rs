@@ -58,11 +58,11 @@ pub struct Board {
     arguments: &'static [&'static str],
     /// Instructions that stop the processor; none for a PC, whose [`HALT`] is larger.
     firmware: &'static [u32],
-    /// Where memory begins.
+    /// Start of memory.
     ram: u64,
-    /// Where PCI's configuration space is, and where a PC's is placed.
+    /// Address of PCI's configuration space, and the one where a PC's is placed.
     ecam: u64,
-    /// Where registers of PCI functions can be.
+    /// Start of the addresses for registers of PCI functions.
     window: u64,
 }
 

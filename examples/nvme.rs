@@ -1,4 +1,4 @@
-//! An NVMe disk from user space: who the controller is, and a block of its disk.
+//! An NVMe disk from user space: the identity of the controller, and a block of its disk.
 //!
 //! For authors of drivers in user space; `docs/guides/driver.md` leads through it. The
 //! controller must be bound to `vfio-pci` (`dmaspace devices` says how). Nothing is written to the disk.
@@ -45,7 +45,7 @@ const READY: u32 = 1;
 const FATAL: u32 = 2;
 /// Entries of each queue: the least that every controller takes, and enough for one command at a time.
 const ENTRIES: u32 = 2;
-/// How long a command may take.
+/// Time that a command may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Opens the controller at a PCI address, does `job` with it, and gives everything back.
@@ -212,7 +212,7 @@ impl<'a> Controller<'a> {
         registers.write(ADMIN_QUEUE_ATTRIBUTES, (ENTRIES - 1) | (ENTRIES - 1) << 16)?;
         registers.write(ADMIN_SUBMISSION_QUEUE, IOVA + ADMIN)?;
         registers.write(ADMIN_COMPLETION_QUEUE, IOVA + ADMIN + PAGE)?;
-        // Not before it was stopped: who had it last may have left it running.
+        // Not before it was stopped: its last user may have left it running.
         device.set_bus_master(true)?;
         registers.write(CONFIGURATION, ENABLE)?;
         until(&registers, |status| status & (READY | FATAL) != 0).context("it does not start")?;

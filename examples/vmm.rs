@@ -19,7 +19,7 @@ use dmaspace::{
 };
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
-/// Where memory is plugged, and how much each time: little, so that an ordinary user's limit is enough.
+/// Addresses of plugged memory, and the size of each module: little, so that an ordinary user's limit is enough.
 const LOW: GuestAddress = GuestAddress(0);
 const HIGH: GuestAddress = GuestAddress(4 << 30);
 const LATER: GuestAddress = GuestAddress(8 << 30);
