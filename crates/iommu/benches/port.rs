@@ -1,4 +1,4 @@
-//! What an access through the software unit costs.
+//! Cost of an access through the software unit.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot begin stops")]
 #![allow(missing_docs, reason = "criterion makes public functions")]

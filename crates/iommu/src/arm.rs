@@ -1,5 +1,4 @@
-//! What units know of Arm's tables (VMSAv8-64): their memory types, and which tables the format that they offer
-//! stands for.
+//! Arm's tables (VMSAv8-64) as units see them: memory types, and the tables that each offered format stands for.
 //!
 //! A table's format names its input bits. A unit that walks one of 48 bits walks one of 39 as well, so it
 //! offers the most; and with the top of the address space (TTBR1) the bottom.
@@ -27,7 +26,7 @@ pub(crate) const fn stride(log2: u32) -> u32 {
     log2 - 3
 }
 
-/// Whether a unit that offers one format walks tables of the other.
+/// Returns true if a unit that offers one format walks tables of the other.
 pub(crate) fn covers(offered: FormatId, asked: FormatId) -> bool {
     let (most, config) = match (offered, asked) {
         (FormatId::ArmStage1(most), FormatId::ArmStage1(config))

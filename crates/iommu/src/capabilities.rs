@@ -1,4 +1,4 @@
-//! What a unit can do.
+//! Capabilities of a unit.
 
 use iopt::format::BreakBeforeMake;
 use iopt::{FormatId, Root, TableMemory};
@@ -8,7 +8,7 @@ use crate::arm;
 use crate::error::UnitAttachError;
 use crate::unit::{DeviceId, Pasid};
 
-/// What a unit can do, in the terms in which tables are built.
+/// Capabilities of a unit, in the terms in which tables are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnitCapabilities {
@@ -41,7 +41,7 @@ pub struct UnitCapabilities {
     /// invalidate entries above the leaves too. [`invalidate_domain`](crate::Unit::invalidate_domain) does so as well, and
     /// costs the domain all its cached translations. An attach does it for what is mapped before.
     pub caches_not_present: bool,
-    /// What it demands when an entry's size changes while it is in use.
+    /// Demand of the unit when an entry's size changes while it is in use.
     pub break_before_make: BreakBeforeMake,
 }
 

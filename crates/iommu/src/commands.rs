@@ -1,17 +1,16 @@
-//! What drivers that give commands have in common: how many a gather takes, and the count of them.
+//! Common parts of drivers that give commands: the number that a gather takes, and its count.
 //!
 //! # Pages
 //!
-//! A command for pages names 2^*mask* of them from a multiple of their size (VT-d: Invalidate Address
-//! Register, field AM; AMD-Vi: INVALIDATE_IOMMU_PAGES, bit S). Leaves larger than 4 KiB must be named
-//! whole, so ranges grow to the size of the highest level at which a leaf was removed; leaves of sizes
-//! between those of levels are whole in a gather's ranges. A range then takes one block, if one of less
-//! than twice its size covers it, and else two that meet at the most aligned address inside it, each of
-//! less than twice its part. What is named in excess costs another walk, and nothing else. Blocks beyond
-//! the unit's largest mask are several commands. Where that comes to more than [`MOST_PAGE_COMMANDS`],
-//! or a leaf is larger than the largest mask, or the unit has no such command, the whole domain is
-//! invalidated by one. Commands that are given for each of several address spaces or devices count
-//! together ([`parts`]).
+//! A command for pages names 2^*mask* of them from a multiple of their size (VT-d: Invalidate Address Register, field
+//! AM; AMD-Vi: INVALIDATE_IOMMU_PAGES, bit S). Leaves larger than 4 KiB must be named whole, so ranges grow to the size
+//! of the highest level at which a leaf was removed; leaves of sizes between those of levels are whole in a gather's
+//! ranges. A range then takes one block, if one of less than twice its size covers it, and else two that meet at the
+//! most aligned address inside it, each of less than twice its part. Pages named in excess cost another walk, and
+//! nothing else. Blocks beyond the unit's largest mask are several commands. Where that comes to more than
+//! [`MOST_PAGE_COMMANDS`], or a leaf is larger than the largest mask, or the unit has no such command, the whole domain
+//! is invalidated by one. Commands that are given for each of several address spaces or devices count together
+//! ([`parts`]).
 
 use arrayvec::ArrayVec;
 use iopt::Invalidation;
@@ -65,8 +64,8 @@ impl Block {
 /// Room for the blocks of one flush.
 pub(crate) type Room = ArrayVec<Block, MOST_PAGE_COMMANDS>;
 
-/// What each of `times` address spaces or devices gets: these blocks, or, where all of that is too
-/// much or the blocks were, everything (`None`).
+/// Commands for each of `times` address spaces or devices: these blocks, or everything (`None`)
+/// where the blocks, or all commands together, are too many.
 pub(crate) fn parts(
     blocks: Option<&[Block]>,
     times: usize,

@@ -70,11 +70,11 @@ pub struct HardwareUnit<K: Kind, R: Registers, M> {
 
 /// A kind of hardware.
 pub trait Kind: Sized {
-    /// What the registers do not say.
+    /// Parameters that are not in the registers.
     type Config: Copy + fmt::Debug;
-    /// What they say.
+    /// Capabilities that the registers report.
     type Features: Copy + fmt::Debug;
-    /// What the driver knows of structures and queues.
+    /// State of the driver: structures and queues.
     type Inner: fmt::Debug;
 
     /// The device addresses that are never translated.
@@ -148,7 +148,7 @@ pub trait Attachments {
     fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root>;
 }
 
-/// What is invalidated when mappings go.
+/// Invalidation when mappings are removed.
 pub trait Flushes: Attachments {
     /// Has the unit invalidate what is named of a domain, or all of it.
     fn flush(&self, domain: DomainId, what: Option<&Invalidation>) -> Result<(), FlushError>;
@@ -325,12 +325,12 @@ where
 
 /// A kind whose structures and command queue lie in memory.
 pub trait InMemory: Kind {
-    /// Whose descriptions it adopts.
+    /// Kind of unit whose descriptions it adopts.
     const KIND: UnitKind;
     /// Its command queue.
     type Queue: CommandQueue;
 
-    /// What the unit can do. The configuration may ask for more than there can be, and is cut.
+    /// Reads the unit's capabilities. A configuration that asks for more than there can be is cut.
     fn probe<R: Registers>(
         registers: &R,
         config: &mut Self::Config,
@@ -367,10 +367,10 @@ pub trait InMemory: Kind {
         each: &mut impl FnMut(DomainId, Root),
     );
 
-    /// What a successor must know.
+    /// Describes the unit's state for a successor.
     fn describe(inner: &Self::Inner, config: &Self::Config) -> [u64; WORDS];
 
-    /// What the unit goes on using, as the description and the registers say it.
+    /// Rebuilds the state of a unit that stayed in use, from the description and the registers.
     fn resume<R: Registers, M: TableMemory>(
         unit: (&R, &M),
         config: &Self::Config,

@@ -39,7 +39,7 @@ pub enum UnitAttachError {
         format: FormatId,
         /// The levels asked for.
         levels: u8,
-        /// What it walks: bit *n* for *n* levels.
+        /// Levels that it walks: bit *n* for *n* levels.
         offered: u16,
     },
     /// The root is not a multiple of its size and of 4096, or beyond the unit's addresses.
@@ -122,12 +122,12 @@ pub enum UnitAttachError {
         /// The device.
         device: DeviceId,
     },
-    /// What the unit would need for it is all in use.
+    /// A resource that the unit needs for it is used up.
     #[error("{device}: all {available} {what} are in use")]
     NoRoom {
         /// The device.
         device: DeviceId,
-        /// What that is, in the specification's names.
+        /// The resource, in the specification's names.
         what: &'static str,
         /// How many of them there are.
         available: u32,
@@ -158,7 +158,7 @@ pub enum UnitAttachError {
     Unit {
         /// The device.
         device: DeviceId,
-        /// What went wrong.
+        /// The cause.
         cause: UnitError,
     },
 }
@@ -263,19 +263,19 @@ pub enum FlushError {
     Unit {
         /// The domain.
         domain: DomainId,
-        /// What went wrong.
+        /// The cause.
         cause: UnitError,
     },
 }
 
-/// What went wrong between a driver and its unit.
+/// Error between a driver and its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitError {
     /// The unit has not answered.
     #[error("the unit has not come to {awaited} in {rounds} rounds")]
     TimedOut {
-        /// What the driver waited for, in the specification's names.
+        /// State that the driver waited for, in the specification's names.
         awaited: &'static str,
         /// How often it has called [`Registers::wait`](crate::Registers::wait).
         rounds: u32,
@@ -296,7 +296,7 @@ pub enum UnitError {
         error: &'static str,
         /// The first two words of the command at which the queue stood.
         command: [u64; 2],
-        /// What the unit says about the cause, as it stands in its register; 0 where it says nothing.
+        /// The unit's record of the cause, as it stands in its register; 0 where there is none.
         record: u64,
     },
     /// A device has not invalidated what its TLB holds. The commands are to be repeated.
@@ -310,7 +310,7 @@ pub enum UnitError {
     Refused {
         /// The register.
         register: &'static str,
-        /// What it holds.
+        /// Value of the register.
         value: u64,
     },
 }

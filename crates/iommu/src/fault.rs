@@ -10,7 +10,7 @@ use crate::unit::{DeviceId, DomainId, Pasid};
 /// An access that a unit blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Who asked.
+    /// Requester.
     pub device: DeviceId,
     /// The PASID that the request carried, if it did and the unit says so.
     pub pasid: Option<Pasid>,
@@ -64,27 +64,27 @@ pub enum FaultReason {
         /// assert_eq!(codes::RISCV.get(15).map(|cause| cause.class), Some(Class::NoAccess));
         /// ```
         code: u16,
-        /// What its specification says about it.
+        /// Meaning of the reason, from the unit's specification.
         meaning: &'static str,
-        /// What else the record says.
+        /// Further fields of the record.
         details: Details,
     },
 }
 
-/// What a unit's record says of a request beside its address and PASID. Fields are `None` where the record has no
-/// such field, or the driver does not read it (it does for RISC-V only).
+/// Fields of a unit's record of a request, beside its address and PASID. Fields are `None` where the record has no such
+/// field, or the driver does not read it (it does for RISC-V only).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Details {
-    /// What was asked of the unit.
+    /// Request that the unit had to serve.
     pub request: Option<RequestKind>,
     /// The request asked for privilege, as one with a PASID can.
     pub privileged: Option<bool>,
-    /// What the second stage was to translate, where that has failed.
+    /// Address that the second stage failed to translate, where it has.
     pub second_stage: Option<SecondStage>,
 }
 
-/// What was asked of a unit.
+/// Kind of a request to a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestKind {
@@ -107,7 +107,7 @@ pub enum RequestKind {
     Message,
 }
 
-/// What a second stage could not translate.
+/// Input of a second stage that failed to translate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecondStage {
     /// The guest-physical address.

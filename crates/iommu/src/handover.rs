@@ -25,7 +25,7 @@ use runs::{Pa, Span};
 use crate::setup::UnitSetupError;
 use crate::unit::DomainId;
 
-/// What a unit goes on using while no driver has it.
+/// Memory that a unit goes on using while no driver has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitMemory {
     /// Memory for a structure or a queue, in whole pages.
@@ -77,7 +77,7 @@ impl fmt::Display for UnitKind {
 /// Words that a driver may put into its description.
 pub(crate) const WORDS: usize = 6;
 
-/// What a successor must know of a frozen unit.
+/// Description of a frozen unit, for its successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "without it no driver can take over the unit without interrupting translation"]
 pub struct Frozen {
@@ -94,7 +94,7 @@ impl Frozen {
     /// Bytes of a description.
     pub const BYTES: usize = 16 + 8 * WORDS;
 
-    /// Whose it is.
+    /// Kind of the unit.
     pub const fn kind(&self) -> UnitKind {
         self.kind
     }
@@ -187,9 +187,9 @@ pub enum UnitAdoptError {
     Register {
         /// Its name.
         name: &'static str,
-        /// What it should hold, as far as it was compared.
+        /// Expected value of the compared bits.
         wanted: u64,
-        /// What it holds.
+        /// Value found in them.
         found: u64,
     },
     /// The unit, or the successor's memory, is not one that a driver could be made for.

@@ -1,4 +1,4 @@
-//! What the drivers' tests of units that do not snoop share: memory as such a unit reads it.
+//! Memory as a unit that does not snoop reads it; shared by the drivers' tests of such units.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use iopt::observe::{CacheLines, NonCoherent};
 use iopt::{HeapTables, TableMemory};
 
-/// What is in memory from before: it looks like an entry of every kind.
+/// Earlier content of memory: it looks like an entry of every kind.
 const OLD: u64 = 0x1001;
 
 /// Copies lines that are written back to where the unit reads.

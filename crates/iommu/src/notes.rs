@@ -1,10 +1,9 @@
-//! What a driver notes of devices beside the unit's own structures: whose TLBs are switched on, and who is
-//! in a domain, where that must be known at every flush and is too far apart in the structures.
+//! Notes on devices, kept beside the unit's own structures: devices with their TLB switched on, and members of a
+//! domain, where every flush needs them and they are too far apart in the structures.
 //!
-//! Notes are words. They lie in the page to which the unit writes its answers to waits, behind the one
-//! word that the unit uses, and in further pages when that is full, each linked in the last word of the
-//! one before. So a successor finds them with the page, and who needs none takes no memory. The unit
-//! never reads them.
+//! Notes are words. They lie in the page to which the unit writes its answers to waits, behind the one word that the
+//! unit uses, and in further pages when that is full, each linked in the last word of the one before. So a successor
+//! finds them with the page, and a driver that needs none takes no memory. The unit never reads them.
 //!
 //! A member is noted before its entry is present, and is removed when its entry is empty: every entry
 //! that the unit may use, or have cached, is noted.
@@ -72,7 +71,7 @@ impl Notes {
         Self { first, len: 0 }
     }
 
-    /// What a predecessor has noted.
+    /// Adopts a predecessor's notes.
     pub(crate) fn adopt<M: TableMemory>(memory: &M, first: Option<u64>) -> Self {
         let mut notes = Self::new(first);
         notes.len = used(notes.places(memory));
@@ -169,7 +168,7 @@ impl Notes {
             .filter(move |member| member.domain == domain)
     }
 
-    /// What is noted of a device's PASID.
+    /// Returns the note of a device's PASID.
     pub(crate) fn member<M: TableMemory>(
         &self,
         memory: &M,
@@ -252,7 +251,7 @@ mod tests {
     fn what_is_noted_is_found_again_also_by_a_successor() {
         let memory = HeapTables::with_tables(16).unwrap();
         let first = memory.allocate(4096).unwrap();
-        // What the unit has written.
+        // Word written by the unit.
         memory.entries(first, WORDS)[0].set(u64::MAX);
         let mut notes = Notes::new(Some(first));
         let depth = |queue_depth| Some(DeviceTlb { queue_depth });

@@ -6,9 +6,9 @@
 //! that read past the processor's caches ([`iopt::observe::NonCoherent`]). So the two can share one
 //! arena.
 //!
-//! Whatever a driver waits for, it looks, calls [`wait`](Registers::wait), and looks again. How long
-//! that goes on is decided there, where there is a clock; a driver never waits without that bound. What the driver
-//! knows is behind one lock, and the registers say of which kind: [`Registers::Lock`].
+//! A driver that waits for something looks, calls [`wait`](Registers::wait), and looks again. `wait` bounds that,
+//! because it has a clock; a driver never waits without that bound. The driver's state is behind one lock, of the kind
+//! that the registers name: [`Registers::Lock`].
 
 use crate::error::UnitError;
 
@@ -120,9 +120,9 @@ pub type SpinLock = spin::Mutex<()>;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 pub trait Registers {
-    /// What keeps two threads out of the unit's structures and queues: [`SpinLock`] where no interrupt handler
-    /// maps or unmaps, and in a kernel where one does, a lock that disables interrupts. It is held while a
-    /// driver [waits](Self::wait) for the unit, so it must not sleep where the caller may not.
+    /// Lock of the unit's structures and queues: [`SpinLock`] where no interrupt handler maps or unmaps, and in a
+    /// kernel where one does, a lock that disables interrupts. It is held while a driver [waits](Self::wait) for the
+    /// unit, so it must not sleep where the caller may not.
     type Lock: lock_api::RawMutex + Send + Sync;
 
     /// Reads 32 bits.

@@ -35,13 +35,13 @@ use crate::commands::CommandCounters;
 use crate::error::UnitError;
 use crate::registers::{Registers, wait_until};
 
-/// What the command queue of one kind of unit has of its own.
+/// Properties of the command queue of one kind of unit.
 pub trait CommandQueue: Sized {
     /// A command.
     type Command;
     /// The pages of commands and of the answer, in the specification's names.
     const PAGES: [&'static str; 2];
-    /// What is awaited when there is no room.
+    /// Condition awaited when there is no room.
     const ROOM: &'static str;
     /// The bits of a ticket.
     const TICKET: u64;

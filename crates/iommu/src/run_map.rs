@@ -29,7 +29,7 @@ pub struct RunMap<O> {
 pub struct MemoryOverlap {
     /// The piece that was refused.
     pub piece: Span<Pa>,
-    /// What is there already; the piece itself when it is not well placed.
+    /// Piece that is there already; the new piece itself when it is not well placed.
     pub there: Span<Pa>,
 }
 

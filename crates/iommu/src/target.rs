@@ -15,7 +15,7 @@ pub trait TargetMemory {
     ///
     /// An error names the first address without memory; everything before it was visited.
     ///
-    /// What is lent may be taken away again (unpinned, unmapped) only after the unit was flushed.
+    /// Lent memory may be taken away again (unpinned, unmapped) only after the unit was flushed.
     fn with_cells(
         &self,
         span: Span<Pa>,

@@ -29,7 +29,7 @@ use crate::fault::Fault;
 /// An error from step 2 or 3 means that step 4 must not happen: the gather is kept and flushed
 /// again.
 pub trait Unit: Send + Sync {
-    /// What the unit can do. It does not change.
+    /// Returns the unit's capabilities, which do not change.
     fn capabilities(&self) -> UnitCapabilities;
 
     /// The memory node to which the unit belongs, if that is known: tables are best placed there.

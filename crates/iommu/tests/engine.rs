@@ -91,7 +91,7 @@ fn dma(format: FormatId, levels: u8, sizes: PageSizes) {
     assert_eq!(table.tables(), 1);
 }
 
-/// The unit is told of the new root by the flush alone, and the old one can then be used for
+/// The unit learns of the new root by the flush alone, and the old one can then be used for
 /// something else.
 #[test]
 fn a_table_that_grows_is_followed_by_the_unit_at_the_flush() {

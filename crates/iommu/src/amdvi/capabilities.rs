@@ -71,8 +71,8 @@ pub(super) fn control<R: Registers>(registers: &R, set: u64, clear: u64) {
     registers.write64(CONTROL, kept & !clear | set);
 }
 
-/// What the Extended Feature Register says. Units without it (Capability Header, EFRSup = 0) read as
-/// 0 there, and so offer the least.
+/// Contents of the Extended Feature Register. Units without it (Capability Header, EFRSup = 0) read as 0 there, and so
+/// offer the least.
 #[derive(Clone, Copy, Debug)]
 pub struct Features {
     features: u64,

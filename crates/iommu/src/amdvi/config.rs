@@ -13,7 +13,7 @@ pub enum Mode {
     Guest,
 }
 
-/// What the registers do not say. ACPI's IVRS table and the unit's PCI capability block do.
+/// Parameters that are not in registers. ACPI's IVRS table and the unit's PCI capability block have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The mode.
@@ -57,7 +57,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What a successor must have the same, in a description's first word.
+    /// Returns the values that a successor must share, for a description's first word.
     pub(super) const fn describe(&self) -> u64 {
         (self.mode as u64) << 40 | (self.pasid_bits as u64 & 0xff) << 48
     }

@@ -35,7 +35,7 @@ pub(super) struct Log {
     pub(super) head: usize,
 }
 
-/// What an entry of the log was.
+/// Decoded entry of the event log.
 pub(super) enum LogEntry {
     /// About a device.
     Fault(Fault),

@@ -1,4 +1,4 @@
-//! What is invalidated in the unit and in devices.
+//! Invalidation of the unit's caches and of TLBs in devices.
 //!
 //! AMD IOMMU specification, sections 2.4.3 INVALIDATE_IOMMU_PAGES and 2.4.4 INVALIDATE_IOTLB_PAGES. The
 //! unit's translations are tagged by domain. TLBs in devices know no domains: each device with one gets commands.

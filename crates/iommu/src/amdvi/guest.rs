@@ -10,9 +10,9 @@
 //! * **leaving**: as present, without V. Requests fault, but the unit may still have the old one cached; the
 //!   PASID counts as attached, which the notes say.
 //!
-//! What the unit has cached is tagged with PASID and DomainID, and a device has one DomainID for all of its
-//! PASIDs, whichever domains of ours these are in. So it is the device's own: its requester id. A flush of a
-//! domain names each of its members, which are all noted.
+//! Cached translations are tagged with PASID and DomainID, and a device has one DomainID for all of its PASIDs,
+//! whichever domains of ours these are in. So it is the device's own: its requester id. A flush of a domain names each
+//! of its members, which are all noted.
 //!
 //! **Attach**: the tables that lead to the word, from the last to the first, and the word; the device's entry
 //! if it has no guest CR3 table yet, then INVALIDATE_DEVTAB_ENTRY, since the entry that blocks may be cached.
@@ -95,7 +95,7 @@ fn store<M: TableMemory>(memory: &M, cell: &M::Cell, word: u64) {
     memory.written(core::slice::from_ref(cell));
 }
 
-/// What a word says of a member, present or leaving.
+/// Decodes the root from the word of a member, present or leaving.
 fn root(word: u64) -> Root {
     Root {
         format: FormatId::X86_64,

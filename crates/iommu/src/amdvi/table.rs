@@ -62,7 +62,7 @@ pub(super) struct DeviceTable {
     used: Option<(u16, u16)>,
 }
 
-/// What an entry says.
+/// Attachment stored in an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Attached {
     pub(super) domain: u16,
@@ -122,7 +122,7 @@ impl DeviceTable {
         }
     }
 
-    /// What the base address register says: the size in pages, less one, beside the address.
+    /// Value of the base address register: the size in pages, less one, beside the address.
     pub(super) const fn register(&self) -> u64 {
         self.base | (self.bytes / TABLE_BYTES - 1)
     }
@@ -224,7 +224,7 @@ impl<M: TableMemory> Entry<'_, M> {
         }
     }
 
-    /// What the entry says; `None` for an empty one.
+    /// Returns the attachment in the entry; `None` for an empty one.
     pub(super) fn read(&self) -> Option<Attached> {
         let (first, second) = (self.word(0), self.word(1));
         let levels = (first >> MODE & 7) as u8;

@@ -36,8 +36,8 @@ impl Kind for Hardware {
     type Features = Features;
     type Inner = Inner;
 
-    /// What is not memory to devices (section 2.1.2, special address ranges): message-signalled
-    /// interrupts, and what HyperTransport keeps below 1 TiB.
+    /// Addresses that are not memory to devices (section 2.1.2, special address ranges):
+    /// message-signalled interrupts, and HyperTransport's range below 1 TiB.
     const RESERVED: &'static [Span<Iova>] = &[
         Span::new(0xfee0_0000, 1 << 20),
         Span::new(0xfd_0000_0000, 0x3_0000_0000),
@@ -108,7 +108,7 @@ impl<R: Registers, M: TableMemory> Operations for AmdVi<R, M> {
             match taken {
                 LogEntry::Fault(fault) => sink(fault),
                 LogEntry::Command => {}
-                // Nor have those behind it.
+                // Entries behind it have not arrived either.
                 LogEntry::Lost => return 1,
             }
         }

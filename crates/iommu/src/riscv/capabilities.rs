@@ -101,7 +101,7 @@ pub(super) fn point<R: Registers>(registers: &R, value: u64) -> Result<u64, Unit
     Ok(registers.read64(DDTP) & (MODE | DDTP_PPN))
 }
 
-/// What the register `capabilities` says.
+/// Contents of the register `capabilities`.
 #[derive(Clone, Copy, Debug)]
 pub struct Features {
     capabilities: u64,

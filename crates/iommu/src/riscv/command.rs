@@ -13,7 +13,7 @@ use crate::commands::Block;
 /// A block of 2^52 pages is everything.
 pub(super) const ALL: u32 = 52;
 
-/// What translations are tagged with.
+/// Tag of cached translations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tag {
     /// A first-stage table's PSCID, while the second stage is Bare.

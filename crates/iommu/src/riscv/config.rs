@@ -2,7 +2,7 @@
 
 use crate::unit::NodeId;
 
-/// What the registers do not say.
+/// Parameters that are not in the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Bits of the ids of devices behind the unit, at most 24: with more than 16 they begin with a segment

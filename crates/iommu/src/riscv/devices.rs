@@ -53,7 +53,7 @@ impl Devices {
         }
     }
 
-    /// What `ddtp` is to be, from the fewest levels that hold ids of `bits` bits on.
+    /// Candidate values of `ddtp`, from the fewest levels that hold ids of `bits` bits on.
     pub(super) fn registers<'m, M: TableMemory>(
         &self,
         memory: &'m M,
@@ -150,9 +150,9 @@ impl Devices {
         directory.for_each_page(memory, &mut |page| each("device directory", page));
     }
 
-    /// What a successor must know: the first page, and in one word which devices were ever attached: the
-    /// first, the last, and whether there were any (bit 48); whether contexts are extended (bit 49); bits of
-    /// PASIDs (from bit 50 on).
+    /// Describes the directory for a successor: the first page, and one word with the first and the last device ever
+    /// attached, a bit that is set if there was one (bit 48), a bit that is set if contexts are extended (bit 49), and
+    /// the bits of PASIDs (from bit 50 on).
     pub(super) fn describe(&self) -> [u64; 2] {
         let used = self.used.map_or(0, |(first, last)| {
             u64::from(first) | u64::from(last) << 24 | 1 << 48
@@ -193,7 +193,7 @@ const fn leaf_bits(features: Features) -> u32 {
 }
 const EXTENDED: u32 = 6;
 
-/// What is attached below one device.
+/// Address spaces attached below one device, by PASID.
 fn processes<M: TableMemory>(
     memory: &M,
     directory: Directory,

@@ -72,7 +72,7 @@ const GSCID: u32 = 44;
 /// Bits of a process id that choose the context in a page.
 pub(super) const PROCESS_LEAF_BITS: u32 = 8;
 
-/// What an address space translates through.
+/// Attachment of an address space: its domain and the table to translate through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Attached {
     pub(super) domain: u16,
@@ -80,7 +80,7 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// What translations through it are tagged with.
+    /// Tag of translations through it.
     pub(super) fn tag(&self) -> Tag {
         match self.root.format {
             FormatId::RiscVG => Tag::Guest(self.domain),
@@ -89,7 +89,7 @@ impl Attached {
     }
 }
 
-/// What a device context holds.
+/// Content of a device context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holds {
     Nothing,
@@ -235,7 +235,7 @@ impl<M: TableMemory> Device<'_, M> {
 pub(super) struct Process<'m, M: TableMemory>(pub(super) Context<'m, M>);
 
 impl<M: TableMemory> Process<'_, M> {
-    /// What it says; `None` for an empty one.
+    /// Returns the attachment; `None` for an empty context.
     pub(super) fn read(&self) -> Option<Attached> {
         let first = self.0.word(PROCESS_FSC);
         (first != 0).then_some(Attached {

@@ -1,4 +1,4 @@
-//! What is invalidated when mappings go. The head of the module has the order.
+//! Invalidation when mappings are removed. The head of the module has the order.
 
 use iopt::{Invalidation, TableMemory};
 

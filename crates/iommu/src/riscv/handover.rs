@@ -1,4 +1,4 @@
-//! What the unit lies in, and handing it over.
+//! The unit's memory, and its hand-over.
 //!
 //! The description says whether the unit translates, where directory and queues lie, which devices were
 //! ever attached, which format contexts have, how many bits PASIDs, and what devices' TLBs take. The last
@@ -135,7 +135,7 @@ impl InMemory for Hardware {
         if state >> 63 == 1 {
             let found = registers.read32(FCTL).into();
             UnitAdoptError::compare("fctl", found, 0, FOREIGN.into())?;
-            // Of the numbers of levels, the one that the unit has.
+            // The value for the number of levels that the unit uses.
             let found = registers.read64(DDTP);
             let mask = MODE | DDTP_PPN;
             let mut wanted = inner.devices.registers(memory, config.device_bits);

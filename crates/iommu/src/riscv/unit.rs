@@ -33,11 +33,11 @@ pub struct Inner {
     pub(super) tlbs: Option<Tlbs>,
 }
 
-/// What TLBs of devices take.
+/// Limits of TLBs in devices.
 #[derive(Debug)]
 pub(super) struct Tlbs {
-    /// The fewest invalidations that one of them takes at a time. Functions of one device share what it
-    /// takes, so it is counted over all.
+    /// The fewest invalidations that one of them takes at a time. Functions of one device share its queue, so the
+    /// commands to all are counted together.
     pub(super) depth: usize,
     /// An empty table, of the first stage as of the second.
     pub(super) empty: u64,

@@ -112,7 +112,7 @@ impl Shape {
     }
 }
 
-/// What IDR0, IDR1 and IDR2 say (10.6.1).
+/// Contents of IDR0, IDR1 and IDR2 (10.6.1).
 #[derive(Clone, Copy, Debug)]
 pub struct Features {
     version: Version,

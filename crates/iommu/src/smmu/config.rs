@@ -13,7 +13,7 @@ pub enum Version {
     V2,
 }
 
-/// What the registers do not say. Firmware does: ACPI's IORT (node "SMMUv1 or SMMUv2") or the device
+/// Parameters that are not in the registers. Firmware has them: ACPI's IORT (node "SMMUv1 or SMMUv2") or the device
 /// tree (`arm,smmu`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Config {

@@ -1,4 +1,4 @@
-//! What is invalidated in the unit.
+//! Invalidation of the unit's TLB.
 //!
 //! Arm SMMU architecture (IHI 0062), sections 15.5.31 TLBIASID, 15.5.32 TLBIVA, 15.5.35 TLBIVAL, 15.5.36
 //! TLBSTATUS, 10.6.21 TLBGSTATUS, 10.6.22 TLBGSYNC; TLBIIPAS2 of version 2. An invalidation is a write to a

@@ -95,7 +95,7 @@ impl<R: Registers> Smmu<R> {
         Ok(unit)
     }
 
-    /// What the unit goes on using, as the registers and the listed tables say it.
+    /// Rebuilds the state of a unit that stayed in use, from the registers and the listed tables.
     fn resume(
         &self,
         tables: impl Iterator<Item = (DomainId, Root)>,

@@ -136,7 +136,7 @@ impl<R: Registers> Operations for Smmu<R> {
         let registers = &self.registers;
         let Inner { open, counters, .. } = &mut *self.inner.lock();
         registers.write32(CR0, registers.read32(CR0) | BYPASS);
-        // Until then accesses that were translated may be under way.
+        // Translated accesses may be under way until the invalidation is complete.
         flush::invalidate_everything(registers, counters)?;
         *open = false;
         Ok(())

@@ -102,7 +102,7 @@ pub(super) fn acknowledge<R: Registers>(registers: &R, errors: u32) {
     registers.write32(GERRORN, registers.read32(GERRORN) ^ errors);
 }
 
-/// What the ID registers say.
+/// Contents of the ID registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Features {
     idr0: u32,
@@ -239,7 +239,7 @@ impl Features {
 
     /// OAS, as fields of that kind have it.
     pub(super) const fn output_size(self) -> u64 {
-        // What later versions add is more than tables of 64-bit entries reach.
+        // Sizes that later versions add exceed the reach of tables of 64-bit entries.
         let size = self.idr5 & 7;
         if size < 6 { size as u64 } else { 6 }
     }
@@ -343,7 +343,7 @@ impl Features {
             input_bits: input_bits as u8,
             upper,
         };
-        // What any table of the format can have.
+        // All levels that a table of the format can have.
         let all = |format: fn(ArmConfig) -> FormatId, most: u32| {
             (32..=most).fold(0, |all, bits| {
                 all | arm::levels(format(config(bits, false)))

@@ -2,7 +2,7 @@
 
 use crate::unit::NodeId;
 
-/// What the registers do not say. ACPI's IORT table does, or a device tree.
+/// Parameters that are not in the registers. ACPI's IORT table or a device tree has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The highest StreamID of a device behind the unit (IORT, ID mappings). The stream table ends there,

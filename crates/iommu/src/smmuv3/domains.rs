@@ -1,4 +1,4 @@
-//! What each domain's tables are like.
+//! Shape of each domain's tables.
 //!
 //! A TLB invalidation is one of a stage, and one of ranges names the granule. A gather says neither, so it
 //! is noted for each domain: a byte, in pages of which one serves 4,096 domains. The note of a domain without
@@ -32,7 +32,7 @@ impl Shape {
         Self { second_stage, log2 }
     }
 
-    /// What the unit tags a domain's translations with.
+    /// Tag of a domain's translations in the unit.
     pub(super) fn tag(self, domain: u16, features: Features) -> Tag {
         if self.second_stage {
             Tag::Vmid(domain)
@@ -60,7 +60,7 @@ impl Domains {
         Some((cells.get(byte / 8)?, byte as u32 % 8 * 8))
     }
 
-    /// What is noted of a domain.
+    /// Returns the shape noted for a domain.
     pub(super) fn get<M: TableMemory>(&self, memory: &M, domain: u16) -> Option<Shape> {
         let (cell, shift) = self.place(memory, domain)?;
         let byte = (cell.get() >> shift & 0xff) as u32;

@@ -1,4 +1,4 @@
-//! What stream table entries and context descriptors say.
+//! Contents of stream table entries and context descriptors.
 //!
 //! IHI 0070, sections 5.2 "STE, Stream Table Entry" and 5.4 "CD, Context Descriptor": 64 bytes each, of
 //! which the first four words are used here; the rest is zero. The unit reads the words of either in any
@@ -83,7 +83,7 @@ const CONTEXT_DS: u64 = 1 << 58;
 /// TTB0, TTB1 and S2TTB.
 const TABLE: u64 = ((1 << 52) - 1) & !0xf;
 
-/// What is attached.
+/// An attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Attached {
     pub(super) domain: u16,
@@ -213,7 +213,7 @@ impl<M: TableMemory> Stream<'_, M> {
         self.0.change(1, 0, HAS_CONTEXTS);
     }
 
-    /// What both stages have in the second word.
+    /// Bits of the second word that both stages share.
     fn common(&self, features: Features) -> u64 {
         let mut word = self.0.word(1) & (DEVICE_TLB | HAS_CONTEXTS);
         if self.has_device_tlb() {
@@ -269,7 +269,7 @@ impl<M: TableMemory> Stream<'_, M> {
         self.0.store(&[first, self.common(features), second, table]);
     }
 
-    /// What is attached through stage 2.
+    /// Returns the attachment through stage 2.
     pub(super) fn second(&self) -> Option<Attached> {
         if self.0.word(0) & CONFIG != SECOND {
             return None;
@@ -346,7 +346,7 @@ impl<M: TableMemory> Context<'_, M> {
         self.0.store(&[first, tables[0], tables[1], arm::MAIR]);
     }
 
-    /// What is attached; `None` when the descriptor is empty.
+    /// Returns the attachment; `None` when the descriptor is empty.
     pub(super) fn read(&self) -> Option<Attached> {
         let first = self.0.word(0);
         if first & AARCH64 == 0 {

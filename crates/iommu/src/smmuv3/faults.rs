@@ -92,8 +92,8 @@ fn decode([first, second, address]: [u64; 3]) -> Fault {
     // SSV; in C_BAD_SUBSTREAMID the number is always valid.
     let pasid =
         (first >> 11 & 1 == 1 || code == 0x08).then_some(Pasid((first >> 12) as u32 & 0xf_ffff));
-    // Those that are not about configuration have the request's address; F_BAD_ATS_TREQ says in another way
-    // what it asked for.
+    // Events that are not about configuration have the request's address; F_BAD_ATS_TREQ encodes the requested access
+    // in another way.
     let addressed = matches!(code, 0x01 | 0x05 | 0x07 | 0x0b | 0x10..=0x13 | 0x20);
     let directed = addressed && code != 0x05;
     Fault {

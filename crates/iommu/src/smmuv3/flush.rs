@@ -1,5 +1,4 @@
-//! What is invalidated when mappings go. The head of the module has the order; `command.rs` says which
-//! commands.
+//! Invalidation when mappings are removed. The head of the module has the order; `command.rs` says which commands.
 
 use iopt::{Invalidation, TableMemory};
 

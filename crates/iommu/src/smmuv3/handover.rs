@@ -1,7 +1,7 @@
-//! What the unit lies in, and handing it over. The head of the driver says what is in the description.
+//! The unit's memory, and its hand-over. The head of the driver lists the contents of the description.
 //!
-//! What is noted of domains is the driver's own, and follows from what is attached: it goes with the
-//! predecessor, and the successor makes its own.
+//! Notes on domains belong to the driver, and follow from the attachments: they are dropped with the predecessor, and
+//! the successor makes its own.
 
 use iopt::{Root, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};

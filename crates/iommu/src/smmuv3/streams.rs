@@ -24,7 +24,7 @@ const SPAN: u64 = SPLIT as u64 + 1;
 /// L1CD.V.
 const VALID: u64 = 1;
 
-/// What is attached at a place.
+/// Attachment at a place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
     pub(super) place: Place,
@@ -121,7 +121,7 @@ impl Streams {
         self.table.find(memory, device.0).map(Stream)
     }
 
-    /// What is attached to a device, wherever.
+    /// All attachments of a device.
     fn members_of<M: TableMemory>(
         memory: &M,
         device: DeviceId,
@@ -218,7 +218,7 @@ impl Streams {
         Ok((stream, Some(Context(context))))
     }
 
-    /// What is attached at a place.
+    /// Finds the attachment at a place.
     pub(super) fn find<'m, M: TableMemory>(
         &self,
         memory: &'m M,

@@ -24,8 +24,7 @@ const PAGE: u64 = ((1 << 52) - 1) & !(TABLE_BYTES - 1);
 pub(super) struct Entries {
     pub(super) base: u64,
     pub(super) bits: u32,
-    /// What makes a descriptor of the first level valid, beside the address; `None` where there is one
-    /// level.
+    /// Bits beside the address that make a descriptor of the first level valid; `None` where there is one level.
     pub(super) link: Option<u64>,
 }
 

@@ -63,7 +63,7 @@ impl<R: Registers, M: TableMemory> Operations for SmmuV3<R, M> {
         registers.write32(STRTAB_BASE_CFG, streams.shape());
         ring.set_up(registers);
         events.set_up(registers);
-        // What an earlier owner of the unit has left.
+        // Errors left by an earlier owner of the unit.
         acknowledge(registers, errors(registers));
         let checks = if self.features.device_tlbs() {
             ATSCHK

@@ -6,7 +6,7 @@
 //! version was odd or is another one afterwards; what it read is then the content of the set at
 //! one instant. Writers make the version odd with a compare-and-exchange, which is the set's lock.
 //!
-//! What may be written, and when, is the protocol of the [unit](super).
+//! The protocol of the [unit](super) says what may be written, and when.
 
 use std::hint;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -25,7 +25,7 @@ pub struct CacheShape {
     pub ways: usize,
 }
 
-/// What an entry is found by.
+/// Key of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) domain: DomainId,
@@ -35,7 +35,7 @@ pub(super) struct Key {
     pub(super) log2: u32,
 }
 
-/// What an entry holds: an address, and bits of which the lowest 8 are a level.
+/// Value of an entry: an address, and bits of which the lowest 8 are a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CacheValue {
     pub(super) address: u64,

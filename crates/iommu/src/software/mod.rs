@@ -99,7 +99,7 @@ pub use slot::AccessCounters;
 /// How a [`SoftwareUnit`] is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftwareConfig {
-    /// What it can do: see [`SoftwareUnit::full_capabilities`].
+    /// Capabilities of the unit: see [`SoftwareUnit::full_capabilities`].
     pub capabilities: UnitCapabilities,
     /// The memory node that it says it belongs to.
     pub node: Option<NodeId>,
@@ -132,7 +132,7 @@ impl Default for SoftwareConfig {
     }
 }
 
-/// What flushes have done.
+/// Work done by flushes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FlushCounters {
@@ -149,7 +149,7 @@ pub struct SoftwareUnit<T, D> {
     shared: Arc<Shared<T, D>>,
 }
 
-/// What the unit and its ports have in common.
+/// State shared by the unit and its ports.
 struct Shared<T, D> {
     tables: T,
     data: D,
@@ -260,17 +260,17 @@ impl<T, D> SoftwareUnit<T, D> {
         &self.shared.data
     }
 
-    /// What all devices together have counted. Ports that are busy are read as they count.
+    /// Sum of the counters of all devices. Busy ports are read while they count.
     pub fn counters(&self) -> AccessCounters {
         self.shared.registry.counters(None)
     }
 
-    /// What a device has counted.
+    /// Counters of a device.
     pub fn device_counters(&self, device: DeviceId) -> AccessCounters {
         self.shared.registry.counters(Some(device))
     }
 
-    /// What flushes have done.
+    /// Work done by flushes so far.
     pub fn flush_counters(&self) -> FlushCounters {
         FlushCounters {
             flushes: self.shared.flushes.load(Ordering::Relaxed),
@@ -359,7 +359,7 @@ impl<T, D> Shared<T, D> {
     }
 
     fn flush(&self, domain: DomainId, clean: impl FnOnce() -> u64) -> Result<(), FlushError> {
-        // What the caller stored in the tables comes before the cleaning.
+        // The caller's stores to the tables come before the cleaning.
         fence(Ordering::SeqCst);
         let removed = self.clock.clean(clean);
         fence(Ordering::SeqCst);

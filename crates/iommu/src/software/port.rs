@@ -62,7 +62,7 @@ impl<T, D> Port<T, D> {
         }
     }
 
-    /// What this port has counted.
+    /// Counters of this port.
     pub fn counters(&self) -> super::AccessCounters {
         self.slot.counters.counters()
     }
@@ -227,7 +227,7 @@ impl<T: WalkMemory, D: TargetMemory> Port<T, D> {
     }
 }
 
-/// What an access goes through while its guard is held.
+/// Borrowed state of an access while its guard is held.
 struct Path<'p, T, D> {
     shared: &'p Shared<T, D>,
     counters: &'p PortCounters,
@@ -332,7 +332,7 @@ impl<T, D> fmt::Debug for Port<T, D> {
 
 /// Where a cache entry's permissions begin, above its level.
 const PROT_SHIFT: u32 = 8;
-/// Of a leaf that the unit has still to mark as dirty.
+/// Flag of a leaf that the unit has still to mark as dirty.
 const CLEAN: u64 = 1 << 63;
 
 /// The unit's cache of upper levels, for one walk.

@@ -1,4 +1,4 @@
-//! Who is attached where, and which ports there are.
+//! Attached devices, and the ports that exist.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use super::slot::{AccessCounters, Slot};
 use crate::error::UnitAttachError;
 use crate::unit::{DeviceId, DomainId};
 
-/// What a device's accesses go through.
+/// Translation context of a device's accesses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Context {
     pub(super) domain: DomainId,
@@ -30,7 +30,7 @@ pub(super) struct Device {
 #[derive(Default)]
 struct Ports {
     open: Vec<Arc<Slot>>,
-    /// What closed ports have counted.
+    /// Counters of closed ports.
     closed: AccessCounters,
 }
 
@@ -253,7 +253,7 @@ impl Registry {
             .map(|domain| domain.root)
     }
 
-    /// What one device, or all of them, have counted.
+    /// Counters of one device, or of all of them.
     pub(super) fn counters(&self, device: Option<DeviceId>) -> AccessCounters {
         let mut sum = AccessCounters::default();
         for (id, member) in &lock(&self.members).devices {

@@ -3,7 +3,7 @@
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// What a port, a device or a unit has counted.
+/// Counters of a port, a device or a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AccessCounters {

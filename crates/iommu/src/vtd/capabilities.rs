@@ -36,7 +36,7 @@ pub(super) const SET_ROOT: u32 = 1 << 30;
 pub(super) const FLUSH_WRITES: u32 = 1 << 27;
 /// QIE, QIES: the invalidation queue.
 pub(super) const QUEUE: u32 = 1 << 26;
-/// What is a state, and is written again with each command. The others are one-shot commands.
+/// Bits that are states, and are written again with each command. The others are one-shot commands.
 pub(super) const STATES: u32 = 0x96ff_ffff;
 
 // Root Table Address Register, field TTM (11:10).
@@ -64,7 +64,7 @@ pub(super) const QUEUE_ERRORS: [(u32, &str); 3] = [
     (1 << 6, "ITE (invalidation time-out error)"),
 ];
 
-/// What the Capability and Extended Capability Registers say.
+/// Contents of the Capability and Extended Capability Registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Features {
     cap: u64,
@@ -167,7 +167,7 @@ impl Features {
         bit(self.ecap, 45)
     }
 
-    /// What the unit can do as it is configured.
+    /// Capabilities of the unit as it is configured.
     pub(super) fn capabilities(self, config: &Config) -> Result<UnitCapabilities, UnitProbeError> {
         let Self { cap, ecap } = self;
         let mode = config.mode;

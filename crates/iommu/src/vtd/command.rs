@@ -18,7 +18,7 @@ pub enum Command {
     Context { domain: u16, source: u16 },
     /// All of the PASID cache.
     AllPasids,
-    /// What the PASID cache has of one PASID, in one domain.
+    /// Entries of the PASID cache for one PASID, in one domain.
     Pasid { domain: u16, pasid: u32 },
     /// All of the IOTLB and of the paging-structure caches.
     All,

@@ -25,7 +25,7 @@ impl Mode {
     }
 }
 
-/// What the registers do not say.
+/// Parameters that are not in the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The mode.

@@ -1,14 +1,14 @@
-//! What is invalidated in the unit and in devices.
+//! Invalidation of the unit's caches and of TLBs in devices.
 //!
 //! VT-d specification, section 6.5 "Invalidation of Translation Caches". Each cache comes after the one
 //! that it is filled from: context cache, PASID cache, IOTLB, and last the TLBs in devices, which the unit
 //! answers from its IOTLB (6.5.2.5). The unit keeps that order within the queue (6.5.2.11 "Queued
 //! Invalidation Ordering Considerations"), so one wait at the end covers all.
 //!
-//! Second-stage translations are tagged by domain, whatever the PASID; first-stage ones by domain and
-//! PASID, so each PASID of the domain is named. TLBs in devices know no domains: each device with one is
-//! told for each of its PASIDs in the domain. Commands for pages times PASIDs, or times devices, beyond
-//! what one flush may have become one command for everything of the PASID, or of the device's PASID.
+//! Second-stage translations are tagged by domain, whatever the PASID; first-stage ones by domain and PASID, so each
+//! PASID of the domain is named. TLBs in devices know no domains: each device with one gets commands for each of its
+//! PASIDs in the domain. Commands for pages times PASIDs, or times devices, beyond what one flush may have become one
+//! command for everything of the PASID, or of the device's PASID.
 
 use iopt::{Invalidation, TableMemory};
 
@@ -103,7 +103,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         (self.config.mode != Mode::Legacy).then_some(Command::AllPasids)
     }
 
-    /// Whether a domain's translations are tagged by PASIDs.
+    /// True if a domain's translations are tagged by PASIDs.
     fn tagged(&self) -> bool {
         self.config.mode == Mode::ScalableFirst && self.config.pasid_bits > 0
     }

@@ -1,4 +1,4 @@
-//! What the unit lies in, and handing it over. The head of the driver says what is in the description.
+//! The unit's memory, and its hand-over. The head of the driver lists the contents of the description.
 
 use iopt::{Root, TABLE_BYTES, TableMemory};
 use runs::{Pa, Span};

@@ -61,7 +61,7 @@ impl Queue {
         4 + self.wide as u32
     }
 
-    /// What IQA holds: QS = 0, one page.
+    /// Value of IQA: QS = 0, one page.
     pub(super) const fn base(&self, entries: u64) -> u64 {
         entries | if self.wide { WIDE } else { 0 }
     }
@@ -143,7 +143,7 @@ impl Commands {
             return Ok(());
         }
         self.tail = 0;
-        // What an earlier owner of the unit has left.
+        // Errors left by an earlier owner of the unit.
         registers.write32(FSTS, error_bits());
         // "Queue Invalidation Tail Register": 0 before the queue is enabled.
         registers.write64(IQT, 0);
@@ -212,7 +212,7 @@ fn by_register<R: Registers>(
     }
     registers.write64(register, value);
     wait_until(registers, idle, free)?;
-    // What was invalidated at least (CAIG, IAIG): 0 is nothing.
+    // Granularity of the invalidation that was done, or wider (CAIG, IAIG): 0 is nothing.
     let value = registers.read64(register);
     if value >> done & 3 == 0 {
         return Err(UnitError::Refused {

@@ -24,9 +24,9 @@
 //! That the device has a TLB stands in the context entry: in legacy mode TT, with the device; in scalable
 //! mode DTE, one bit of the word that leads on, changed by one store.
 //!
-//! Whatever the unit follows is complete in memory before the store that makes it present: contents,
-//! `written`, then the word with P by a release store, `written`. The reverse begins with P. Tables
-//! for a bus or a device stay until the unit is torn down.
+//! Every structure that the unit follows is complete in memory before the store that makes it present: contents,
+//! `written`, then the word with P by a release store, `written`. The reverse begins with P. Tables for a bus or a
+//! device stay until the unit is torn down.
 
 use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 
@@ -48,7 +48,7 @@ pub(super) struct Entry<'m, M: TableMemory> {
     mode: Mode,
 }
 
-/// What an entry says.
+/// Attachment stored in an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Attached {
     pub(super) present: bool,
@@ -67,7 +67,7 @@ impl<M: TableMemory> Entry<'_, M> {
         }
     }
 
-    /// What the entry says; `None` for an empty one.
+    /// Returns the attachment in the entry; `None` for an empty one.
     pub(super) fn read(&self) -> Option<Attached> {
         let (low, high) = (self.word(0), self.word(1));
         let width = match self.mode {
@@ -353,7 +353,7 @@ impl Structures {
         }
     }
 
-    /// What stands beside the address of the PASID directory. RID_PASID and RID_PRIV are 0.
+    /// Bits beside the address of the PASID directory. RID_PASID and RID_PRIV are 0.
     fn bits(&self, tlb: bool) -> u64 {
         let tlb = if tlb { DEVICE_TLB } else { 0 };
         // 128 entries are for 13 bits.

@@ -6,8 +6,8 @@
 //! makes a nuisance of itself ([`Model::misbehave`]). What it stores goes where a unit of its kind stores:
 //! to the words that waits name, to its log, and to its queue.
 //!
-//! All that the driver was told by it is noted, as far as promises depend on it: which waits were posted
-//! since an operation began, and which of them the unit has answered.
+//! It notes the answers to the driver on which promises depend: the waits posted since an operation began, and which of
+//! them the unit has answered.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -27,10 +27,10 @@ const TOO_MANY: u32 = 2_000_000;
 
 /// How a unit of a kind works.
 pub(super) trait Model: Send + 'static {
-    /// What a good one answers.
+    /// Answer of a good one.
     fn read(&self, state: &State, offset: usize) -> u64;
 
-    /// What the driver was answered. True when it learns from this that what it has posted is done.
+    /// Notes the answer to the driver. True when it learns from this that what it has posted is done.
     fn answered(&mut self, state: &State, offset: usize, value: u64) -> bool {
         let _ = (state, offset, value);
         false
@@ -43,7 +43,7 @@ pub(super) trait Model: Send + 'static {
     fn misbehave(&mut self, state: &mut State);
 }
 
-/// What a write has posted.
+/// Work posted by a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Posted {
     Nothing,
@@ -58,19 +58,18 @@ pub(super) enum Posted {
     Poll,
 }
 
-/// What all kinds have in common.
+/// State that all kinds share.
 pub(super) struct State {
     bytes: Vec<u8>,
     at: usize,
     registers: BTreeMap<usize, u64>,
-    /// What this driver has written, whatever the unit makes of it.
+    /// Registers as this driver wrote them, independent of the unit's use of them.
     told: BTreeMap<usize, u64>,
     memory: Arc<HeapTables>,
     /// Stores that are not done, and the last that was posted.
     late: VecDeque<Posted>,
     last: Posted,
-    /// What the word holds is garbage, and may be an answer by chance to what is posted next. What the
-    /// unit has answered to others must be none.
+    /// The word holds garbage, and may answer the next posted wait by chance. Answers of the unit to others must not.
     guessed: bool,
     /// Since the operation began.
     pub(super) waits: u32,
@@ -101,12 +100,12 @@ impl State {
         self.registers.get(&offset).copied().unwrap_or(0)
     }
 
-    /// What the driver has written to it: where its memory is, and what the unit may use.
+    /// Value that the driver wrote to a register: the addresses of its memory, and the features in use.
     pub(super) fn told(&self, offset: usize) -> u64 {
         self.told.get(&offset).copied().unwrap_or(0)
     }
 
-    /// What it holds from now on.
+    /// Sets the value that a register holds from now on.
     pub(super) fn set(&mut self, offset: usize, value: u64) {
         self.registers.insert(offset, value);
     }
@@ -140,7 +139,7 @@ impl State {
         self.unanswered.is_empty()
     }
 
-    /// Nobody drives it any more, and its memory may be somebody else's.
+    /// The unit has no driver any more, and its memory may belong to another owner.
     pub(super) fn leave(&mut self) {
         self.told.clear();
         self.late.clear();
@@ -216,7 +215,7 @@ impl State {
         }
     }
 
-    /// What is good, or that with a bit changed, or anything.
+    /// Returns `good`, `good` with a bit changed, or anything.
     fn reply(&mut self, good: u64, bits: u8) -> u64 {
         match self.byte() {
             0..0xe0 => good,

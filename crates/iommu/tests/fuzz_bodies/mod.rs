@@ -1,9 +1,9 @@
-//! What the fuzz targets do with bytes: `fuzz/` calls these functions with whatever it comes upon,
-//! `tests/corpus.rs` with what it came upon before.
+//! Bodies of the fuzz targets: `fuzz/` calls these functions with the bytes that it generates,
+//! `tests/corpus.rs` with the ones it kept.
 //!
-//! One target for the reader of kernel logs, and one for each driver: the bytes are a unit that is hostile or broken (`hostile.rs`, and how a good
-//! one would answer in `units/`), and what is asked of the driver (`play.rs`). Each takes any bytes, and
-//! panics when something does not hold.
+//! One target for the reader of kernel logs, and one for each driver: the bytes are a unit that is hostile or broken
+//! (`hostile.rs`, and how a good one would answer in `units/`), and the calls of the driver (`play.rs`). Each takes any
+//! bytes, and panics when something does not hold.
 
 #[path = "../../../../fuzz/src/bytes.rs"]
 mod bytes;

@@ -1,4 +1,4 @@
-//! What is asked of a driver, and what must hold whatever its unit does:
+//! Calls of a driver, and the properties that must hold whatever its unit does:
 //!
 //! * nothing panics, and no operation has more waits, or accesses to registers, than it can need;
 //! * what a flush, a detach or an enable says is done was answered by the unit;
@@ -57,10 +57,10 @@ pub(super) trait Subject: Driver + Sized {
 /// Faults that are drained at once.
 const MOST_FAULTS: u32 = 257;
 
-/// What stands in memory that is not the driver's.
+/// Content of memory that is not the driver's.
 const FOREIGN: u64 = 0xdead_0001_beef_0001;
 
-/// What is attached where: device, and PASID if it is by one.
+/// Attachments: device, and PASID if it is by one.
 type Known = BTreeMap<(u32, u32), (DomainId, Root)>;
 
 /// How many operations went well in all plays, and how many have failed.
@@ -97,10 +97,10 @@ pub(super) fn play<S: Subject>(data: &[u8]) {
         enabled: Some(false),
     };
     world.take_foreign();
-    // Who comes first, and who comes after a driver that has left.
+    // Each round is another driver: the first one, or one that comes after a driver has left.
     for _ in 0..4 {
         if let Some(driver) = world.make(config) {
-            // Memory that stays taken is nobody's, and the end.
+            // Memory that stays taken has no owner, and ends the run.
             if !world.drive(driver, config) || world.unit.is_used_up() {
                 break;
             }

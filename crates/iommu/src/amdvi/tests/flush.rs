@@ -35,7 +35,7 @@ fn a_table_that_has_grown_is_walked_from_its_new_root_by_all_devices_of_the_doma
     assert!(matches!(failed, Err(FlushError::Unit { .. })));
     model.state().broken.mute = false;
     model.received();
-    // The unit has not heard of the stores, and is told again.
+    // The stores are not visible to the unit yet; it is notified by the flush.
     let flushed = gather
         .flush_with(|what| driver.invalidate(DOMAIN, what))
         .unwrap();

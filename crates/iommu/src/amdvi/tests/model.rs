@@ -142,8 +142,8 @@ impl Model {
         }))
     }
 
-    /// What the unit finds in guest CR3 tables, by its own reading of section 2.2.6: the domain by which it
-    /// tags, and the table. `None` when it blocks.
+    /// Looks up an entry in guest CR3 tables, by its own reading of section 2.2.6: the domain by which it tags, and the
+    /// table. `None` when it blocks.
     pub(super) fn look_up_guest(&self, source: u16, pasid: Option<u64>) -> Option<(u16, u64)> {
         let [first, second] = self.fetch_entry(source)?;
         assert_eq!(first & 1, 1, "V = 0: everything passes");
@@ -174,8 +174,7 @@ impl Model {
         Some((second as u16, word & !1))
     }
 
-    /// What the unit finds for a requester, in its cache if it is there: domain, table, levels. `None`
-    /// when it blocks.
+    /// Looks a requester up, in the unit's cache first: domain, table, levels. `None` when it blocks.
     pub(super) fn look_up(&self, source: u16) -> Option<(u16, u64, u64)> {
         let [first, second] = self.fetch_entry(source)?;
         assert_eq!(first & 1, 1, "V = 0: everything passes");
@@ -190,7 +189,7 @@ impl Model {
         Some((second as u16, first & 0x000f_ffff_ffff_f000, mode))
     }
 
-    /// Whether translation requests of a device are answered (I), as the unit has it in its cache.
+    /// True if translation requests of a device are answered (I), according to the unit's cache.
     pub(super) fn serves_tlb(&self, source: u16) -> bool {
         self.look_up(source);
         self.state().cached[&source][1] >> 32 & 1 == 1

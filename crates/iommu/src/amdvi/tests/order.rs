@@ -120,7 +120,7 @@ fn enabling_sets_the_addresses_then_fetches_then_translates_then_invalidates() {
         let (driver, model) = unit(FEATURES, CONFIG);
         model.state().latency = latency;
         model.state().exclusion = 1;
-        // What firmware says of links stays; what somebody has left of other logs does not.
+        // Firmware's settings of links stay; leftovers of other logs do not.
         model.state().control = 1 << 1 | 1 << 11 | 1 << 13;
         driver.enable().unwrap();
         let received = model.received();

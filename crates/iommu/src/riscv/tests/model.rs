@@ -75,7 +75,7 @@ pub(super) struct State {
     pub(super) capabilities: u64,
     pub(super) fctl: u32,
     pub(super) ddtp: u64,
-    /// By offset: cqb, fqb; cqh, cqt, fqh, fqt; cqcsr, fqcsr, pqcsr.
+    /// Registers by offset: cqb, fqb; cqh, cqt, fqh, fqt; cqcsr, fqcsr, pqcsr.
     pub(super) bases: BTreeMap<usize, u64>,
     pub(super) places: BTreeMap<usize, u32>,
     pub(super) csrs: BTreeMap<usize, u32>,
@@ -89,7 +89,7 @@ pub(super) struct State {
     /// The leaf that an access has found, by tag and number of a page.
     pub(super) translations: BTreeMap<(Space, u64), u64>,
     pub(super) tlbs: BTreeSet<(u64, u64, u64)>,
-    /// What tables map: root, and number of a page. Every request reaches it.
+    /// Mappings of tables: root, and number of a page. Every request reaches it.
     pub(super) mapped: BTreeSet<(u64, u64)>,
     /// Where tables lie that the unit walks instead.
     pub(super) tables: Option<Arc<HeapTables>>,
@@ -225,7 +225,7 @@ impl Model {
         Some(words)
     }
 
-    /// What an access translates through: tag, root, levels, and whether the device may have a TLB.
+    /// Translation context of an access: tag, root, levels, and true if the device may have a TLB.
     pub(super) fn look_up(
         &self,
         device: u64,
@@ -321,7 +321,7 @@ impl Model {
         None
     }
 
-    /// What is cached of a page. A global leaf of a first-stage table is there for all of them.
+    /// Returns the cached leaf of a page. A global leaf of a first-stage table is there for all of them.
     fn cached(state: &State, space: Space, page: u64) -> Option<u64> {
         let own = state.translations.get(&(space, page)).copied();
         own.or_else(|| {

@@ -197,7 +197,7 @@ fn enabling_starts_the_queues_then_points_to_the_directory_then_invalidates() {
         Received::Queue(FQCSR, true),
         Received::Mode(3),
     ];
-    // What is there before: Off, Bare, somebody else's directory, and what becomes of it first.
+    // Earlier states: Off, Bare, a directory of another driver; and the writes of `ddtp` that come first.
     for (before, first) in [
         (0, &[Received::Mode(0)][..]),
         (1, &[]),

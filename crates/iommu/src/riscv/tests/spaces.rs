@@ -155,7 +155,7 @@ fn a_process_without_memory_takes_nothing() {
     assert!(model.look_up(ID, Some(5)).is_some());
 }
 
-/// What a device with a TLB is taken away by.
+/// Commands that detach a device with a TLB.
 fn leaves(first: Received) -> [Received; 8] {
     let all = Received::Tlb(ID, false, None, (0, 52));
     let context = Received::Device(Some(ID));
@@ -247,7 +247,7 @@ fn a_unit_without_ats_serves_no_tlb() {
 #[test]
 fn a_detach_can_be_repeated_at_each_step_until_the_tlb_has_answered() {
     for config in [CONFIG, PROCESSES] {
-        // Of the commands of a detach, the one at which the unit stops.
+        // Each command of a detach in turn is the one at which the unit stops.
         for at in 0..8 {
             let (driver, model) = enabled(PLAIN, config);
             driver.set_device_tlb(DEVICE, TLB).unwrap();

@@ -1,4 +1,4 @@
-//! What the model's devices see: stream mapping, caches, walks and faults.
+//! Accesses of the model's devices: stream mapping, caches, walks and faults.
 
 use iopt::format::{ArmConfig, ArmGranule};
 use iopt::walk::{Access, UpperTable, WalkCache, WalkReason, Walker};
@@ -7,7 +7,7 @@ use runs::{Run, Span};
 
 use super::model::{Cached, Model, State, Tag};
 
-/// What became of an access.
+/// Outcome of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     /// It went to this address, translated or not.
@@ -16,7 +16,7 @@ pub(super) enum Seen {
     /// It was blocked, with this bit of GFSR or FSR.
     Global(u32),
     Context(u32),
-    /// A fault that nobody has cleared held it up.
+    /// A fault that has not been cleared held it up.
     HeldUp,
 }
 

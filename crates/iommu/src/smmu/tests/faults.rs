@@ -22,7 +22,7 @@ fn faults_name_device_domain_address_and_cause() {
     assert_eq!(model.access(STREAM, 0x20_0123, true), Seen::Context(3));
     assert_eq!(model.access(9, 0xab_cdef_0123, false), NOT_PRESENT);
     assert_eq!(model.access(0x77, 0xffff_1234_5678, true), NOT_MAPPED);
-    // What comes meanwhile is lost, and does not hold up anybody.
+    // Accesses that fault meanwhile are lost, and hold up no other stream.
     assert_eq!(model.access(STREAM, 0x40_0000, false), NOT_PRESENT);
     assert_eq!(model.access(STREAM, 0, false), Seen::Translated(DATA));
     let (faults, lost) = drain(&driver);

@@ -297,7 +297,7 @@ fn capabilities_are_those_of_the_registers() {
     assert_eq!(list(&some), old);
     let some = can(V1, [IDR0 | LONG_ONLY, IDR1, IDR2_V1]).unwrap();
     assert_eq!(list(&some), old[..2]);
-    // What version 2 says of granules means nothing to version 1.
+    // Granule fields of version 2 mean nothing to version 1.
     assert_eq!(list(&can(V1, [IDR0, IDR1, IDR2]).unwrap()), old);
 
     let config = |input_bits| ArmConfig {
@@ -335,7 +335,7 @@ fn capabilities_are_those_of_the_registers() {
     assert_eq!(nobody, Some(nothing.into()));
 }
 
-/// Registers that nobody drives.
+/// Registers without a driver.
 struct NoUnit;
 
 impl Registers for NoUnit {

@@ -94,7 +94,7 @@ fn a_successor_goes_on_with_the_banks_and_streams() {
         }
         assert_eq!(model.access(4, 0, true), Seen::Translated(DATA));
         assert_eq!(model.access(6, 0, true), Seen::Translated(DATA));
-        // The bank is free: nobody is in it any more.
+        // The bank is free: it has no member left.
         let next = first(&memory, 1).root();
         heir.attach(DEVICE, DomainId(11), next).unwrap();
         let there = Seen::Translated(DATA + (1 << 30));

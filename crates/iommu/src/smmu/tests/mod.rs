@@ -29,7 +29,7 @@ const IDR0: u32 = 0xf << 27 | 1 << 14 | 15 << 9 | 16;
 const IDR1: u32 = 3 << 28 | 2 << 16 | 6;
 /// Addresses of 48 bits; AArch64 tables of 4, 16 and 64 KiB.
 const IDR2: u32 = 0b111 << 12 | 5 << 8 | 5 << 4 | 5;
-/// What an SMMU of version 1 has: addresses of 40 bits.
+/// IDR2 of an SMMU of version 1: addresses of 40 bits.
 const IDR2_V1: u32 = 2 << 4 | 2;
 
 const DOMAIN: DomainId = DomainId(0x1_0007);
@@ -98,7 +98,7 @@ fn second(memory: &Arc<HeapTables>, input_bits: u32) -> Second {
     table
 }
 
-/// What an unmapped page of a table is to its device: TF.
+/// Access to an unmapped page of a table: TF.
 const NOT_PRESENT: Seen = Seen::Context(1);
-/// What a stream is that is not mapped: USF.
+/// Access of a stream that is not mapped: USF.
 const NOT_MAPPED: Seen = Seen::Global(1);

@@ -1,9 +1,8 @@
 //! A small unit, written from the specification: its registers, and what invalidations do.
 //!
-//! An invalidation is only begun by its write, and happens when a sync that covers it is complete; so
-//! whoever does not wait still finds what was cached. `access.rs` has what devices see. It notes what was
-//! written, in order, and everything that a driver must not do. It can be slow (a sync takes some
-//! rounds), and broken in named ways.
+//! An invalidation is only begun by its write, and happens when a sync that covers it is complete; so without a wait,
+//! cached translations are still found. `access.rs` has the accesses of devices. The model notes all writes, in order,
+//! and everything that a driver must not do. It can be slow (a sync takes some rounds), and broken in named ways.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{format, string::String, vec, vec::Vec};
@@ -14,7 +13,7 @@ use runs::Run;
 use crate::registers::Registers;
 use crate::suite::PATIENCE;
 
-/// What was written: the register's name, its number (of the stream or of the bank), the value.
+/// A write: the register's name, its number (of the stream or of the bank), the value.
 pub(super) type Received = (&'static str, usize, u64);
 
 /// Ways to be broken.
@@ -32,7 +31,7 @@ pub(super) struct Broken {
 /// Which cached translations: the VMID, and in stage 1 the ASID.
 pub(super) type Tag = (u32, Option<u64>);
 
-/// What is cached.
+/// Entry of the TLB.
 #[derive(Debug)]
 pub(super) struct Cached {
     pub(super) tag: Tag,
@@ -43,7 +42,7 @@ pub(super) struct Cached {
 }
 
 impl Cached {
-    /// Whether it translates for a tag.
+    /// True if it translates for a tag.
     pub(super) fn is_of(&self, tag: Tag) -> bool {
         self.tag == tag || self.global && self.tag.0 == tag.0 && tag.1.is_some()
     }
@@ -82,7 +81,7 @@ pub(super) const BANK: [(usize, &str); 19] = [
     (0x638, "TLBIIPAS2L"),
 ];
 
-/// Of global register space 0, without those of streams.
+/// Registers of global register space 0, without the ones of streams.
 const GLOBAL: [(usize, &str); 13] = [
     (0x00, "CR0"),
     (0x20, "IDR0"),
@@ -432,7 +431,7 @@ impl Model {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was written since the last call.
+    /// Returns the writes since the last call.
     pub(super) fn received(&self) -> Vec<Received> {
         let mut state = self.state();
         assert!(state.wrong.is_empty(), "{:?}", state.wrong);

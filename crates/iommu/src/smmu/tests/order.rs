@@ -84,7 +84,7 @@ fn devices_pass_until_they_are_translated_and_what_was_cached_is_forgotten() {
     driver
         .attach(DEVICE, DOMAIN, first(&memory, 0).root())
         .unwrap();
-    // Somebody else's translation with the tag that ours will have.
+    // Translation of another owner, with the tag that ours will have.
     let before = model::Cached {
         tag: (0, Some(2)),
         page: runs::Run::new(0x1000, Span::new(0xbad_0000, 0x1000)),
@@ -296,7 +296,7 @@ fn streams_that_are_not_matched_are_indices() {
     assert_eq!(model.received().last(), Some(&("S2CR", 63, 2)));
     let there = Seen::Translated(DATA);
     assert_eq!(model.access(63, 0, false), there);
-    // What is not attached is mapped to a fault: ICF.
+    // Streams that are not attached are mapped to a fault: ICF.
     assert_eq!(model.access(62, 0, false), Seen::Global(0));
     driver.detach(DeviceId(63)).unwrap();
     assert_eq!(

@@ -1,5 +1,5 @@
-//! What the model remembers: descriptors of first levels, stream table entries, context descriptors,
-//! translations and tables.
+//! Caches of the model: descriptors of first levels, stream table entries, context descriptors, translations and
+//! tables.
 //!
 //! It remembers as much as a unit may. Words of an entry that is not valid are kept one by one, and only the
 //! word with V is read again (IHI 0070, 3.21.3); descriptors are kept though they lead nowhere. Its reading of
@@ -31,7 +31,7 @@ pub(super) struct ContextHit {
     pub(super) dirty: bool,
 }
 
-/// What a TLB invalidation names: an address, and granules from there.
+/// Range of a TLB invalidation: an address, and granules from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) address: u64,
@@ -162,7 +162,7 @@ impl Caches {
     }
 }
 
-/// Whether a leaf translates for a tag.
+/// True if a leaf translates for a tag.
 fn is_of((of, .., global): &(Tag, u32, Translation, bool), tag: Tag) -> bool {
     *of == tag || *global && of.0 == tag.0 && tag.1.is_some()
 }
@@ -185,7 +185,7 @@ impl WalkCache for Uppers<'_> {
     }
 }
 
-/// What the unit reads.
+/// The unit's inputs: memory, tables and registers.
 pub(super) struct Unit_<'m> {
     pub(super) read: &'m (dyn Fn(u64) -> u64 + Send + Sync),
     pub(super) tables: &'m (dyn WalkMemory + Send + Sync),
@@ -252,7 +252,7 @@ impl Unit_<'_> {
         Ok(words)
     }
 
-    /// What is found for a request.
+    /// Translates a request.
     pub(super) fn look_up(&self, caches: &mut Caches, (stream, pasid): Request) -> Looked {
         let ste = self.stream(caches, stream)?;
         let [idr0, idr1, ..] = self.ids;
@@ -334,7 +334,7 @@ impl Unit_<'_> {
         assert_eq!(attributes & 0x3f, expected, "cacheability of walks");
     }
 
-    /// Whether dirty state is kept: as far as the unit can, where its accesses are coherent.
+    /// True if dirty state is kept: as far as the unit can, where its accesses are coherent.
     fn updates(&self, both: u64) -> bool {
         let can = self.ids[0] >> 6 & 3 >= 2 && self.ids[0] >> 4 & 1 == 1;
         assert_eq!(both, if can { 3 } else { 0 }, "HA, HD");

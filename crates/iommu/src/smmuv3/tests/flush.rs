@@ -1,5 +1,5 @@
-//! What a flush costs, and that the unit has invalidated what it must: it walks the tables, and keeps
-//! translations and tables.
+//! Cost of a flush, and the invalidations that it must cause: the unit walks the tables, and keeps translations and
+//! tables.
 
 use std::sync::atomic::AtomicU64;
 
@@ -73,7 +73,7 @@ fn unmap<F: Format, const LOG2: u32>(
         assert_eq!(known(address), None, "{address:#x}: {received:x?}");
     }
     assert_eq!(known(origin), Some(GIB));
-    // What is mapped anew, in tables that are used again, is found.
+    // New mappings, in tables that are used again, are found.
     table.reclaim(flushed);
     for page in &pages {
         let memory = [Span::new(to(page.start, 2 << 40), page.len)];

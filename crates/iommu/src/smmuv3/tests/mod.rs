@@ -100,7 +100,7 @@ fn enabled(config: Config) -> (Driver, Model) {
     enabled_with(IDS, config)
 }
 
-/// What the unit finds, if there is a translation: the tag's number, and the root.
+/// Tag number and root of a translation, if one was found.
 fn found(looked: Looked) -> Option<(u16, Root)> {
     looked.ok().map(|found| {
         let ContextHit { tag, root, .. } = found;

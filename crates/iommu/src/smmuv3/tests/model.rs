@@ -168,7 +168,7 @@ impl Model {
         }
     }
 
-    /// What the unit finds for a request, in its caches if it is there.
+    /// Looks a request up, in the unit's caches first.
     pub(super) fn look_up(&self, stream: u32, pasid: Option<u32>) -> Looked {
         let state = &mut *self.state();
         assert_eq!(state.ack & SMMUEN, 1, "everything passes");
@@ -190,7 +190,7 @@ impl Model {
         self.traffic(&mut self.state());
     }
 
-    /// What the watched devices have found since the last call, whenever that changed.
+    /// Returns the changes that the watched devices have seen since the last call.
     pub(super) fn seen(&self) -> Vec<(Request, Looked)> {
         std::mem::take(&mut self.state().seen)
     }
@@ -286,7 +286,7 @@ impl Model {
         Some(received)
     }
 
-    /// What a command does to the caches, and what must be complete before it.
+    /// Effect of a command on the caches, with a check of what must be complete before it.
     fn after(&self, state: &mut State, received: Received) {
         match received {
             Received::Sync => (state.pending_config, state.pending_tlb) = (false, false),
@@ -405,7 +405,7 @@ impl Registers for Model {
 
     fn write32(&self, offset: usize, value: u32) {
         let state = &mut *self.state();
-        // What is in force, or may be.
+        // Functions in force, or about to be.
         let on = state.ack | state.cr0;
         match offset {
             0x20 => Self::control(state, value),

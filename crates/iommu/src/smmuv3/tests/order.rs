@@ -13,7 +13,7 @@ fn enabling_blocks_then_invalidates_configuration_then_translations_and_translat
     for latency in [0, 1, 7] {
         let (driver, model) = unit(IDS, CONFIG);
         model.state().latency = latency;
-        // Somebody has left a unit that translates, an interrupt, and an error.
+        // An earlier owner has left a unit that translates, an interrupt, and an error.
         model.state().gbpa = 1 << 12;
         model.state().irq = 7;
         model.state().gerror = 1 << 4;
@@ -164,7 +164,7 @@ fn faults_come_oldest_first_by_name() {
         said(1),
         "03:05.1: write of 0x8000: F_PERMISSION: not allowed (reason 0x13)"
     );
-    // What is about configuration has no address.
+    // Events about configuration have no address.
     assert_eq!((faults[2].iova, faults[2].pasid), (0, None));
     assert!(
         said(2).starts_with("03:05.1: access to 0x0: C_BAD_CD"),

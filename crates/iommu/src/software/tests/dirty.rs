@@ -39,7 +39,7 @@ fn a_read_marks_as_accessed_and_the_first_write_as_dirty() {
     port.write(16, &[2]).unwrap();
     read(&mut port, 16).unwrap();
     assert_eq!(port.counters().walks, 2);
-    // A page that nobody has touched stays as it was; one that is written at once is marked at once.
+    // A page without an access stays as it was; one that is written at once is marked at once.
     assert_eq!(entry(&words, 0x3008), (DATA + 0x1000) | RW);
     port.write(0x1000, &[3]).unwrap();
     assert_eq!(entry(&words, 0x3008), (DATA + 0x1000) | RW | A | D);

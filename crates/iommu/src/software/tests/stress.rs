@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::*;
 
-/// What the processor writes into memory that no device may reach.
+/// Word that the processor writes into memory that no device may reach.
 const OURS: u64 = 0x0bad_0bad_0bad_0bad;
 
 /// Devices read and write pages at random while their owner takes pages away, flushes, and uses

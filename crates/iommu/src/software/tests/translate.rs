@@ -44,7 +44,7 @@ fn hits_misses_and_reads_are_counted_exactly() {
         (3 * 8 + 4 * 4096, 0)
     );
 
-    // What a port has counted stays with its device.
+    // Counts of a port stay with its device.
     drop(port);
     let other = unit.port(DISK);
     assert_eq!(unit.device_counters(NIC), counted);
@@ -176,7 +176,7 @@ fn faults_are_named_and_those_without_room_are_counted() {
     assert_eq!(unit.drain_faults(&mut |_| panic!("drained")), 0);
     assert_eq!(unit.counters().faults, 5);
 
-    // What was lost before is recorded now that there is room.
+    // Losses from before are recorded now that there is room.
     assert!(port.read(u64::MAX - 7, &mut [0, 0]).is_err());
     assert!(port.read(1 << 39, &mut [0]).is_err());
     texts.clear();

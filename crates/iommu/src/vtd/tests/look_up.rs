@@ -3,8 +3,7 @@
 use super::model::Model;
 
 impl Model {
-    /// What the unit finds for a request without a PASID: domain, table, levels, and whether it is a
-    /// first stage.
+    /// Looks up a request without a PASID: domain, table, levels, and true for a first stage.
     pub(super) fn look_up(&self, source: u16) -> Option<(u16, u64, u64, bool)> {
         self.look_up_pasid(source, None)
     }
@@ -68,7 +67,7 @@ impl Model {
         Some(contexts + (function & 0x7f) * 32)
     }
 
-    /// Whether translation requests of a device are answered: TT = 1, or DTE.
+    /// True if translation requests of a device are answered: TT = 1, or DTE.
     pub(super) fn serves_tlb(&self, source: u16) -> bool {
         let low = self
             .context(source)

@@ -1,6 +1,6 @@
 //! How a good unit of each kind answers, and what makes a bad one of it.
 
-/// What drivers with structures in memory have in common.
+/// Common part of drivers with structures in memory.
 macro_rules! over_memory {
     () => {
         fn new(

@@ -52,7 +52,7 @@ impl Model for Registers {
         let (n, word) = state.take(|data| (data.u8(), data.u64()));
         let bank = (16 + usize::from(n & 3)) << 12;
         match n >> 4 {
-            // A fault, of a bank or of nobody's.
+            // A fault, of a bank or of the global registers.
             0..4 => state.set(bank + 0x58, word & 0xffff_ffff),
             4..8 => state.set(0x48, word & 0xffff_ffff),
             8..12 => state.set(0x800 + usize::from(n & 15) * 4, word & 0xffff_ffff),

@@ -30,7 +30,7 @@ const IDR1: u64 = 16 | 20 << 6 | 1 << 27;
 
 pub(in super::super) struct Registers {
     idr: [u64; 6],
-    /// The unit has stopped, or was told so: GERROR as it changed it.
+    /// GERROR as the unit changed it: it has stopped, or claims so.
     errors: u64,
 }
 
@@ -38,7 +38,7 @@ impl Model for Registers {
     fn read(&self, state: &State, offset: usize) -> u64 {
         match offset {
             0x00..0x18 if offset % 4 == 0 => self.idr[offset / 4],
-            // What was written is in force, and commands are taken at once.
+            // Written values are in force, and commands are taken at once.
             0x24 => state.register(CR0),
             0x44 => state.register(0x44) & !(1 << 31),
             0x54 => state.register(0x50),

@@ -28,7 +28,7 @@ const ECAP: u64 = 1 | 1 << 1 | 1 << 7 | 0xf << 8 | 19 << 35 | 1 << 43 | 1 << 46 
 pub(in super::super) struct Registers {
     cap: u64,
     ecap: u64,
-    /// The IOTLB register, and the fault records, as the driver was told.
+    /// Offsets of the IOTLB register and of the fault records, as the capability registers give them.
     iotlb: usize,
     faults: usize,
 }
@@ -61,7 +61,7 @@ impl Model for Registers {
 
     fn write(&mut self, state: &mut State, offset: usize, value: u64) -> Posted {
         match offset {
-            // What is written with 1 is cleared.
+            // Bits written with 1 are cleared.
             FSTS => state.set(FSTS, 0),
             IQT => {
                 let queue = state.told(IQA);
@@ -111,7 +111,7 @@ impl Subject for Vtd<Unit<Registers>, Arc<HeapTables>> {
     type Model = Registers;
     type Config = Config;
 
-    // By registers each command waits for itself.
+    // Each command by registers waits for itself.
     const WAITS: u32 = 20 + 2 * iommu::MOST_PAGE_COMMANDS as u32;
 
     fn model(data: &mut Bytes<'_>) -> Registers {
