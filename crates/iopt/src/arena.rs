@@ -30,7 +30,7 @@ use held::StorageCell;
 pub type AtomicMeta = Meta<AtomicU64, AtomicU32>;
 
 impl AtomicMeta {
-    /// Of a table that is not in use; for arenas in statics.
+    /// Meta of a table that is not in use; for arenas in statics.
     pub const fn new() -> Self {
         Self {
             next: AtomicU64::new(0),
@@ -453,7 +453,7 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
 
     #[inline]
     fn reclaim(&self, chain: Chain) {
-        // Of a single page there is hardly ever one.
+        // Most reserves of a single page have nothing left over.
         if !chain.is_empty() {
             self.put_back(&chain);
         }

@@ -130,7 +130,7 @@ pub trait Cell {
 pub struct Series {
     /// The next entry.
     pub next: u64,
-    /// What the one behind it has more.
+    /// Difference between an entry and the one behind it.
     pub stride: u64,
     /// Bits that may be anything where entries are compared.
     pub ignored: u64,

@@ -51,7 +51,7 @@ pub enum BuildError {
         format: FormatId,
         /// Which setting, in words.
         what: &'static str,
-        /// What was asked for.
+        /// The value asked for.
         value: u64,
         /// The least value.
         min: u64,
@@ -87,7 +87,7 @@ pub enum BuildError {
     Broken(#[from] BrokenPlan),
 }
 
-/// What is wrong with a range, before any table is looked at.
+/// Error of a range, found before any table is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
     /// The range, or one of the runs, has no bytes.
@@ -154,7 +154,7 @@ pub enum TableMapError {
     /// The format cannot express these permissions.
     #[error("{format} cannot express the permissions {prot}")]
     Prot {
-        /// What was asked for.
+        /// The permissions asked for.
         prot: Prot,
         /// The format.
         format: FormatId,
@@ -220,7 +220,7 @@ pub enum ResizeError<E> {
 
 #[cfg(feature = "alloc")]
 impl<E> ResizeError<E> {
-    /// What it says, if that is not a failed flush.
+    /// Returns every error but a failed flush.
     pub(crate) fn but_for_flush<T>(self) -> Option<ResizeError<T>> {
         Some(match self {
             Self::Flush(_) => return None,

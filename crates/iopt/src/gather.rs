@@ -1,4 +1,4 @@
-//! What a flush must do before unmapped memory and tables may be used again.
+//! Flushes that come before unmapped memory and tables may be used again.
 //!
 //! ```text
 //! unmap ──▶ Gather ──flush_with(unit)──▶ Flushed ──▶ Table::reclaim
@@ -22,7 +22,7 @@ use crate::memory::{Chain, TableMemory};
 /// How many separate ranges a gather keeps apart; more grow together.
 const RANGES: usize = 16;
 
-/// What was removed from a table and is not flushed yet.
+/// Mappings and tables that were removed from a table and are not flushed yet.
 ///
 /// Dropping it unflushed keeps its tables out of use for ever (they stay counted as in use by
 /// their memory): never a reuse before the flush.
@@ -35,7 +35,7 @@ pub struct Gather {
     root: u64,
 }
 
-/// What a unit has to invalidate for one domain.
+/// Invalidation that a unit has to do for one domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalidation {
     root: Option<Root>,
@@ -45,8 +45,9 @@ pub struct Invalidation {
 }
 
 impl Invalidation {
-    /// What a gather would hold after leaves at `leaf_levels` were removed from `range`, and tables
-    /// were unlinked or not: for units' own tests, and for tables that are not this crate's.
+    /// Creates the invalidation of a gather after leaves at `leaf_levels` were removed from
+    /// `range`, with tables unlinked or not: for units' own tests, and for tables that are not this
+    /// crate's.
     pub fn of(range: Span<Iova>, leaf_levels: u32, tables_unlinked: bool) -> Self {
         let mut gather = Gather::new();
         if !range.is_empty() {
@@ -112,7 +113,7 @@ impl Gather {
         }
     }
 
-    /// What the unit has to invalidate.
+    /// Invalidation that the unit has to do.
     pub const fn invalidation(&self) -> &Invalidation {
         &self.invalidation
     }

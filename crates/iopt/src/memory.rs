@@ -9,8 +9,8 @@
 //! is damaged, adopted from another process or written by a device, leads outside, and the engine
 //! and the formats need no `unsafe`. The cost is one `and` per level.
 //!
-//! What depends on the machine is here as well: waiting ([`wait`](TableMemory::wait)) and spreading
-//! threads ([`place`](TableMemory::place)) have defaults that need no operating system.
+//! Functions that depend on the machine are here as well: waiting ([`wait`](TableMemory::wait)) and
+//! spreading threads ([`place`](TableMemory::place)) have defaults that need no operating system.
 //!
 //! Tables change hands in chains, linked through their own `Meta`, so that reserving and giving
 //! back need no memory of their own: an operation reserves the tables that it can need, takes them
@@ -71,7 +71,7 @@ pub trait TableMemory {
     /// damaged tables cannot lead outside.
     fn entries(&self, table: u64, count: usize) -> &[Self::Cell];
 
-    /// What the engine notes about the table at `table`.
+    /// Returns the engine's notes about the table at `table`.
     fn meta(&self, table: u64) -> &Meta<Self::Link, Self::Count>;
 
     /// The last address at which a table can lie.
@@ -336,7 +336,7 @@ impl Chain {
     }
 }
 
-/// What an adapter passes on to the memory `$inner`: everything but the hooks.
+/// Functions that an adapter passes on to the memory `$inner`: everything but the hooks.
 macro_rules! pass_on {
     ($self:ident => $inner:expr) => {
         type Cell = M::Cell;

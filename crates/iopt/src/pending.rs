@@ -1,15 +1,15 @@
-//! What the device has written to and was not acknowledged yet.
+//! Memory that the device has written to, not acknowledged yet.
 //!
 //! ```text
 //! Table::harvest ──▶ Pending ──flush_with(unit)──▶ Shown ──▶ acknowledge, or put back
 //! ```
 //!
-//! [`Table::harvest`](crate::Table::harvest) moves dirty bits out of the table into a bitmap. Until
-//! the unit has invalidated what it has cached, it goes on writing to those pages without setting the
-//! bit anew; a copy made before the flush would miss these writes. So the bits can be
-//! looked at only through [`PendingHarvest`], which only a flush gives. Only acknowledging clears a bit. What
-//! is put back stays pending and is shown again after the next flush: it does not return into the
-//! table, since that would cost a store for each entry, and another flush to get it out again.
+//! [`Table::harvest`](crate::Table::harvest) moves dirty bits out of the table into a bitmap. Until the unit
+//! has invalidated what it has cached, it goes on writing to those pages without setting the bit anew; a copy
+//! made before the flush would miss these writes. So the bits can be looked at only through
+//! [`PendingHarvest`], which only a flush gives. Only acknowledging clears a bit. Bits that are put back stay
+//! pending and are shown again after the next flush: they do not return into the table, since that would cost
+//! a store for each entry, and another flush to get them out again.
 //!
 //! ```
 //! # use iopt::{HeapTables, Pending, Prot, Table, TableOps as _, format::VtdSs};
@@ -121,7 +121,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
 
     /// Has `work` harvest into the same bitmap by borrowed words, for callees without a type parameter.
     pub fn with_words<T>(&mut self, work: impl FnOnce(&mut Pending<&mut [u64]>) -> T) -> T {
-        /// What was harvested stays to be invalidated when `work` panics, too.
+        /// The harvest stays to be invalidated when `work` panics, too.
         struct Lent<'a> {
             pending: Pending<&'a mut [u64]>,
             gather: &'a mut Gather,
@@ -143,7 +143,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
         work(&mut lent.pending)
     }
 
-    /// What the unit has to invalidate before the bits can be shown.
+    /// Invalidation that the unit has to do before the bits can be shown.
     pub fn invalidation(&self) -> &Invalidation {
         self.gather.invalidation()
     }
@@ -185,7 +185,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
         (address >> self.log2) - (self.span.start >> self.log2)
     }
 
-    /// What the bits `[first, last]` stand for, as far as it is in the span.
+    /// Addresses in the span that the bits `[first, last]` stand for.
     fn addresses(&self, first: u64, last: u64) -> Option<Span<Iova>> {
         let base = self.span.start >> self.log2;
         // Bits behind the span's last one belong to no page.
@@ -199,9 +199,9 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
     }
 }
 
-/// What is pending, after the flush: it can be copied now.
+/// Pending bits, after the flush: their pages can be copied now.
 ///
-/// What is not acknowledged stays pending, also when this is dropped.
+/// Bits that are not acknowledged stay pending, also when this is dropped.
 #[derive(Debug)]
 #[must_use = "what is not acknowledged stays pending"]
 pub struct PendingHarvest<'p, W> {
@@ -230,7 +230,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> PendingHarvest<'_, W> {
         self.pending.words.as_mut().fill(0);
     }
 
-    /// What lies in `range` is taken care of; a bit that stands for more than that stays.
+    /// Acknowledges `range`; a bit that stands for more than that stays.
     pub fn acknowledge_part(&mut self, range: Span<Iova>) {
         let Some(inside) = self.pending.span.intersection(&range) else {
             return;
@@ -327,7 +327,7 @@ mod tests {
         });
         let runs: Vec<_> = shown.unwrap().runs().collect();
         assert_eq!(runs, [Span::new(0x1000, 0x1000)]);
-        // What was put back needs no second flush.
+        // Bits that were put back need no second flush.
         assert!(pending.flush_with(|_| Err(())).is_ok());
     }
 

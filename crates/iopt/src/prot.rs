@@ -1,7 +1,7 @@
-//! What a device may do with a page.
+//! Permissions of a device for a page.
 
 bitflags::bitflags! {
-    /// What a device may do with a page, and how its accesses are made.
+    /// Permissions of a device for a page, and properties of its accesses.
     ///
     /// A format refuses what it cannot express; it never grants more than was asked for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -78,7 +78,7 @@ pub enum AdoptError {
     },
 }
 
-/// What is noted beside a page that belongs to no table. Others have the number of the attempt that
+/// Note beside a page that belongs to no table. Other pages have the number of the attempt that
 /// took them.
 const UNTAKEN: u64 = u32::MAX as u64;
 

@@ -97,9 +97,9 @@ pub trait ByWidth: Cell + Send + Sync + fmt::Debug + Sized + 'static {
     -> Result<AnyTable, AdoptError>;
 }
 
-/// What is done with a format that is known by its name.
+/// Operation on a format that is known by its name.
 pub trait Visitor {
-    /// What comes of it.
+    /// Result of the operation.
     type Result;
 
     /// Does it.

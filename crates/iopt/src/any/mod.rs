@@ -67,17 +67,17 @@ impl<M> ErasableMemory for M where
 {
 }
 
-/// What [`AnyTable::adopt`] has found whole.
+/// A table that [`AnyTable::adopt`] has found whole.
 #[derive(Debug)]
 #[must_use = "its tables stay out of use until it is opened"]
 pub struct AnyAdopted(Adopted<(FormatId, u8)>);
 
-/// What [`AnyTable::plan_map`] has reserved the tables for. Dropped, it gives them back.
+/// A map planned by [`AnyTable::plan_map`], with its tables reserved. Dropped, it gives them back.
 #[must_use = "nothing is mapped until it is filled"]
 pub struct AnyPlanned<'t> {
     table: &'t dyn AnyFormat,
     plan: Plan<'t>,
-    // What was planned from stays a table.
+    // The tables that the plan was made from stay tables.
     _guard: Guard<'t, DefaultReclaim>,
 }
 
@@ -137,7 +137,7 @@ impl AnyTable {
         adopted.map_err(AdoptError::Build)?
     }
 
-    /// What converts a [`Table`] is `From`; this is for one whose memory is erased.
+    /// Conversions of a [`Table`] are `From`; this is for one whose memory is erased.
     fn over<F: Format, C: ByWidth>(table: Table<F, Erased<C>>) -> Self {
         let memory = AnyMemory(Arc::new(table.memory().clone()));
         let table = Box::new(SharedTable::new(table));

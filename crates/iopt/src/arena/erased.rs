@@ -63,7 +63,7 @@ impl<C: Cell> Erased<C> {
     }
 }
 
-/// What [`TableMemory`] has, as far as a table that is held by `&mut` asks for it.
+/// The part of [`TableMemory`] that a table held by `&mut` uses.
 trait DynMemory<C>: Send + Sync {
     fn entries(&self, table: u64, count: usize) -> &[C];
     fn meta(&self, table: u64) -> &AtomicMeta;

@@ -1,4 +1,4 @@
-//! What the device has written to: the switch, and taking it along when leaves go.
+//! Dirty tracking: the switch, and dirty bits of leaves that are removed.
 //!
 //! # Hardware's stores
 //!

@@ -26,8 +26,8 @@
 //!   by acquire.
 //! * An entry at level 0 never leads to a table: one that says so is damaged and counts as empty.
 //!   Therefore every recursion ends.
-//! * Of a memory that gives too few entries for the table nothing comes; what is missing was noted
-//!   when the entries were asked for (`trust.rs`).
+//! * A memory that gives too few entries for the table yields none; the shortage was noted when
+//!   the entries were asked for (`trust.rs`).
 //!
 //! The level is a value here. In a pass whose level is a type it is a constant, and all of this is
 //! inlined and folded; passes that do not decide about speed take the level as a number, so that they
@@ -67,7 +67,7 @@ pub(super) struct Part<'t, F, C> {
 }
 
 impl<'t, F: Format, C: Cell> Entries<'t, F, C> {
-    /// Of no table.
+    /// Entries of no table.
     pub(super) const fn none() -> Self {
         Self {
             cells: &[],
@@ -91,7 +91,7 @@ impl<'t, F: Format, C: Cell> Entries<'t, F, C> {
         self.next += count;
     }
 
-    /// Those that are still to come.
+    /// The entries that are still to come.
     #[inline(always)]
     pub(super) fn rest(&self) -> &'t [C] {
         self.cells.get(self.next..).unwrap_or(&[])
@@ -125,7 +125,7 @@ impl<'t, F: Format, C: Cell> Part<'t, F, C> {
         self.cell.get_acquire()
     }
 
-    /// What the entry says now.
+    /// Decodes the entry as it is now.
     #[inline(always)]
     pub(super) fn entry(&self) -> Entry {
         decode::<F>(self.entries.level, self.word())
@@ -182,7 +182,7 @@ impl<'t, F: Format, C: Cell> Part<'t, F, C> {
     }
 }
 
-/// What an entry says; one at level 0 never leads to a table.
+/// Decodes an entry; one at level 0 never leads to a table.
 #[inline(always)]
 pub(super) fn decode<F: Format>(level: usize, word: u64) -> Entry {
     match F::decode(level, word) {
@@ -191,7 +191,7 @@ pub(super) fn decode<F: Format>(level: usize, word: u64) -> Entry {
     }
 }
 
-/// Whether a table comes before those below it, or after them.
+/// Order of a table and the tables below it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     Above,

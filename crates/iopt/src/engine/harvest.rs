@@ -36,7 +36,7 @@ trait Visitor {
     fn leaf(&mut self, leaf: Span<Iova>, level: usize);
 }
 
-/// What a pass over dirty leaves carries along.
+/// State of a pass over dirty leaves.
 struct Pass<'a, T> {
     visitor: &'a mut T,
     aperture: Aperture,

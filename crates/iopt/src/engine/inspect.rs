@@ -10,7 +10,7 @@ use runs::{Pa, Span};
 
 use crate::format::{Entry, Format};
 
-/// What is wrong with one entry of a table.
+/// Damage of one entry of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("entry {index} of the table at {table:#x} (level {level}), {word:#x}: {kind}")]
 pub struct Damage {
@@ -22,11 +22,11 @@ pub struct Damage {
     pub index: u32,
     /// The entry.
     pub word: u64,
-    /// What is wrong.
+    /// Kind of damage.
     pub kind: DamageKind,
 }
 
-/// What is wrong with an entry.
+/// Kind of damage of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DamageKind {

@@ -329,10 +329,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
     }
 
-    /// Whether unmapping leaves tables that it has emptied where they are, for what is mapped there
-    /// next; at first it does not. What comes and goes in the same place, as buffers do, is then
-    /// mapped and unmapped without a table that changes hands, and unmapping needs no flush of upper
-    /// levels.
+    /// Selects whether unmapping leaves emptied tables in place, for the next map there; off at
+    /// first. Buffers that come and go in the same place are then mapped and unmapped without a
+    /// table that changes hands, and unmapping needs no flush of upper levels.
     ///
     /// [`give_back_empty_tables`](TableOps::give_back_empty_tables) gives them back, and so does
     /// [`map_anew`](TableOps::map_anew) where it maps.

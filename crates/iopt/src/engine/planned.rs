@@ -26,7 +26,7 @@ pub struct Planned<'t, F: Format, M: TableMemory> {
     pub(super) plan: Plan<'t>,
 }
 
-/// What was planned, without the table.
+/// A planned map, without the table.
 #[derive(Debug)]
 pub(crate) struct Plan<'t> {
     request: Request<'t>,

@@ -27,7 +27,7 @@ use crate::gather::Gather;
 use crate::memory::TableMemory;
 use crate::prot::Prot;
 
-/// What may change in place.
+/// Permissions that may change in place.
 const PERMISSIONS: Prot = Prot::RW.union(Prot::EXECUTE).union(Prot::PRIVILEGED);
 
 /// A request that is well formed.

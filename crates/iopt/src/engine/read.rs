@@ -15,7 +15,7 @@ use crate::prot::Prot;
 pub struct Leaf {
     /// The whole leaf: where it begins in both address spaces, and its size in bytes.
     pub run: Run,
-    /// What a device may do there.
+    /// Permissions of the device.
     pub prot: Prot,
     /// The level of its entry, 0 for the smallest page.
     pub level: u8,
@@ -108,8 +108,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
     }
 
-    /// What is mapped in `range`, as the longest possible runs, in order. The first and the last
-    /// leaf count whole, also when the range begins or ends inside them.
+    /// Iterates over the mappings in `range`, as the longest possible runs, in order. The first
+    /// and the last leaf count whole, also when the range begins or ends inside them.
     pub fn runs(&self, range: Span<Iova>) -> impl Iterator<Item = Run> + '_ {
         let mut leaves = self.leaves(range);
         let mut joiner = Joiner::new();
@@ -151,9 +151,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 pub struct Leaves<'t, F: Format, M: TableMemory> {
     table: &'t Table<F, M>,
     aperture: Aperture,
-    /// What is left of the range in the lowest table that holds what comes next.
+    /// Rest of the range in the lowest table that holds its next entry.
     here: Entries<'t, F, M::Cell>,
-    /// Behind it: a stripped address, and the bytes of the range from there on.
+    /// Start of the part behind it: a stripped address, and the bytes of the range from there on.
     at: u64,
     todo: u64,
     /// The entry of the leaf that came last.

@@ -1,4 +1,4 @@
-//! What an unmap has removed, and how it is reported.
+//! Runs that an unmap has removed, and their report.
 
 use runs::{Joiner, Run, Span};
 
@@ -6,7 +6,7 @@ use super::sink::{RunSink, Wants};
 use crate::format::Aperture;
 use crate::gather::Gather;
 
-/// What an unmap has removed so far.
+/// Runs that an unmap has removed so far.
 pub(super) struct Removed<'a, S> {
     pub(super) gather: &'a mut Gather,
     sink: &'a mut S,
@@ -26,7 +26,7 @@ pub(super) struct Removed<'a, S> {
     pub(super) outcome: Outcome,
 }
 
-/// What an unmap has done.
+/// Totals of an unmap.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Outcome {
     /// Bytes that were mapped.
@@ -57,7 +57,7 @@ impl<'a, S: RunSink> Removed<'a, S> {
         }
     }
 
-    /// What the sink wants to receive.
+    /// Reports of removed runs that the sink wants.
     #[inline(always)]
     pub(super) fn wants(&self) -> Wants {
         self.sink.wants()

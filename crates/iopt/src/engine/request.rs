@@ -106,7 +106,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// What leaves say beside their address and size.
+/// Attributes of leaves, beside their address and size.
 pub(crate) trait Attributes: Copy {
     /// The bits, if the format can express it.
     fn bits<F: Format>(self, format: &F) -> Option<u64>;

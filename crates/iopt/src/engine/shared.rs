@@ -3,18 +3,18 @@
 //! # Protocol
 //!
 //! **Ranges.** Operations that change the table and run at once are given ranges that do not overlap.
-//! Who gives them out decides that once, above the table: an address space by its areas, Linux by the
-//! addresses that its callers hold. So an operation stores to entries that no other one stores to, waits
-//! for none, and needs neither a claim nor a count in a table: two operations on neighbouring pages
-//! share a line of the cache only where their entries do. An operation may be interrupted at any store,
-//! and the handler may do another one beside it.
+//! The layer above the table gives them out and ensures that once: an address space by its areas, Linux
+//! by the addresses that its callers hold. So an operation stores to entries that no other one stores
+//! to, waits for none, and needs neither a claim nor a count in a table: two operations on neighbouring
+//! pages share a line of the cache only where their entries do. An operation may be interrupted at any
+//! store, and the handler may do another one beside it.
 //!
 //! Where callers break this rule translations are wrong, and not only in the ranges that overlap: two operations may
 //! both unlink a table, which then comes back twice. The program stays sound, since entries are atomic cells, and a table
 //! that one operation frees is not reused while another one is inside.
 //!
-//! **Links** are what two operations have in common: both may find that the same table is missing.
-//! Each fills one of its own completely and links it by one compare-and-exchange. Who comes second gives
+//! **Links** are what two operations have in common: both may find that the same table is missing. Each
+//! fills one of its own completely and links it by one compare-and-exchange. The second operation gives
 //! its own back and goes on in the one that is there.
 //!
 //! **Freeing.** An operation unlinks a table only where it *owns* all that the table spans: its own

@@ -1,4 +1,4 @@
-//! What receives the runs that an unmap removes.
+//! Receivers of the runs that an unmap removes.
 
 use runs::Run;
 
@@ -7,7 +7,7 @@ use runs::Run;
 /// Any `FnMut(Run)` is one; [`NoRuns`] wants none, which saves reading the leaves
 /// of tables that are removed whole.
 pub trait RunSink {
-    /// What it wants to receive. The answer never changes.
+    /// Reports that it wants to receive. The answer never changes.
     #[inline(always)]
     fn wants(&self) -> Wants {
         Wants::Runs
@@ -24,7 +24,7 @@ pub trait RunSink {
     }
 }
 
-/// What a [`RunSink`] wants to receive.
+/// Reports that a [`RunSink`] wants to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wants {
     /// Nothing.

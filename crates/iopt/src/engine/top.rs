@@ -17,12 +17,12 @@
 //!
 //! # What the unit knows
 //!
-//! Until the unit knows the new root it walks the old one, which translates what it translated
-//! before. So an old root must not be used for something else before the unit has the new one. The
-//! table therefore records the root that the unit has: until they are equal, every gather with an unlinked
-//! table, and that of the growth itself, says that there is a new root
-//! ([`Invalidation::new_root`](crate::Invalidation::new_root)). The flush of such a gather gives it to
-//! the unit, and [`reclaim`](Table::reclaim) records that in the table.
+//! The unit walks the old root, which translates as before, until it knows the new one. So an old root
+//! must not be used for something else before the unit has the new one. The table therefore records the
+//! root that the unit has: until they are equal, every gather with an unlinked table, and that of the
+//! growth itself, says that there is a new root
+//! ([`Invalidation::new_root`](crate::Invalidation::new_root)). The flush of such a gather gives it to the
+//! unit, and [`reclaim`](Table::reclaim) records that in the table.
 
 use super::Table;
 use super::trust::set_aside;

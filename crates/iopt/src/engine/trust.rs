@@ -21,7 +21,7 @@ pub(crate) enum NotSetAside {
     Broken(BrokenPlan),
 }
 
-/// What an operation says of it.
+/// Converts it to the errors of operations.
 macro_rules! not_set_aside {
     ($($error:ident$(<$parameter:ident>)?),*) => {$(
         impl$(<$parameter>)? From<NotSetAside> for $error$(<$parameter>)? {

@@ -27,7 +27,7 @@ pub enum DirtyError {
     OutsidePending {
         /// The range.
         range: Span<Iova>,
-        /// What the bitmap stands for.
+        /// The range of the bitmap.
         pending: Span<Iova>,
     },
     /// The range begins or ends inside a large leaf, whose dirty bit is one for all of it.

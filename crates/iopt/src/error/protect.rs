@@ -31,7 +31,7 @@ pub enum ProtectError {
     /// The format cannot express these permissions.
     #[error("{format} cannot express the permissions {prot}")]
     Prot {
-        /// What was asked for.
+        /// The permissions asked for.
         prot: Prot,
         /// The format.
         format: FormatId,

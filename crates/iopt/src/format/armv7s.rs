@@ -97,7 +97,7 @@ impl<const DOMAIN: u8> ArmV7s<DOMAIN> {
         Self { shareable: true }
     }
 
-    /// Whether normal memory is shareable (S).
+    /// Sets whether normal memory is shareable (S).
     pub const fn with_shareable(mut self, on: bool) -> Self {
         self.shareable = on;
         self
@@ -176,7 +176,7 @@ impl<const DOMAIN: u8> Format for ArmV7s<DOMAIN> {
 
     #[inline]
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
-        // What is present can be read, and there is no bit that forces snooping.
+        // Present entries can be read, and there is no bit that forces snooping.
         if !prot.contains(Prot::READ) || prot.contains(Prot::COHERENT) {
             return None;
         }

@@ -54,7 +54,7 @@ pub enum DartVersion {
     V2,
 }
 
-/// What distinguishes one kind of DART tables from another.
+/// Parameters that distinguish kinds of DART tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DartConfig {
     /// How entries are encoded.

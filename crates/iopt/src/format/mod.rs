@@ -109,7 +109,7 @@ pub struct Root {
 pub struct Aperture {
     /// Bits of an input address.
     pub bits: u32,
-    /// What the bits above are.
+    /// Required value of the bits above.
     pub above: Above,
 }
 
@@ -164,8 +164,9 @@ impl Aperture {
         let (first, last) = (range.start, range.last());
         match self.above {
             Above::Sign => {
-                // What lies above the bits that count, and the highest of them: all 0 or all 1.
-                // From 1 to 64 bits count. The mask is what processors do to shifts anyhow.
+                // The bits above the ones that count, and the highest of these, are all 0 or
+                // all 1. From 1 to 64 bits count. The mask is what processors do to shifts
+                // anyhow.
                 let above = self.bits.wrapping_sub(1) & 63;
                 let (first, last) = (first as i64 >> above, last as i64 >> above);
                 first == last && (first == 0 || first == -1)
@@ -215,7 +216,7 @@ impl fmt::Display for Aperture {
     }
 }
 
-/// What a unit demands when the size of a translation changes while it is in use: a table takes a
+/// Demand of a unit when the size of a translation changes while it is in use: a table takes a
 /// large leaf's place, or the other way round, with the same addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BreakBeforeMake {
@@ -229,7 +230,7 @@ pub enum BreakBeforeMake {
     NotNeeded,
 }
 
-/// What an entry says.
+/// A decoded entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Nothing: accesses fault.
@@ -327,7 +328,7 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         root
     }
 
-    /// What the unit demands when an entry's size changes while it is in use.
+    /// Demand of the unit when an entry's size changes while it is in use.
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::NotNeeded
     }
@@ -370,20 +371,20 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// [`leaf_bits`](Self::leaf_bits).
     fn leaf(level: usize, pa: u64, log2: u32, bits: u64) -> u64;
 
-    /// What to add to a leaf's entry to get the entry of the leaf that goes on behind it in
+    /// Returns the difference between a leaf's entry and the entry of the leaf behind it in
     /// memory.
     fn stride(log2: u32) -> u64;
 
     /// The entry at `level` that leads to the table at `table`, one level below.
     fn table(&self, level: usize, table: u64) -> u64;
 
-    /// What the entry at `level` says. Total: any word gives an answer.
+    /// Decodes the entry at `level`. Total: any word gives an answer.
     fn decode(level: usize, word: u64) -> Entry;
 
     /// True when hardware reads the entry as not present.
     fn is_empty(word: u64) -> bool;
 
-    /// What stands in for the entry `word` while sizes change, where the unit asks for
+    /// Returns the stand-in for the entry `word` while sizes change, where the unit asks for
     /// break-before-make: 0, which translates nothing, or the marked entry (Arm, level 1, nT).
     fn broken(&self, level: usize, word: u64) -> u64 {
         let _ = (level, word);

@@ -85,15 +85,15 @@ impl<const SECOND_STAGE: bool> RiscVTables<SECOND_STAGE> {
         })
     }
 
-    /// Whether the unit sets A and D (DC.tc.SADE for the first stage, GADE for the second). If
-    /// not, an access to a leaf without A, or a write to one without D, faults; so both are set
-    /// from the beginning.
+    /// Sets whether the unit sets A and D (DC.tc.SADE for the first stage, GADE for the
+    /// second). If not, an access to a leaf without A, or a write to one without D, faults; so
+    /// both are set from the beginning.
     pub const fn with_hardware_updates(mut self, on: bool) -> Self {
         self.hardware_updates = on;
         self
     }
 
-    /// Whether the unit has Svpbmt: without it [`Prot::DEVICE`] and [`Prot::UNCACHED`] are
+    /// Sets whether the unit has Svpbmt: without it [`Prot::DEVICE`] and [`Prot::UNCACHED`] are
     /// refused.
     pub const fn with_memory_types(mut self, on: bool) -> Self {
         self.memory_types = on;
@@ -102,9 +102,9 @@ impl<const SECOND_STAGE: bool> RiscVTables<SECOND_STAGE> {
 }
 
 impl RiscVTables<false> {
-    /// Whether requests of supervisor privilege come: those with a PASID that ask for it, where the process
-    /// context allows it (PC.ta.ENS, SUM). Without it [`Prot::PRIVILEGED`] is refused: no request would reach
-    /// such a leaf.
+    /// Sets whether there are requests of supervisor privilege: requests with a PASID that ask for it, where
+    /// the process context allows it (PC.ta.ENS, SUM). Without it [`Prot::PRIVILEGED`] is refused: no request
+    /// would reach such a leaf.
     pub const fn with_supervisor_requests(mut self, on: bool) -> Self {
         self.supervisor = on;
         self

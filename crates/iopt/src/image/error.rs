@@ -25,9 +25,9 @@ pub enum ImageError {
     /// Its bytes have changed since it was written.
     #[error("the image is damaged: checksum {found:#010x}, not {said:#010x}")]
     Checksum {
-        /// What it says.
+        /// The stated value.
         said: u32,
-        /// What its bytes give.
+        /// The value computed from its bytes.
         found: u32,
     },
     /// A field of the header has a value that it cannot have.

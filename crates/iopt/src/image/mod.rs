@@ -129,7 +129,7 @@ impl FormatId {
             }),
             _ => return None,
         };
-        // Whatever else is in the bytes is of a later version.
+        // Other content of the bytes is of a later version.
         (id.to_bytes() == bytes).then_some(id)
     }
 }

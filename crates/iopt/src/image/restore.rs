@@ -73,7 +73,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     return Err(damage(DamageKind::Shared { table: below }).into());
                 };
                 self.copy(image, &there, new, reserve)?;
-                // What hardware has set in the link stays set.
+                // Bits that hardware has set in the link stay set.
                 let own = self.format.table(level, below);
                 cell.set_release(self.format.table(level, new) | (word & !own));
                 Ok(())

@@ -42,7 +42,7 @@ impl<M, L: MappingRecord> Checked<M, L> {
         &self.record
     }
 
-    /// Whose tables these are.
+    /// The domain of these tables.
     pub const fn domain(&self) -> Domain {
         self.domain
     }
@@ -68,7 +68,7 @@ impl<M: TableMemory, L: MappingRecord> TableMemory for Checked<M, L> {
 
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Compares all that is mapped with what `record` has of `domain`, whose only table this is.
-    /// What differs is in the record's report afterwards.
+    /// Differences are in the record's report afterwards.
     ///
     /// Finds what the hooks cannot see: entries that were stored past the engine, or damaged.
     pub fn verify(&self, record: &impl MappingRecord, domain: Domain) {

@@ -13,7 +13,7 @@ pub struct Counted<M> {
     entry_stores: AtomicU64,
 }
 
-/// What a [`Counted`] memory has counted.
+/// Counts of a [`Counted`] memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableCounters {
     /// How often a pass went down from a root.
@@ -40,7 +40,7 @@ impl<M> Counted<M> {
         &self.inner
     }
 
-    /// What was counted since the beginning, or since the last [`take`](Self::take).
+    /// Returns the counts since the beginning, or since the last [`take`](Self::take).
     pub fn counters(&self) -> TableCounters {
         TableCounters {
             descents: self.descents.load(Ordering::Relaxed),
@@ -49,7 +49,7 @@ impl<M> Counted<M> {
         }
     }
 
-    /// What was counted; counting begins again at 0.
+    /// Returns the counts; counting begins again at 0.
     pub fn take(&self) -> TableCounters {
         TableCounters {
             descents: self.descents.swap(0, Ordering::Relaxed),

@@ -47,7 +47,7 @@ impl<M, C: CacheLines> NonCoherent<M, C> {
         &self.inner
     }
 
-    /// What writes the lines back.
+    /// The write-back of cache lines.
     pub const fn lines(&self) -> &C {
         &self.lines
     }

@@ -1,4 +1,4 @@
-//! Who maps which physical memory.
+//! Record of the mappings of physical memory, by domain.
 //!
 //! The record knows what each domain has mapped, and for every physical page which domains can
 //! write to it, and how often. Both are kept as runs, so that a leaf of 1 GiB costs as little as
@@ -10,13 +10,13 @@ use runs::{Pa, Run, Span};
 
 use crate::prot::Prot;
 
-/// Whose table it is.
+/// Domain and owner of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Domain {
     /// The domain.
     pub id: u32,
-    /// Domains of one owner may write to the same memory: those of one virtual machine, say. What
-    /// different owners write to is isolated.
+    /// Domains of one owner may write to the same memory: those of one virtual machine, say.
+    /// Memory that different owners write to is isolated.
     pub owner: u32,
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for Domain {
     }
 }
 
-/// What should not be.
+/// Violation of the record's rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// A device of one owner can write to memory to which a device of another owner can write.
@@ -34,33 +34,33 @@ pub enum Violation {
     SharedWritable {
         /// The physical memory.
         memory: Span<Pa>,
-        /// Who had mapped it before.
+        /// Domain that had mapped it before.
         before: Domain,
-        /// Who has mapped it now.
+        /// Domain that has mapped it now.
         now: Domain,
     },
     /// It was unmapped, but the record knows of no such mapping: its reference is lost.
     #[error("{domain} has unmapped {run}, which it had not mapped")]
     NotMapped {
-        /// What was unmapped.
+        /// The unmapped run.
         run: Run,
-        /// By whom.
+        /// Domain that has unmapped it.
         domain: Domain,
     },
     /// The tables map what the record does not know of, or knows with other permissions.
     #[error("{domain} maps {run}, which is not recorded")]
     LeafWithoutEntry {
-        /// What is mapped.
+        /// The mapped run.
         run: Run,
-        /// By whom.
+        /// Domain that maps it.
         domain: Domain,
     },
     /// The record knows of a mapping that is not in the tables: a reference is lost.
     #[error("{domain} does not map {run}, which is noted")]
     EntryWithoutLeaf {
-        /// What the record has.
+        /// The recorded run.
         run: Run,
-        /// Whose it is.
+        /// Domain that it is recorded for.
         domain: Domain,
     },
 }
@@ -117,7 +117,7 @@ mod heap {
         violations: Violations,
     }
 
-    /// What a record has found.
+    /// Violations that a record has found.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Violations {
         first: Vec<Violation>,
@@ -161,12 +161,12 @@ mod heap {
             }
         }
 
-        /// What was found so far.
+        /// Violations found so far.
         pub const fn violations(&self) -> &Violations {
             &self.violations
         }
 
-        /// What was found so far; the report begins anew.
+        /// Takes the violations found so far; the report begins anew.
         pub fn take_violations(&mut self) -> Violations {
             core::mem::take(&mut self.violations)
         }
@@ -245,7 +245,7 @@ mod heap {
         }
     }
 
-    /// What one domain maps, by device address.
+    /// Mappings of one domain, by device address.
     #[derive(Clone, Debug, Default)]
     struct Mappings(BTreeMap<u64, Mapping>);
 
@@ -304,7 +304,7 @@ mod heap {
         }
     }
 
-    /// Who can write to which physical memory.
+    /// Writers of physical memory.
     #[derive(Clone, Debug, Default)]
     struct Writers(BTreeMap<u64, Stretch>);
 

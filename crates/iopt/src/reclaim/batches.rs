@@ -106,7 +106,7 @@ impl<R: Reclaim, C: Cell + Default> Readers<R, C> {
             (step, idle) = self.locked(memory, || {
                 self.waiting.fenced.set(fenced.into());
                 self.in_work.set(0);
-                // What waited, and what has gathered behind it.
+                // The batch that waited, and the one that has gathered behind it.
                 let again = left && rounds < 2;
                 let step = if again {
                     self.begin(memory, gathered)
@@ -188,7 +188,7 @@ impl<C: Cell> Batch<C> {
 pub(crate) struct Guard<'a, R: Reclaim + 'a>(#[allow(dead_code, reason = "held")] R::Guard<'a>);
 
 impl Guard<'_, Unguarded> {
-    /// Of a reader that is not known.
+    /// Guard of a reader that is not known.
     #[inline(always)]
     pub(crate) const fn of_none() -> Self {
         Self(())

@@ -72,7 +72,7 @@ pub type DefaultReclaim = Slots;
 
 /// How readers are known.
 ///
-/// Of an implementation that breaks these promises the worst is a wrong translation: table memory is a
+/// An implementation that breaks these promises causes a wrong translation at worst: table memory is a
 /// safe seam, whatever is read in it.
 pub trait Reclaim {
     /// A reader inside; dropped, it leaves. What it read before is read before others see that it left.

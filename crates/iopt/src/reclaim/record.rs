@@ -1,4 +1,4 @@
-//! What one reader says of itself: one word, so that an interrupt finds it before or after a change.
+//! Record of one reader: one word, so that an interrupt finds it before or after a change.
 
 use crate::cell::Cell;
 

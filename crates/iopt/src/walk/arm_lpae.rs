@@ -7,9 +7,9 @@
 //!
 //! Levels are counted from the smallest page here; Arm's level is 3 less ours.
 //!
-//! What a walk does not tell: memory types and shareability (AttrIndx, MemAttr, SH), security (NS,
-//! NSTable) and nG. They say how the access is made, not whether and where. Bits that are RES0
-//! are ignored, as the pseudocode does; so is nT.
+//! A walk does not return memory types and shareability (AttrIndx, MemAttr, SH), security (NS,
+//! NSTable) or nG. They say how the access is made, not whether and where. Bits that are RES0 are
+//! ignored, as the pseudocode does; so is nT.
 //!
 //! Permission is looked at when the leaf is reached, and after its address and access flag: a
 //! table that forbids writes above an invalid entry gives a translation fault (D8.15, priority of
@@ -24,7 +24,7 @@ use crate::prot::Prot;
 /// Tables of either stage: the root's format says which.
 pub(super) struct ArmLpae;
 
-/// What the walk of a table depends on.
+/// Parameters of a table that its walk depends on.
 struct Regime {
     second_stage: bool,
     /// The page, as a power of two.
@@ -217,7 +217,7 @@ impl Spec for ArmLpae {
     }
 }
 
-/// What a table's entry leaves to the leaves below it (D8.4.1, hierarchical permissions).
+/// Permissions that a table's entry leaves to the leaves below it (D8.4.1, hierarchical permissions).
 fn table_prot(walker: &Walker, regime: &Regime, word: u64) -> Prot {
     let mut prot = Prot::RW | Prot::EXECUTE;
     // Stage 2 tables have no attributes.
@@ -240,7 +240,7 @@ fn table_prot(walker: &Walker, regime: &Regime, word: u64) -> Prot {
     prot
 }
 
-/// What a stage 1 leaf allows (D8.4.1), for the requests that the walker is made for.
+/// Permissions of a stage 1 leaf (D8.4.1), for the requests that the walker is made for.
 fn stage_1_prot(walker: &Walker, word: u64) -> Prot {
     let bit = |n: u32| word >> n & 1 != 0;
     let mut prot = Prot::READ;
@@ -266,7 +266,7 @@ fn stage_1_prot(walker: &Walker, word: u64) -> Prot {
     prot
 }
 
-/// What a stage 2 leaf allows (D8.4.2).
+/// Permissions of a stage 2 leaf (D8.4.2).
 fn stage_2_prot(walker: &Walker, word: u64) -> Prot {
     let bit = |n: u32| word >> n & 1 != 0;
     let mut prot = Prot::empty();

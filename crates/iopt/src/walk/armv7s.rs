@@ -94,7 +94,7 @@ impl Spec for ArmV7s {
     }
 }
 
-/// What AP\[2\] and AP\[1:0\] allow (B3.7.1). Instructions are fetched from what can be read (B3.7.2).
+/// Permissions by AP\[2\] and AP\[1:0\] (B3.7.1). Readable memory is executable (B3.7.2).
 fn access(walker: &Walker, ap2: bool, ap10: u64) -> Result<Prot, WalkReason> {
     let (all, read) = (Prot::RW | Prot::EXECUTE, Prot::READ | Prot::EXECUTE);
     if walker.access_flag {

@@ -11,7 +11,7 @@ use crate::prot::Prot;
 pub struct WalkFault {
     /// The input address.
     pub iova: u64,
-    /// What was asked for.
+    /// The access asked for.
     pub access: Access,
     /// Level of the table at which the walk ended; level 0 is the one of the smallest page.
     pub level: u8,
@@ -21,7 +21,7 @@ pub struct WalkFault {
     pub entry: u64,
     /// How many table entries were read, or tried to.
     pub reads: u8,
-    /// What was wrong.
+    /// The reason of the fault.
     pub reason: WalkReason,
 }
 
@@ -38,7 +38,7 @@ pub enum WalkReason {
     /// The levels together do not allow the access.
     #[error("leaves only {granted}")]
     Denied {
-        /// What is allowed down to this entry.
+        /// Permissions down to this entry.
         granted: Prot,
     },
     /// Reserved bits of a present entry are not 0.
@@ -50,7 +50,7 @@ pub enum WalkReason {
     /// The input address is not one that the table translates, or is not canonical.
     #[error("outside {aperture}")]
     OutsideAperture {
-        /// What it translates.
+        /// Addresses that it translates.
         aperture: Aperture,
     },
     /// There is no memory where the table should be.

@@ -220,7 +220,7 @@ pub struct BadAddress {
     pub address: u64,
 }
 
-/// What a device asks for.
+/// Access of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Access {
@@ -250,7 +250,7 @@ impl core::fmt::Display for Access {
     }
 }
 
-/// What a walk found.
+/// Result of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
     /// Physical address of the input address itself.
@@ -263,7 +263,7 @@ pub struct Translation {
     pub open: Span<Iova>,
     /// The level of the leaf.
     pub level: u8,
-    /// What all levels together allow.
+    /// Permissions of all levels together.
     pub prot: Prot,
     /// The unit has not yet marked a write in the leaf: a caller that keeps this translation must walk
     /// again for the first write. False where the leaf is dirty, or where the unit keeps no dirty
@@ -284,7 +284,7 @@ pub struct UpperTable {
     pub level: u8,
     /// Its address.
     pub address: u64,
-    /// What the entries above it allow.
+    /// Permissions of the entries above it.
     pub prot: Prot,
 }
 

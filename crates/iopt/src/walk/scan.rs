@@ -34,14 +34,14 @@ pub struct Visited {
     pub index: u32,
     /// The entry; 0 where it cannot be read.
     pub word: u64,
-    /// What the levels down to here allow together.
+    /// Permissions of the levels down to here together.
     pub prot: Prot,
-    /// What it says, or why every access would fault. [`WalkReason::NoMemory`] stands for the rest of
-    /// the table too.
+    /// Its meaning, or the reason why every access would fault. [`WalkReason::NoMemory`] stands for
+    /// the rest of the table too.
     pub says: Result<Says, WalkReason>,
 }
 
-/// What an entry says.
+/// Meaning of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Says {
     /// It leads to a table.

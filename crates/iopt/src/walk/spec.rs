@@ -1,4 +1,4 @@
-//! What a format's file says of it, and the shape of its tables.
+//! Interface of a format's file, and the shape of its tables.
 
 use super::walker::Walker;
 use super::{Access, WalkReason};
@@ -14,7 +14,7 @@ pub(super) trait Spec {
     /// The shape of the walker's tables; `None` when the format has no such root.
     fn shape(walker: &Walker) -> Option<Shape>;
 
-    /// What `word`, met at `level` on the way to `iova`, says.
+    /// Decodes `word`, met at `level` on the way to `iova`.
     fn read(walker: &Walker, iova: u64, level: u8, word: u64) -> Result<Entry, WalkReason>;
 
     /// The first and the last byte of the page of 2^`log2` bytes that accesses may touch, where the
@@ -33,7 +33,7 @@ pub(super) trait Spec {
 /// How the tables below one root are laid out.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
-    /// What the root translates.
+    /// Addresses that the root translates.
     pub(super) aperture: Aperture,
     /// The smallest page, as a power of two.
     pub(super) page_log2: u32,
@@ -81,7 +81,7 @@ impl Shape {
     }
 }
 
-/// What an entry that is present says.
+/// A present entry, decoded.
 pub(super) enum Entry {
     /// A table at `level`.
     Table { address: u64, level: u8, prot: Prot },

@@ -56,7 +56,7 @@ fn reason(walker: &Walker, image: &Image, iova: u64, access: Access) -> WalkReas
     fault.reason
 }
 
-/// Keeps every table that it is told of.
+/// Keeps every table that it is given.
 #[derive(Default)]
 struct Tables(Vec<UpperTable>);
 

@@ -201,9 +201,9 @@ impl Walker {
         self
     }
 
-    /// Whether the walk itself marks entries as accessed and dirty, as far as the unit does so, by
-    /// [`WalkMemory::compare_exchange_u64`]; the [module](super#updates) says which and when. A new
-    /// walker only reads.
+    /// Sets whether the walk itself marks entries as accessed and dirty, as far as the unit does
+    /// so, by [`WalkMemory::compare_exchange_u64`]; the [module](super#updates) says which and
+    /// when. A new walker only reads.
     ///
     /// ```
     /// use std::cell::Cell;
@@ -260,7 +260,7 @@ impl Walker {
         self
     }
 
-    /// What it walks.
+    /// The root that it walks.
     pub const fn root(&self) -> Root {
         self.root
     }
@@ -275,7 +275,7 @@ impl Walker {
         by_format!(self.root.format, S => S::shape(self))
     }
 
-    /// What is left of a table's aperture for the unit's input addresses.
+    /// Cuts a table's aperture to the unit's input addresses.
     pub(super) fn narrow(&self, aperture: Aperture) -> Aperture {
         Aperture {
             bits: aperture.bits.min(self.input_bits),
@@ -413,7 +413,7 @@ impl Walker {
         }
     }
 
-    /// Whether an entry at `level` may lead where it does.
+    /// Checks that the target of an entry at `level` is allowed.
     pub(super) fn check_target(&self, level: u8, entry: &Entry) -> Result<(), WalkReason> {
         match *entry {
             // A format file never yields a level that does not fall; this is what keeps walks and
@@ -471,7 +471,7 @@ const fn widest(format: FormatId) -> u32 {
         FormatId::RiscV | FormatId::RiscVG => 56,
         // DDI 0406C, B3.5.1: a supersection with its extended base address.
         FormatId::ArmV7s => 40,
-        // What Linux tells of these units (`apple-dart.c`).
+        // From Linux's driver of these units (`apple-dart.c`).
         FormatId::Dart(config) => match config.version {
             DartVersion::V1 => 36,
             DartVersion::V2 => 42,
@@ -480,7 +480,7 @@ const fn widest(format: FormatId) -> u32 {
     }
 }
 
-/// What two levels allow together. Force-coherent and device are properties of the leaf.
+/// Permissions of two levels together. Force-coherent and device are properties of the leaf.
 pub(super) fn combine(above: Prot, here: Prot) -> Prot {
     let both = Prot::RW | Prot::EXECUTE;
     (above & here & both)

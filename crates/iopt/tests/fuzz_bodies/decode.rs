@@ -50,7 +50,7 @@ fn word<F: Format>(format: F, level: usize, word: u64) {
             );
             assert_eq!(pa & ((1 << log2) - 1), 0, "{what}");
             assert_eq!(pa >> F::OUTPUT_BITS, 0, "{what}");
-            // What it says can be said again, where the format has the permissions in this setting.
+            // The decoded leaf can be encoded again, where the format has the permissions in this setting.
             if let Some(bits) = format.leaf_bits(prot) {
                 let again = F::leaf(level, pa, log2, bits);
                 assert_eq!(F::decode(level, again), entry, "{what}: {again:#x}");
@@ -82,7 +82,7 @@ fn leaf<F: Format>(format: F, data: &mut Bytes<'_>) {
     assert!(!F::is_empty(word), "{what}");
     assert_eq!(F::decode(level, word), Entry::Leaf { pa, log2 }, "{what}");
     assert_eq!(format.prot(level, word), prot, "{what}");
-    // Whatever hardware sets in it, it stays this leaf.
+    // It stays this leaf, whatever hardware sets in it.
     let set = word ^ hardware & F::HARDWARE_BITS;
     assert_eq!(
         F::decode(level, set),

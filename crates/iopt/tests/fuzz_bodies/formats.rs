@@ -11,7 +11,7 @@ use runs::PageSizes;
 
 use super::Bytes;
 
-/// What is done with a format once it is made.
+/// Operation on a format once it is made.
 pub(super) trait Do {
     fn with<F: Format, M: Room>(self, format: F, data: &mut Bytes<'_>);
 }

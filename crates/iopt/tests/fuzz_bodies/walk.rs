@@ -18,7 +18,7 @@ struct Words {
     /// Tables in pages with this number cannot be read.
     hole: Option<u8>,
     read_only: bool,
-    /// What others turn in words before they are exchanged, and at which exchanges: a bit for each.
+    /// Bits that other writers flip in words before they are exchanged, and the exchanges, a bit for each.
     race: (u64, Cell<u32>),
     reads: Cell<usize>,
     /// Each exchange that took place: what was there and what is there now.
@@ -80,7 +80,7 @@ impl WalkMemory for Words {
     }
 }
 
-/// Keeps every table that it is told of.
+/// Keeps every table that it is given.
 #[derive(Default)]
 struct Tables(Vec<UpperTable>);
 
@@ -223,7 +223,7 @@ pub(super) fn walk(data: &[u8]) {
     assert!(still.marks.borrow().is_empty());
     from_the_cache(&walker, &still, iova, access, &found, &mut cache);
 
-    // It marks, and nobody else does anything: the same is found, and a second walk has nothing to
+    // It marks, and there is no other writer: the same is found, and a second walk has nothing to
     // mark.
     let walker = walker.with_updates(true);
     let live = Words::new(&words, hole);
@@ -304,7 +304,7 @@ fn scan(walker: &Walker, memory: &Words) {
     memory.reads.set(0);
 }
 
-/// What holds of every walk.
+/// Checks the properties of every walk.
 fn check(walker: &Walker, memory: &Words, iova: u64, access: Access, found: &Found, retries: u8) {
     let levels = walker.root().levels;
     let (sets, clears) = updates(walker.root().format);

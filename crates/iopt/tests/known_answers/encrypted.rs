@@ -63,7 +63,7 @@ fn x86_64_has_the_bit_in_the_root_and_in_tables_but_not_in_leaves() {
     }
 }
 
-/// What is mapped says by itself whether it is encrypted; the table is walked all the same.
+/// A leaf says by itself whether its memory is encrypted; the table is walked all the same.
 fn leaves_are_as_they_were_given<F: Format>(format: F, bit: u32) {
     let memory = memory();
     let mut table = Table::new(format, &memory).unwrap();

@@ -54,7 +54,7 @@ room! {
     std::sync::atomic::AtomicU32, 10;
 }
 
-/// What the lowest level's page at 0 says for these permissions; `None` when they are refused.
+/// Entry of the lowest level's page at 0 with these permissions; `None` when they are refused.
 pub(crate) fn word<F: Format>(format: F, prot: Prot) -> Option<u64> {
     let bits = format.leaf_bits(prot)?;
     Some(F::leaf(0, 0, F::GRANULE_LOG2, bits))

@@ -123,7 +123,7 @@ impl TableMemory for Breaking {
     }
 }
 
-/// Of every error, what it says of the memory.
+/// Cause in the memory, for every error.
 trait Named {
     fn named(self) -> Option<BrokenPlan>;
 }
@@ -149,7 +149,7 @@ fn result<T, E: Named>(result: Result<T, E>) -> Result<(), Option<BrokenPlan>> {
     result.map(drop).map_err(Named::named)
 }
 
-/// What was mapped before each operation.
+/// Address of the mapping before each operation.
 const WHERE: u64 = 4 * G1 + M2 - 4 * PAGE;
 
 type Outcome = Result<(), Option<BrokenPlan>>;
@@ -285,7 +285,7 @@ fn check<F: Format, T>(
                         assert_ne!(breach, Breach::Reserve);
                         assert!(address <= memory.last_address() && level < 4, "{cause}");
                         assert_eq!(intact(&table), Err(cause));
-                        // By every operation from now on, and no claim is left that one waits for.
+                        // Every operation reports it from now on, and leaves no claim that another one waits for.
                         for (other, operation, _) in operations {
                             let refused = operation(&mut table, &mut gather);
                             let dirty = *other == "harvest" && !format.keeps_dirty();

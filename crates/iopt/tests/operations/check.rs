@@ -108,7 +108,7 @@ fn a_lost_reference_is_caught() {
         record.borrow_mut().take_violations().first(),
         [Violation::LeafWithoutEntry { run, domain }]
     );
-    // ... and unmapped again by the engine, though nobody has noted it.
+    // ... and unmapped again by the engine, though it is not recorded.
     unmap(&mut table, Span::new(20 * PAGE, PAGE));
     assert_eq!(
         record.borrow_mut().take_violations().first(),

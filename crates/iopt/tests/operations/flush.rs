@@ -87,7 +87,7 @@ type Memory = (&'static [Cached], &'static [AtomicMeta]);
 struct Machine {
     arena: Arena<Memory>,
     seen: Vec<AtomicU64>,
-    /// Of each thread, since it completes its own write-backs only.
+    /// Lines of each thread, since it completes its own write-backs only.
     on_their_way: Mutex<Vec<(ThreadId, usize)>>,
     lines: AtomicUsize,
     completions: AtomicUsize,
@@ -98,7 +98,7 @@ struct Machine {
 type Tables = NonCoherent<&'static Arena<Memory>, &'static Machine>;
 
 impl Machine {
-    /// Whatever was in the memory before is still there, on both sides.
+    /// Earlier content of the memory is still there, on both sides.
     fn new() -> &'static Self {
         let garbage = |n: usize| ((n as u64 * 0x9e37_79b9) << 12) | 0x6000_0000_0000_0003;
         let room: &'static [Cached] =
@@ -331,7 +331,7 @@ fn a_root_is_empty_for_the_unit_as_soon_as_there_is_one() {
         for slot in 0..512 {
             assert_eq!(machine.sees(root, slot << 39), None);
         }
-        // What the next root is made of.
+        // Tables that the next root is made of.
         table
             .map(0, &[Span::new(7 * G1, 3 * PAGE)], Prot::RW)
             .unwrap();
@@ -383,8 +383,8 @@ fn each_line_is_written_back_once() {
     table.reclaim(gather.never_walked());
 }
 
-/// Of two maps at once, the one that finds the other's new table may not end before the unit can
-/// find that table too.
+/// A map that finds a new table of a concurrent map may not end before the unit can find that
+/// table too.
 #[test]
 fn no_map_ends_below_a_link_that_is_not_flushed() {
     for levels_flushed in 0..4 {

@@ -23,7 +23,7 @@ fn amdv1(levels: u8, memory: &HeapTables) -> Table<AmdV1, &HeapTables> {
     Table::new(AmdV1::new(levels).unwrap(), memory).unwrap()
 }
 
-/// The unit is told; it says of which root.
+/// Flushes, and returns the new root that the unit receives.
 fn flush(gather: &mut Gather) -> (Option<Root>, Flushed) {
     let mut told = None;
     let flushed = gather
@@ -60,7 +60,7 @@ fn the_top_grows_level_by_level() {
         assert_eq!((root, root.levels), (table.root(), levels));
         assert_eq!(table.format(), AmdV1::new(levels).unwrap());
         roots.push((root, mapped.len()));
-        // What was there before is there in the new root, and in every root that a unit may have
+        // Earlier mappings are there in the new root, and in every root that a unit may have
         // been left with.
         for (old, known) in &roots {
             for &(iova, pa) in &mapped[..*known] {
@@ -225,7 +225,7 @@ fn a_shared_table_grows_and_is_the_larger_one_afterwards() {
     let mut gather = Gather::new();
     let root = table.grow(4, &mut gather).unwrap();
     assert_eq!(table.enter().root(), root);
-    // Another call before the flush: whoever relies on the growth has to flush, too.
+    // Another call before the flush: a caller that relies on the growth has to flush, too.
     let mut second = Gather::new();
     assert_eq!(table.grow(3, &mut second), Ok(root));
     assert_eq!(flush(&mut second).0, Some(root));

@@ -82,7 +82,7 @@ fn what_is_done_inside_is_what_single_operations_do() {
 #[test]
 fn tables_wait_for_readers_inside_and_for_no_other() {
     let memory = HeapTables::with_tables(64).unwrap();
-    // By slots, each guard is for itself, and those of other tests' threads are not ours.
+    // Guards of slots are independent: guards of other tests' threads do not count here.
     let table = Table::new(VtdSs::new(4).unwrap(), &memory).unwrap();
     let table = SharedTable::with_reclaim(table, <Slots>::default());
     let map = || {
@@ -116,7 +116,7 @@ fn tables_wait_for_readers_inside_and_for_no_other() {
     assert!(table.poll());
     assert_eq!(memory.in_use(), 1);
 
-    // Who comes later does not hold them up.
+    // Readers that come later do not hold them up.
     map();
     let earlier = table.enter();
     unmap();

@@ -42,7 +42,7 @@ fn kept_and_replaced<F: Format>(format: F) {
     assert_eq!((table.tables(), memory.in_use()), (tables, tables));
     assert_eq!(table.translate(4 * M2), None);
 
-    // What comes next finds its tables there, with leaves that they can hold.
+    // The next map finds its tables there, with leaves that they can hold.
     let aligned = [Span::new(1 << 30, 4 * M2)];
     table.map(4 * M2, &aligned, Prot::RW).unwrap();
     assert_eq!(table.tables(), tables);

@@ -29,7 +29,7 @@ impl Kernel {
         }
     }
 
-    /// What an operation of a kernel begins with.
+    /// Table on which an operation of a kernel begins.
     fn table<F: Format>(&self, format: F, root: u64) -> Table<F, &Self> {
         let sizes = F::page_sizes(format.levels());
         Table::at_root(format, self, root, sizes)
@@ -70,7 +70,7 @@ impl TableMemory for Kernel {
         let mut chain = Chain::empty();
         let mut reserve = self.tables.reserve(count)?;
         while let Some((table, _)) = reserve.take(&self.tables) {
-            // What is left over from earlier use would stay where the engine takes it for zero.
+            // Leftovers of earlier use would stay where the engine takes the table for zeroed.
             self.entries(table, 512).iter().for_each(|cell| cell.set(0));
             chain.push(self, table);
         }
@@ -90,7 +90,7 @@ impl TableMemory for Kernel {
     }
 }
 
-/// What one call maps the next one finds, at the same root, whatever the format.
+/// Each call finds the maps of the one before at the same root, whatever the format.
 fn calls_share_a_root<F: Format>(format: F) {
     let kernel = Kernel::new();
     let root = kernel.allocate(4096).unwrap();
@@ -172,7 +172,7 @@ fn a_large_leaf_takes_the_place_of_an_empty_table() {
     assert_eq!(gather.tables(), 1);
     kernel.free(gather);
     assert_eq!(table.leaf_at(M2).unwrap().run.len, M2);
-    // What is in use is in the way as ever, and no table gives way.
+    // Leaves in use are in the way as ever, and no table gives way.
     let mut gather = Gather::new();
     let taken = inside.map_leaves_anew(2 * M2, &large, bits, &mut gather);
     assert!(matches!(taken, Err(TableMapError::Overlap { .. })));
@@ -262,7 +262,7 @@ fn without_tables_nothing_is_stored_and_none_is_lost() {
     let table = kernel.table(format, root);
     let mut inside = table.unguarded();
     inside.map_leaves(0, &[Span::new(PA, PAGE)], bits).unwrap();
-    // Of a zeroed table only what is mapped is written, and the rest is empty.
+    // A zeroed table gets stores for mapped entries only, and the rest is empty.
     assert_eq!(table.leaves(Span::new(0, M2)).count(), 1);
     kernel.followed.borrow_mut().clear();
     inside

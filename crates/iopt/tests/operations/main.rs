@@ -1,4 +1,4 @@
-//! What the operations of a table promise, one promise at a time.
+//! Promises of a table's operations, one at a time.
 
 #![allow(
     clippy::unwrap_used,

@@ -94,7 +94,7 @@ fn spare_tables_come_first_and_go_back_when_the_memory_has_too_few_more() {
     assert_eq!((spare.len(), memory.inner().in_use()), (5, 63));
     memory.give_back(others);
     let others = memory.reserve(64 - memory.inner().in_use() - 2).unwrap();
-    // Nobody can have what is planned.
+    // Tables of a plan are not available to others.
     let planned = table
         .plan_map(AT, &RUNS, Prot::RW, Some(&mut spare))
         .unwrap();

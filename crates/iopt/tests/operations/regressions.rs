@@ -176,7 +176,7 @@ fn a_group_of_entries_is_never_unmapped_in_part() {
             .unwrap_err();
         assert_eq!(refused, TableUnmapError::InsideLeaf { range: part, leaf });
     }
-    // Nor is part of it mapped over.
+    // A map over part of it is refused as well.
     let over = table
         .map(0x10_4000, &[Span::new(0, PAGE)], Prot::RW)
         .unwrap_err();
@@ -358,7 +358,7 @@ fn runs_of_one_leaf_each_lead_each_to_its_own_memory_or_none_is_mapped() {
             table.unmap(range, &mut gather, &mut iopt::NoRuns).unwrap();
             table.reclaim(gather.never_walked());
             let in_use = memory.in_use();
-            // The same with somebody in the way, far behind the first.
+            // The same with another leaf in the way, far behind the first.
             let there = Run::new(iova + 777 * size, Span::new(0x5000 * size, size));
             let other = [Span::new(there.pa, size)];
             table.map(there.iova, &other, Prot::READ).unwrap();

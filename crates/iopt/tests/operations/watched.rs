@@ -62,7 +62,7 @@ pub(crate) struct Memory {
     metas: Box<[AtomicMeta]>,
 }
 
-// SAFETY: boxed slices stay where they are, and nobody else can reach them.
+// SAFETY: boxed slices stay where they are, and nothing else can reach them.
 unsafe impl Storage for Memory {
     type Cell = Watched;
 

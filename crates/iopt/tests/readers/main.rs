@@ -1,4 +1,4 @@
-//! Those who read tables that stand already: walkers, images, a process that takes them over.
+//! Readers of tables that stand already: walkers, images, a process that takes them over.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Tables that somebody else has left in memory.
+//! Tables that another process has left in memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -222,7 +222,7 @@ impl CacheLines for &Count {
     }
 }
 
-/// Who watches the memory is told of what has come in another way than by a map.
+/// Listeners of the memory are notified of leaves that have come in another way than by a map.
 #[test]
 fn listeners_are_notified_of_what_was_adopted_or_restored() {
     let (cells, root, base) = left_behind();

@@ -43,7 +43,7 @@ fn stretch() -> impl Strategy<Value = Stretch> {
     )
 }
 
-/// What the walker of a format tells of a leaf's permissions.
+/// Permissions of a leaf as the walker of a format returns them.
 const ALL: Prot = Prot::all();
 /// It says nothing of memory types.
 const NO_TYPES: Prot = Prot::RW.union(Prot::EXECUTE).union(Prot::PRIVILEGED);
@@ -81,7 +81,7 @@ fn compare<F: Format, A: TableMemory + WalkMemory>(
         let count = if size > page && s.aligned { 1 } else { s.pages };
         let pa = s.target & output_mask & !(unit - 1);
         let run = Span::new(pa, unit * count.min(3).max(count));
-        // What overlaps or does not fit is refused: then there is nothing new to look at.
+        // Runs that overlap or do not fit are refused: then there is nothing new to look at.
         let _ = table.map(iova, &[run], prots[s.prot % prots.len()]);
         probes.extend([
             iova.wrapping_sub(1),
@@ -279,7 +279,7 @@ const K4_BITS: u32 = <ArmStage1<K4Lpa2> as Format>::OUTPUT_BITS;
 const K16_BITS: u32 = <ArmStage1<K16Lpa2> as Format>::OUTPUT_BITS;
 const K64_BITS: u32 = <ArmStage1<K64Lpa> as Format>::OUTPUT_BITS;
 
-/// What a scan says of a leaf is what a walk may do there: no more than every table above it permits.
+/// A scan reports the permissions that a walk of the leaf has: no more than every table above it permits.
 #[test]
 fn a_scan_narrows_permissions_by_every_entry_on_the_way() {
     /// VT-d second stage, 3 levels: read-only at the top, then for writing as well.

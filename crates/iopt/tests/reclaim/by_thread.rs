@@ -1,4 +1,4 @@
-//! What readers by thread promise, whatever the barrier.
+//! Promises of readers by thread, whatever the barrier.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
@@ -248,7 +248,7 @@ fn more_threads_than_slots_read_while_one_unmaps_and_reuses_the_tables() {
     let done = AtomicBool::new(false);
     let found = AtomicU64::new(0);
     let all_inside = Barrier::new(READERS + 1);
-    // Of four places one is mapped, to its own frame; each needs two or three tables of its own.
+    // One of four places is mapped, to its own frame; each needs two or three tables of its own.
     let place = |round: u64| (IOVA + ((round % 4) << 30), PA + (round % 4) * PAGE);
     thread::scope(|scope| {
         for _ in 0..READERS {

@@ -1,4 +1,4 @@
-//! What walks the tables while they change.
+//! A device that walks the tables while they change.
 
 use std::cell::{Cell as Plain, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ impl WalkCache for Stale {
     }
 }
 
-/// What walks the tables meanwhile.
+/// Device that walks the tables meanwhile.
 pub(crate) struct Device<C: Cell + 'static, const LOG2: u32> {
     pub(crate) tables: &'static Tables<C, LOG2>,
     pub(crate) walker: Walker,

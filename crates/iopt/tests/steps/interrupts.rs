@@ -94,7 +94,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
     }
 }
 
-/// What is mapped, beginning with nothing.
+/// Mapped pages, beginning with none.
 fn mapped(ops: &[Op]) -> BTreeSet<u64> {
     let mut pages = BTreeSet::new();
     for op in ops {

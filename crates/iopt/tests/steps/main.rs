@@ -227,8 +227,8 @@ fn merge_while_written<F: Format, C: Cell + Default + 'static, const LOG2: u32>(
         assert_eq!(after, expected, "{written:x?}");
         world.unmap(range);
     }
-    // In place, nobody can tell any more what was written: everything was. What was only broken is
-    // there again as it was.
+    // In place, it is lost which part was written: all of it counts as dirty. Leaves that were
+    // only broken are there again as they were.
     map(&mut world);
     let dirty = world.merge_without_flush(range);
     let in_place = format.break_before_make() == BreakBeforeMake::NotNeeded;
@@ -320,7 +320,7 @@ const BROKEN: ArmOptions = ArmOptions {
 };
 const OWN: PageSizes = PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30);
 
-/// What processors do in an interrupt handler is the same in every format: some are enough.
+/// Operations in an interrupt handler are the same in every format: some formats are enough.
 macro_rules! interrupts {
     ($($name:ident: $format:expr;)*) => {$(
         #[test]
@@ -423,7 +423,7 @@ fn a_growing_top_shows_the_old_translations_after_every_store() {
 
 #[test]
 fn the_walker_sees_a_table_as_soon_as_it_is_linked() {
-    // What this suite relies on: nothing of a table counts before it is linked, and then all does.
+    // Assumption of this suite: nothing of a table counts before it is linked, and then all does.
     let tables = Tables::<AtomicU64, 12>::new(16, 1 << 46);
     let table = Table::new(VtdSs::new(4).unwrap(), &tables.0).unwrap();
     let below = tables.0.allocate(4096).unwrap();

@@ -32,7 +32,7 @@ pub(crate) fn read_anew() {
     READ.with(|read| *read.borrow_mut() = Some(HashSet::new()));
 }
 
-/// What the walker would read has changed by something other than a store.
+/// Notes that the walker's input has changed by something other than a store.
 pub(crate) fn any_entry_counts() {
     READ.with(|read| *read.borrow_mut() = None);
 }
@@ -99,7 +99,7 @@ pub(crate) struct Memory<C> {
     metas: Box<[AtomicMeta]>,
 }
 
-// SAFETY: boxed slices stay where they are, and nobody else can reach them.
+// SAFETY: boxed slices stay where they are, and nothing else can reach them.
 unsafe impl<C: Cell> Storage for Memory<C> {
     type Cell = Stepped<C>;
 

@@ -45,7 +45,7 @@ pub(crate) struct World<F: Format, C: Cell + 'static, const LOG2: u32> {
     pub(crate) stops: u64,
 }
 
-/// What an operation may do to the pages of its range.
+/// Allowed effect of an operation on the pages of its range.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
     Map,
@@ -114,7 +114,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         operation: impl FnOnce(&mut Either<F, Mem<C, LOG2>>, &dyn Fn()),
     ) {
         let device = &self.device;
-        // What was mapped before this operation, and what is after it.
+        // Target of each page before this operation, and after it.
         let expected: Vec<(u64, Option<u64>, Option<u64>)> = self
             .pages(range)
             .into_iter()
@@ -362,7 +362,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         }
     }
 
-    /// What the device has written to is in this harvest, or is dirty after it.
+    /// Every page that the device has written to is in this harvest, or is dirty after it.
     pub(crate) fn harvest(&mut self, range: Span<Iova>) {
         let device = Rc::clone(&self.device);
         let (tables, format, root) = (self.tables, self.format, self.root);
@@ -388,7 +388,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         );
     }
 
-    /// What the device has written to is dirty in what the unmap tells.
+    /// Every page that the device has written to is reported as dirty by the unmap.
     pub(crate) fn unmap_tracked(&mut self, range: Span<Iova>) {
         let device = Rc::clone(&self.device);
         self.step(

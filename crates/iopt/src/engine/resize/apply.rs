@@ -17,7 +17,7 @@ use crate::format::{BreakBeforeMake, Entry, Format};
 use crate::gather::Gather;
 use crate::memory::{Chain, Reserve, TableMemory};
 
-/// What is under way.
+/// State of a resize under way.
 pub(super) struct Work {
     layout: Layout,
     pub(super) reserve: Reserve,
@@ -57,7 +57,7 @@ impl Work {
     }
 }
 
-/// What hardware has noted in leaves.
+/// Accessed and dirty state that hardware has noted in leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct State {
     accessed: bool,
@@ -267,7 +267,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 match decode::<F>(level, old) {
                     Entry::Empty => {}
                     Entry::Leaf { .. } => late = late | State::of::<F>(old),
-                    // What was noted in it late is read when the flush is done.
+                    // Bits that were set in it late are read when the flush is done.
                     Entry::Table(below) => self.detach((below, level - 1), extent.at, work),
                 }
             }
@@ -401,7 +401,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         )
     }
 
-    /// What is noted in the leaves of a table, and in those below it.
+    /// State noted in the leaves of a table, and in the tables below it.
     fn state_below(&self, (table, level): (u64, usize)) -> State {
         if F::ACCESSED == 0 {
             return State::default();

@@ -1,4 +1,4 @@
-//! What is broken before one flush, where a format asks for break-before-make.
+//! Extents that are broken before one flush, where a format asks for break-before-make.
 
 use super::scan::Extent;
 use crate::format::Format;

@@ -2,7 +2,7 @@
 //!
 //! # Protocol
 //!
-//! What a device sees stays the same: every address leads where it led before, with the same
+//! The device's view stays the same: every address leads where it led before, with the same
 //! permissions. Only the sizes of leaves change, table by table, in *extents*: the entries of one
 //! leaf that is to be smaller, or those that are to become one leaf.
 //!
@@ -11,10 +11,10 @@
 //! completely before one compare-and-exchange puts it in the leaf's place. A table that a larger
 //! leaf replaces is unlinked by the store of that leaf.
 //!
-//! **Accessed and dirty bits.** The new leaves inherit what the old ones had together: an access or
-//! a write to a large page counts for each of its parts, since the part is not known. Hardware may set
-//! a bit until the very store, so a leaf is replaced by an exchange that returns its last word;
-//! what was set late is then set in all leaves of the extent. A table that a larger leaf replaces is
+//! **Accessed and dirty bits.** The new leaves inherit what the old ones had together: an access or a
+//! write to a large page counts for each of its parts, since the part is not known. Hardware may set a
+//! bit until the very store, so a leaf is replaced by an exchange that returns its last word; a bit
+//! that was set late is then set in all leaves of the extent. A table that a larger leaf replaces is
 //! read once, when the flush is done, since a unit may go on writing through a table that it has
 //! cached. Until then the new leaf may be clean; harvests of it exclude this operation. Only then the
 //! table is given back.
@@ -46,7 +46,7 @@ use batch::Batch;
 pub(super) use scan::Job;
 use scan::Scan;
 
-/// Whether there may be a moment without a translation.
+/// Permission for a moment without a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Interruption {
     /// Never: what cannot be done in place is refused.
@@ -157,7 +157,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.abandon(&mut work, gather);
         self.count(work.added, work.removed);
         self.memory.give_back(work.reserve);
-        // What a broken memory did comes before what a flush says of it.
+        // Errors of a broken memory come before errors of a flush.
         self.intact()?;
         result
     }

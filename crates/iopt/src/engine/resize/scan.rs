@@ -10,7 +10,7 @@ use crate::gather::Gather;
 use crate::memory::TableMemory;
 use crate::prot::Prot;
 
-/// What is to be done.
+/// Kind of resize.
 #[derive(Clone, Copy)]
 pub(in crate::engine) enum Job {
     /// Leaves of at most so many bytes.
@@ -82,10 +82,9 @@ pub(super) struct Scan {
     first: u64,
     /// The range is passed, also where it ends with the last address of all.
     over: bool,
-    /// Of a merge: what is left of the run that lies at `at`, and the size of its first leaf where
-    /// that is known.
+    /// In a merge: the rest of the run that lies at `at`, and the size of its first leaf if known.
     run: Option<(Run, Prot, Option<u64>)>,
-    /// Of a split: the next extent, and the bytes of those that go on behind it.
+    /// In a split: the next extent, and the bytes of the extents that go on behind it.
     larger: Option<(Extent, u64)>,
     /// The next extent, where that is known.
     known: Option<Extent>,
@@ -214,7 +213,7 @@ impl Scan {
             };
             let aperture = table.aperture();
             let at = aperture.strip(run.iova);
-            // What `map` would put here: see `leaves_here`.
+            // The leaf that `map` would put here: see `leaves_here`.
             let room = (!run.pa & low_bits(F::LINEAR_LOG2)).saturating_add(1);
             let Some((size, count)) = table.sizes.step(at, Span::new(run.pa, run.len.min(room)))
             else {
@@ -281,7 +280,7 @@ impl Scan {
     }
 }
 
-/// Of a run of leaves of `size` bytes, those that lie in `range` whole.
+/// Part of a run of leaves of `size` bytes: the leaves that lie in `range` whole.
 fn within(range: &Span<Iova>, size: u64, mut run: Run) -> Run {
     if run.iova < range.start {
         run = run.skip(size);

@@ -69,7 +69,7 @@ pub enum Shareability {
     Inner = 0b11,
 }
 
-/// What a unit needs to know of an Arm table besides its address and its number of levels.
+/// Parameters of an Arm table that a unit needs besides its address and its number of levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArmConfig {
     /// The granule, and whether entries hold 52 address bits.
@@ -86,7 +86,7 @@ pub struct ArmOptions {
     /// The unit keeps dirty state (HTTU, HD): writable leaves get DBM and begin clean. Without a
     /// unit that does, such leaves could not be written.
     pub dirty: bool,
-    /// What the unit demands of changes in place (IDR3.BBML, ID_AA64MMFR2_EL1.BBM).
+    /// Demand of the unit for changes in place (IDR3.BBML, ID_AA64MMFR2_EL1.BBM).
     pub break_before_make: BreakBeforeMake,
     /// Shareability of memory that is cached. Not in the entries with LPA2.
     pub shareability: Shareability,
@@ -123,7 +123,7 @@ impl ArmOptions {
     }
 }
 
-/// What the two stages do differently.
+/// Differences between the two stages.
 pub trait Stage: Copy + fmt::Debug + PartialEq + Eq + Send + Sync + 'static {
     /// It is the first.
     const FIRST: bool;

@@ -37,7 +37,7 @@ pub struct Stage1 {
 }
 
 impl<G: Granule> ArmStage1<G> {
-    /// What the name says, with output addresses as wide as the granule has them.
+    /// Creates the format that `config` names, with output addresses as wide as the granule has them.
     #[cfg(feature = "alloc")]
     pub(crate) fn of(config: ArmConfig) -> Result<Self, BuildError> {
         let format = Self::new(u32::from(config.input_bits), G::ADDRESS_BITS)?;
@@ -94,7 +94,7 @@ impl<G: Granule> ArmStage1<G> {
         Ok(self)
     }
 
-    /// What MAIR must hold for these tables, the other fields being 0 (Device-nGnRnE): write-back
+    /// Value of MAIR for these tables, the other fields being 0 (Device-nGnRnE): write-back
     /// memory, Device-nGnRE and non-cacheable memory, each at its index.
     pub const fn mair(&self) -> u64 {
         let stage = self.stage;

@@ -28,14 +28,14 @@ const AS_ASKED: u64 = 0b0111;
 /// MemAttr with FWB: write-back, whatever stage 1, or the device, asks for.
 const FORCED_WRITE_BACK: u64 = 0b0110;
 
-/// What its unit does.
+/// Settings of the unit for stage 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage2 {
     forced_write_back: bool,
 }
 
 impl<G: Granule> ArmStage2<G> {
-    /// What the name says, with output addresses as wide as the granule has them.
+    /// Creates the format that `config` names, with output addresses as wide as the granule has them.
     #[cfg(feature = "alloc")]
     pub(crate) fn of(config: ArmConfig, levels: u8) -> Result<Self, BuildError> {
         if config.upper {

@@ -367,7 +367,7 @@ fn arm_stage_2_begins_with_tables_side_by_side() {
     assert_eq!(write_only.prot, Prot::WRITE);
     assert!(arm.walk(&image, 2 << 30, R, &mut ()).is_err());
     assert_eq!(page(&arm, &image, 1 << 39).0.pa, 0x8000_0000);
-    // XN 10: nobody; 01: the unprivileged; 11: the privileged.
+    // XN 10: no instructions; 01: only unprivileged ones; 11: only privileged ones.
     let privileged = arm.with_privileged_requests(true);
     for (nth, user, system) in [(0, false, false), (1, true, false), (2, false, true)] {
         let iova = 1 << 39 | nth << 30;

@@ -20,7 +20,7 @@ fn dart(version: DartVersion, page_log2: u8, input_bits: u8, address: u64, level
     walker(FormatId::Dart(config), address, levels)
 }
 
-/// What a read of `iova` finds: the page, what is open of it, the permissions.
+/// Reads at `iova`: the page, its open part, the permissions.
 fn page(walker: &Walker, image: &Image, iova: u64) -> (Run, Span<Iova>, Prot) {
     let found = walker.walk(image, iova, R, &mut ()).unwrap();
     assert_eq!(found.pa - found.page.pa, iova - found.page.iova);

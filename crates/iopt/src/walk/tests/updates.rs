@@ -8,7 +8,7 @@ use core::cell::{Cell, RefCell};
 use super::*;
 use crate::format::{ArmConfig, ArmGranule};
 
-/// What happens to a word before it is exchanged; `None`: nothing any more.
+/// Change of a word before it is exchanged; `None`: no further change.
 type Race = fn(u64) -> Option<u64>;
 
 /// Words at addresses that walks can write. All other words are 0.
@@ -146,7 +146,7 @@ fn an_entry_that_changed_is_read_again_and_decided_anew() {
     let found = found.unwrap();
     assert_eq!((found.pa, found.reads), (0xb123, 4));
     assert_eq!(live.word(0x3000), 0xb303);
-    // Somebody else has marked it as accessed: the walk adds what is missing.
+    // Another writer has marked it as accessed: the walk adds the missing bit.
     let (found, live) = race(0x3000, |word| (word == 0x9003).then_some(0x9103));
     assert_eq!(found.unwrap().reads, 4);
     assert_eq!(live.word(0x3000), 0x9303);
@@ -239,7 +239,7 @@ fn memory_that_cannot_be_written_faults_only_where_something_is_to_be_marked() {
 
 #[test]
 fn the_cache_gets_a_table_when_the_entry_that_leads_to_it_is_marked() {
-    /// Looks whether the entry is marked when the table below it is told.
+    /// Checks that the entry is marked when the table below it is reported.
     struct Watch<'a>(&'a Live, Vec<u64>);
     impl WalkCache for Watch<'_> {
         fn find(&mut self, _: u64) -> Option<UpperTable> {

@@ -190,7 +190,7 @@ fn dirty_state_is_dbm_and_the_write_permission() {
     assert!(!One::is_dirty(0x0060_0001_2345_6f43));
     assert_eq!(One::cleaned(0x0060_0001_2345_6f43), 0x0060_0001_2345_6f43);
     assert_eq!(One::HARDWARE_BITS, 0x0080_0000_0000_0480);
-    // What has lost DBM keeps that it was dirty in bit 55, which hardware ignores.
+    // A leaf that has lost DBM keeps its dirty state in bit 55, which hardware ignores.
     let was_dirty = One::dirtied(0x0060_0001_2345_6fc3);
     assert_eq!(was_dirty, 0x0060_0001_2345_6fc3 | 1 << 55);
     assert!(One::is_dirty(was_dirty));
@@ -215,7 +215,7 @@ fn dirty_state_is_dbm_and_the_write_permission() {
     assert_eq!((Two::cleaned(clean), Two::cleaned(dirty)), (clean, clean));
     assert!(!Two::is_dirty(0x0040_0001_2345_67ff));
     assert_eq!(Two::HARDWARE_BITS, 0x0080_0000_0000_0480);
-    // What has lost DBM keeps that it was dirty in bit 55, which hardware ignores.
+    // A leaf that has lost DBM keeps its dirty state in bit 55, which hardware ignores.
     let was_dirty = Two::dirtied(0x0040_0001_2345_677f);
     assert_eq!(was_dirty, 0x0040_0001_2345_677f | 1 << 55);
     assert!(Two::is_dirty(was_dirty));

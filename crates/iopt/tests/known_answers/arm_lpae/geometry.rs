@@ -1,4 +1,4 @@
-//! Granules, sizes, levels, roots, and what a unit is told of them.
+//! Granules, sizes, levels, roots, and their encoding for a unit.
 
 use iopt::format::{
     ArmConfig, ArmGranule, ArmStage1, ArmStage2, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa,

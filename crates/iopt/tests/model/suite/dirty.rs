@@ -53,7 +53,7 @@ impl Model {
         let mut at = Some(span.start);
         for leaf in self.touched(span) {
             let leaf = leaf.run.input();
-            // Whatever comes first: the cut at the front, a hole, the cut at the end.
+            // The first of these in order: the cut at the front, a hole, the cut at the end.
             if leaf.start < span.start {
                 return Err(Refusal::InsideLeaf);
             }
@@ -72,7 +72,7 @@ impl Model {
         Ok(())
     }
 
-    /// What is dirty, as runs in the order of the leaves.
+    /// Dirty leaves, as runs in the order of the leaves.
     fn dirty_runs(&self, span: Span<Iova>) -> Vec<Span<Iova>> {
         let dirty = self.touched(span).filter(|leaf| leaf.dirty);
         joined(dirty.map(|leaf| leaf.run.input()))
@@ -143,7 +143,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         self.check_dirty();
     }
 
-    /// What a refusal must be that has nothing to do with what is mapped; otherwise the answer.
+    /// Checks a refusal that does not depend on mappings; otherwise returns the answer.
     fn check_kept(&self, span: Span<Iova>, result: Result<u64, DirtyError>) -> Option<u64> {
         let format = self.table.format().id();
         match result {

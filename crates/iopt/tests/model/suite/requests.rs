@@ -1,4 +1,4 @@
-//! What is refused, an allocator that fails, and the sizes of leaves.
+//! Refused requests, an allocator that fails, and the sizes of leaves.
 
 use iopt::{Format, Gather, Prot, Table, TableMapError, TableOps as _};
 use runs::{Iova, PageSizes, Run, Span};

@@ -67,7 +67,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         }
         let range = Span::inclusive(at, last).unwrap();
 
-        // What is to become of which run.
+        // Expected parts of each run.
         let mut wanted: Vec<(Run, iopt::Prot, Vec<Run>)> = Vec::new();
         let sizes = self.model.sizes.clone();
         let size = sizes[resize.size % sizes.len()];

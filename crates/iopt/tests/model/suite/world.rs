@@ -315,7 +315,7 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
         tables
     }
 
-    /// Where the root lies: without the encryption bit that a unit is told of.
+    /// Address of the root: without the encryption bit that a unit receives.
     pub(crate) fn root_table(&self) -> u64 {
         self.table.root().address & !self.table.format().root_address(0)
     }

@@ -180,7 +180,7 @@ fn comes_back_whole<F: Format, C: Cell + Default + Send + Sync, const LOG2: u32>
         "not a byte was stored"
     );
     assert_eq!((table.tables(), other.tables()), counts);
-    // What nobody has adopted is free: the tables of the copy.
+    // Tables that were not adopted are free: the ones of the copy.
     let used = counts.0 + counts.1 + 2 * (root_pages(&format) - 1);
     assert_eq!(memory.in_use(), used);
     assert!(words(&table, &memory, false) == expected.0);
@@ -240,7 +240,7 @@ fn take_apart<F: Format, M: TableMemory>(table: &mut Table<F, M>) {
             .unmap(leaf.run.input(), &mut gather, &mut iopt::NoRuns)
             .unwrap();
     }
-    // Those that were empty before.
+    // Tables that were empty before.
     for span in table.format().aperture().spans() {
         table.give_back_empty_tables(span, &mut gather).unwrap();
     }

@@ -1,4 +1,4 @@
-//! What is reserved, access flag, dirty state and permissions.
+//! Reserved bits, access flag, dirty state and permissions.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What is marked, format by format.
+//! Marked bits, format by format.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What a format's functions say of entries.
+//! Entries as a format's functions encode and decode them.
 
 use iopt::format::Entry;
 use iopt::{Cell, Format, Pending, Prot, Table, TableOps as _};

@@ -1,4 +1,4 @@
-//! What a table does with its sizes.
+//! Ranges and the sizes of their leaves.
 
 use iopt::{Format, Gather, Interruption, NoRuns, Prot, Table, TableOps as _, TableUnmapError};
 use runs::{PageSizes, Run, Span};
@@ -120,7 +120,7 @@ pub(crate) fn a_small_unmap_at_the_start_of_a_large_leaf<F: Format, A: Tables>(
     }
 }
 
-/// What overlaps is refused and leaves nothing; in the end every page leads where it was told to.
+/// Overlapping maps are refused and leave nothing; in the end every page leads where it was mapped.
 pub(crate) fn a_thousand_random_ranges_are_right_page_by_page<F: Format, A: Tables>(
     format: F,
     sizes: PageSizes,
