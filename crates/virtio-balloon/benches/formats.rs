@@ -55,7 +55,7 @@ const STEPS: [&str; 6] = [
     "(build by runs)",
 ];
 
-/// What all measurements share.
+/// State shared by all measurements.
 struct Bench {
     ram: [Region; 1],
     /// Room for all messages.

@@ -219,7 +219,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         guest::set_up(number, ring);
     }
 
-    // Somebody wants 4 MiB. The driver gets an interrupt, reads the target, and sends pages.
+    // The host wants 4 MiB back. The driver gets an interrupt, reads the target, and sends pages.
     monitor.device.set_target(4 << 20);
     assert!(std::mem::take(
         &mut monitor.device.monitor().config_interrupt

@@ -1,9 +1,10 @@
 //! Runs of all messages of a drained queue, sorted and merged, in memory of a fixed size.
 //!
-//! Whatever order a driver names pages in, one run is one discard afterwards. Runs that arrive in
+//! One run is one discard afterwards, in whatever order a driver names its pages. Runs that arrive in
 //! order, or go on where the last one ended or began, are merged as they come; the rest is sorted when
-//! the collector is full, or the queue is empty. What is still more than half of the room after that is
-//! handed on and the room is free again, so runs may come apart there, and none is lost.
+//! the collector is full, or the queue is empty. If more than half of the room is still taken after
+//! that, all runs are handed on and the room is free again, so runs may come apart there, and none is
+//! lost.
 //!
 //! Push what [`MemoryMap::resolve`](crate::MemoryMap::resolve) has let through. A device pushes the parts of
 //! all messages that wait in the queue, calls [`finish`](RunCollector::finish), and does what the
@@ -222,7 +223,7 @@ mod tests {
             }
             let base = u64::MAX - 63;
             let high: Vec<_> = runs.iter().map(|&(start, len)| (base + start, len)).collect();
-            // What is beyond the top is left out.
+            // Bytes beyond the top are left out.
             let low: Vec<_> = runs.iter().map(|&(start, len)| (start, len.min(64 - start))).collect();
             let expected = collect(&low, room);
             let found = collect(&high, room).into_iter().map(|batch| {

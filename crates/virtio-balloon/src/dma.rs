@@ -1,4 +1,4 @@
-//! Devices first: the seam by which the balloon asks whoever maps the guest's memory for devices.
+//! Devices first: the seam to the program that maps the guest's memory for devices.
 //!
 //! A device that reaches the guest's memory by itself keeps the frames that it was given, whatever
 //! happens to the pages of the process: discarding a pinned page succeeds, the guest gets a new one
@@ -11,9 +11,9 @@ use core::fmt;
 
 use crate::map::{MemoryMap, Part};
 
-/// What devices see of the guest's memory, of which a map has `T` for each region.
+/// The devices' mappings of the guest's memory, of which a map has `T` for each region.
 pub trait Releaser<T = ()> {
-    /// Whether there are devices that cannot take page faults.
+    /// Returns true if there are devices that cannot take page faults.
     ///
     /// While there are, `VIRTIO_BALLOON_F_MUST_TELL_HOST` is needed, and free page reporting and
     /// hinting are not to be had: the guest uses pages again there without a word.
@@ -22,8 +22,8 @@ pub trait Releaser<T = ()> {
     /// Lets go of `parts`: unmapped from devices, flushed, unpinned, in this order. They are parts of `map`,
     /// ascend, and touch nowhere within a region. What of them is released already is left alone.
     ///
-    /// Whatever stays in sight of a device, or is pinned by somebody, is told to `kept`, in ascending
-    /// pieces of the parts, and stays as it was. All else may be discarded after the call.
+    /// Memory that stays mapped for a device, or pinned, is reported to `kept`, in ascending pieces
+    /// of the parts, and stays as it was. All other memory may be discarded after the call.
     fn release(
         &mut self,
         map: MemoryMap<'_, T>,
@@ -34,7 +34,7 @@ pub trait Releaser<T = ()> {
     /// Takes `parts` back: pinned, then mapped for devices as they were before. What of them is not released
     /// is left alone.
     ///
-    /// What could not be had is told to `failed`, in ascending pieces of the parts, and stays released.
+    /// Failures are reported to `failed`, in ascending pieces of the parts, which stay released.
     fn restore(
         &mut self,
         map: MemoryMap<'_, T>,
@@ -47,9 +47,9 @@ pub trait Releaser<T = ()> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeepReason {
-    /// Somebody else than the devices' own mapping pins it.
+    /// It is pinned by more than the devices' own mapping.
     PinnedElsewhere,
-    /// What devices see cannot be cut there.
+    /// The devices' mapping cannot be cut there.
     NotCut,
     /// The units did not invalidate it; it stays pinned.
     NotFlushed,

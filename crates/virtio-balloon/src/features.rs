@@ -24,7 +24,7 @@
 pub struct Features(pub u64);
 
 impl Features {
-    /// The host is told before pages of the balloon are used (`VIRTIO_BALLOON_F_MUST_TELL_HOST`).
+    /// The driver tells the host before it uses pages of the balloon (`VIRTIO_BALLOON_F_MUST_TELL_HOST`).
     pub const MUST_TELL_HOST: Self = Self(1 << 0);
     /// There is a statsq (`VIRTIO_BALLOON_F_STATS_VQ`).
     pub const STATS_VQ: Self = Self(1 << 1);
@@ -68,7 +68,7 @@ pub enum BadBulkBit {
     Taken {
         /// The bit.
         bit: u8,
-        /// What it is called.
+        /// Its name there.
         name: &'static str,
     },
     /// A proposal or another monitor uses it for balloons.
@@ -76,7 +76,7 @@ pub enum BadBulkBit {
     Proposed {
         /// The bit.
         bit: u8,
-        /// What it is called.
+        /// Its name there.
         name: &'static str,
     },
     /// It does not belong to the type of device (2.2).

@@ -2,10 +2,9 @@
 //!
 //! A driver names whatever it likes. [`MemoryMap::resolve`] turns a run into [`Part`]s, stretches of one
 //! region by the region's number and the offset there, and refuses what is no memory. It is the only
-//! look-up of a guest address: parts travel on, and whoever takes one has its region, and so what is
-//! there ([`Region::memory`]), by number. A run over several regions becomes a part of each, also where
-//! these touch, since what backs them may differ. The work for a run is bounded by the regions that it
-//! meets.
+//! look-up of a guest address: parts travel on, and their receivers find the region, with its
+//! [`Region::memory`], by number. A run over several regions becomes a part of each, also where these
+//! touch, since what backs them may differ. The work for a run is bounded by the regions that it meets.
 //!
 //! A part belongs to the map that it was resolved with. A map does not change: where regions come or go,
 //! there is another map, exchanged as a whole.
@@ -24,7 +23,7 @@ pub struct Region<T = ()> {
     /// Bytes of the pages that back it, and of which nothing less can be given back: 4096, or a huge
     /// page. Guest addresses lie in huge pages as the host's addresses do.
     pub page: u64,
-    /// What is there.
+    /// The monitor's handle of the memory there.
     pub memory: T,
 }
 
@@ -66,7 +65,7 @@ impl Part {
         Self { region, offsets }
     }
 
-    /// What of this part is in the other one, too.
+    /// Returns the intersection of both parts.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         if self.region != other.region {
             return None;

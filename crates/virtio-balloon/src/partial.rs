@@ -39,8 +39,8 @@ const fn bits_of(offset: u64, len: u64) -> u64 {
     (u64::MAX >> (WORD - len / WIRE_PAGE)) << (offset / WIRE_PAGE)
 }
 
-/// What of a region of the guest's memory is in the balloon, by pages of 4 KiB and by huge pages. Runs are
-/// guest addresses.
+/// Ballooned pages of a region of the guest's memory, by pages of 4 KiB and by huge pages. Runs are guest
+/// addresses.
 #[derive(Debug)]
 pub struct PartialHugePages<'a, A = GuestAddr> {
     region: Span<A>,
@@ -63,7 +63,7 @@ pub enum BadRegion {
     /// Huge pages are powers of two above 4 KiB.
     #[error("huge pages of {huge} bytes")]
     Size {
-        /// What was asked for.
+        /// The size asked for.
         huge: u64,
     },
     /// The region is empty, wraps around, or is not made of whole huge pages.

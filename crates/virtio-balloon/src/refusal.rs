@@ -1,8 +1,8 @@
-//! What a device does not take, by name, with numbers, and counted.
+//! Refused parts of messages, by name, with numbers, and counted.
 //!
-//! Whatever a driver sends, the queue goes on: what is wrong is left out and counted here. A wrong
-//! record is left out alone wherever the next one can be found behind it; where that is in doubt, the
-//! rest of the message is left out, too.
+//! The queue goes on, whatever a driver sends: invalid records are left out and counted here. A
+//! wrong record is left out alone wherever the next one can be found behind it; where that is in
+//! doubt, the rest of the message is left out, too.
 
 use runs::{GuestAddr, Span};
 
@@ -29,9 +29,9 @@ pub enum Refusal {
     /// The header states another length than the message has. Nothing of it is taken.
     #[error("the header states {stated} and the message has {found}")]
     Stated {
-        /// What the header states.
+        /// The stated length.
         stated: u64,
-        /// What there is.
+        /// The actual length.
         found: u64,
     },
     /// The header's command, flags or id are not those of this queue. Nothing of it is taken.
@@ -130,7 +130,7 @@ pub enum Refusal {
     /// The queue names a descriptor that it does not have. It cannot be given back.
     #[error("descriptor {head} of a queue that has {size}")]
     Head {
-        /// What it names.
+        /// The named descriptor.
         head: u16,
         /// Its descriptors.
         size: u16,

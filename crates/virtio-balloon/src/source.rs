@@ -116,7 +116,7 @@ pub(crate) struct Words<'a> {
 pub struct MessageSource<I> {
     runs: I,
     page: GuestPage,
-    /// What is left of the run at the front; empty before the first.
+    /// Rest of the run at the front; empty before the first.
     front: Span<GuestAddr>,
     /// The last byte of the run that was taken last.
     last: Option<u64>,
@@ -139,7 +139,7 @@ impl<I: Iterator<Item = Span<GuestAddr>>> MessageSource<I> {
         self.page
     }
 
-    /// What is left of the run at the front, if any is left at all. Never empty.
+    /// Returns the rest of the run at the front, if there is a rest at all. Never empty.
     #[inline]
     pub(crate) fn front(&mut self) -> Result<Option<Span<GuestAddr>>, EncodeError> {
         while self.front.is_empty() {

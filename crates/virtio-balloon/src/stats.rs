@@ -1,9 +1,9 @@
 //! Statistics of the guest, on statsq (VIRTIO 1.3, 5.5.6.3 and 5.5.6.4).
 //!
-//! Entries of 10 bytes, packed: 16 bits of tag, 64 bits of value. (The standard's "multiple of 6
-//! bytes" contradicts its own structure.) They are little-endian; on a legacy device, in the byte order
-//! of the guest. Tags may come in any order, and those that nobody knows are left out. Tags 0 to 9 are the
-//! standard's, 10 to 15 Linux's.
+//! Entries of 10 bytes, packed: 16 bits of tag, 64 bits of value. (The standard's "multiple of 6 bytes"
+//! contradicts its own structure.) They are little-endian; on a legacy device, in the byte order of the
+//! guest. Tags may come in any order, and unknown ones are left out. Tags 0 to 9 are the standard's, 10 to
+//! 15 Linux's.
 
 use crate::refusal::{Refusal, Refusals};
 
@@ -16,7 +16,7 @@ pub enum ByteOrder {
     Big,
 }
 
-/// What a value says. Memory is in bytes, the rest counts events.
+/// Meaning of a value. Memory is in bytes, the rest counts events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Tag {
@@ -89,7 +89,7 @@ impl Tag {
 /// An entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// What, by [`Tag::number`].
+    /// The tag, by [`Tag::number`].
     pub tag: u16,
     /// How much.
     pub value: u64,
@@ -131,7 +131,7 @@ impl Stat {
     }
 }
 
-/// What a buffer of statsq said.
+/// Values of a buffer of statsq.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     values: [Option<u64>; Tag::ALL.len()],
@@ -156,8 +156,8 @@ impl Stats {
         }
     }
 
-    /// Reads a buffer. Of a tag that comes twice the last value holds; tags that nobody knows are left
-    /// out (5.5.6.3.2); an entry that is cut short is refused.
+    /// Reads a buffer. The last value of a tag that comes twice holds; unknown tags are left out
+    /// (5.5.6.3.2); an entry that is cut short is refused.
     pub fn decode(buffer: &[u8], order: ByteOrder, refusals: &mut Refusals) -> Self {
         let mut stats = Self::default();
         let entries = buffer.chunks_exact(Stat::BYTES);

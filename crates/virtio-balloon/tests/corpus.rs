@@ -1,4 +1,4 @@
-//! What the fuzz targets came upon, once more: every file of `fuzz/corpus` through the body of its
+//! Replays the findings of the fuzz targets: every file of `fuzz/corpus` through the body of its
 //! target. And random bytes through that of the device.
 
 #![allow(

@@ -1,4 +1,4 @@
-//! Behind the queues: devices first, then the machine, in the one order in which it is safe.
+//! Release and discard behind the queues: devices first, then the machine, in the one order in which it is safe.
 
 use std::time::{Duration, Instant};
 use std::vec::Vec;
@@ -11,31 +11,31 @@ use super::monitor::{BalloonEvent, BalloonMonitor, Hint, Unrestored};
 use crate::dma::Releaser;
 use crate::map::{MemoryMap, Part};
 
-/// What the device has done since it was made, in bytes unless it says otherwise.
+/// Counters of a device since it was made, in bytes unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BalloonCounters {
     /// Messages and reports that were taken from the queues.
     pub chains: u64,
-    /// What the driver gave on inflateq, each time it did.
+    /// Pages that the driver gave on inflateq, each time it did.
     pub inflated: u64,
-    /// What it took back on deflateq, each time it did.
+    /// Pages that it took back on deflateq, each time it did.
     pub deflated: u64,
-    /// What it reported as free.
+    /// Pages that it reported as free.
     pub reported: u64,
-    /// What it hinted at as free.
+    /// Pages that it hinted at as free.
     pub hinted: u64,
     /// Hints that came without a command, or with an old one, in chains.
     pub hints_ignored: u64,
     /// Parts that were handed to [`Discarder`].
     pub discards: u64,
-    /// What was discarded.
+    /// Memory that was discarded.
     pub discarded: u64,
-    /// What was not discarded, since it failed.
+    /// Memory that was not discarded because the discard failed.
     pub not_discarded: u64,
-    /// What was not discarded, since devices still see it.
+    /// Memory that was not discarded because devices still see it.
     pub kept: u64,
-    /// What devices could not be given back, each time it was tried.
+    /// Memory that devices could not be given back, each time it was tried.
     pub not_restored: u64,
     /// Time in drains of queues.
     pub busy: Duration,
@@ -48,7 +48,7 @@ pub(super) const fn add(counter: &mut u64, more: u64) {
     *counter = counter.saturating_add(more);
 }
 
-/// Of all these parts together, which are apart.
+/// Returns the bytes of all these parts together, which are apart.
 pub(super) fn bytes(parts: &[Part]) -> u64 {
     parts.iter().map(|part| part.offsets.len).sum()
 }
@@ -97,10 +97,10 @@ pub(super) struct Back<D, A, M> {
     pub(super) dma: A,
     pub(super) monitor: M,
     pub(super) counters: BalloonCounters,
-    /// What is whole now, of huge pages.
+    /// Parts made of huge pages that are whole now.
     whole: Vec<Part>,
     kept: Vec<Part>,
-    /// What is to be discarded, cut to whole pages.
+    /// Parts to be discarded, cut to whole pages.
     cut: Vec<Part>,
     hinted: Vec<Span<GuestAddr>>,
 }

@@ -94,7 +94,7 @@ pub(super) fn read(
     true
 }
 
-/// What messages look like.
+/// Encoding of messages.
 #[derive(Clone, Copy)]
 pub(super) enum Wire {
     /// Page numbers, as the standard has them; those of a legacy guest are in its own byte order (VIRTIO 1.3,

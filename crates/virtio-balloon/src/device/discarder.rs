@@ -9,8 +9,8 @@ pub trait Discarder<T = ()> {
     /// Discards `parts` of `map`: ascending, not overlapping, and made of whole pages of what backs
     /// their region. Once it returns, the guest finds zeros there.
     ///
-    /// What was not discarded is told to `failed`, in pieces of the parts, in no particular order; all other
-    /// is done all the same. Returns the bytes that were discarded.
+    /// Failures are reported to `failed`, in pieces of the parts, in no particular order; all other memory
+    /// is discarded all the same. Returns the bytes that were discarded.
     fn discard(
         &mut self,
         map: MemoryMap<'_, T>,

@@ -1,4 +1,4 @@
-//! What the device refuses its monitor, by name.
+//! Errors of calls of the monitor.
 
 use crate::features::Features;
 use crate::map::BadRam;
@@ -12,7 +12,7 @@ pub enum BalloonSetupError {
     /// The regions are not a guest's memory.
     #[error(transparent)]
     Ram(BadRam),
-    /// What backs a region has no such pages.
+    /// The backing of a region has no such pages.
     #[error(transparent)]
     Region(BadRegion),
     /// A feature that is not among those of balloons (VIRTIO 1.3, 5.5.3).

@@ -16,7 +16,7 @@ use crate::map::{MemoryMap, Part, Region};
 ///
 /// The map has the regions, each with a `hostmem::Discard`, which holds it: dropping the `GuestMemoryMmap`
 /// unmaps nothing. What can be given back is the memory of this process, and memory files that it shares;
-/// what others have mapped privately, nobody else can discard.
+/// memory that another process has mapped privately, only that process can discard.
 ///
 /// ```
 /// use virtio_balloon::device::{BalloonDevice, GuestDiscard, BalloonSettings};
@@ -92,7 +92,7 @@ impl GuestDiscard {
         Ok(regions)
     }
 
-    /// What was discarded, and by how many system calls.
+    /// Bytes discarded, and the number of system calls for them.
     pub const fn totals(&self) -> Discarded {
         self.totals
     }

@@ -18,7 +18,7 @@ use crate::source::WIRE_PAGE;
 #[derive(Debug)]
 pub(super) struct Memory<T> {
     regions: Arc<[Region<T>]>,
-    /// By number of the region: for huge pages.
+    /// Huge pages of each region, by its number.
     partials: Vec<Option<Partial>>,
     /// No region has huge pages: what is given can be discarded as it is.
     plain: bool,
@@ -39,7 +39,7 @@ struct Partial {
 }
 
 impl Partial {
-    /// Of these guest addresses, in a region that begins at `base`.
+    /// Creates the state of these guest addresses, in a region that begins at `base`.
     fn new(base: u64, whole: Span<GuestAddr>, huge: u64) -> Result<Self, BalloonSetupError> {
         let words = PartialHugePages::words(whole.len, huge);
         let mut words = vec![0; usize::try_from(words).unwrap_or(0)];
@@ -181,7 +181,7 @@ impl<T> Memory<T> {
         }
     }
 
-    /// What was inflated stays: parts are remembered.
+    /// Keeps inflated pages: parts are remembered.
     pub(super) fn remember(&mut self) {
         for partial in self.partials.iter_mut().flatten() {
             partial.touched = None;
@@ -242,7 +242,7 @@ impl<T> Memory<T> {
                     Span::checked(start, (bits.end - bits.start).checked_mul(WIRE_PAGE)?)
                 });
                 if let Some(run) = run.and_then(|run| run.intersection(&partial.region)) {
-                    // What is no memory here is not remembered.
+                    // Addresses without memory here are not remembered.
                     let mut outside = Refusals::new();
                     MemoryMap::known(&regions).resolve(run, &mut outside, |part| {
                         self.inflate(&[part], &mut room);

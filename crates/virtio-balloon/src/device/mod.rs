@@ -12,10 +12,10 @@
 //!   [`start_hints`](BalloonDevice::start_hints) with its fellows, when the monitor wants something;
 //! * [`reset`](BalloonDevice::reset) when the driver resets the device.
 //!
-//! What the device needs comes by three seams: [`Discarder`] gives memory back to the machine
-//! ([`GuestDiscard`] does, for memory of vm-memory),
-//! [`Releaser`] has devices let go of it before and takes it back for them, and [`BalloonMonitor`] is told
-//! what happens. `docs/balloon-monitor.md` leads through it, with a complete example.
+//! The device works through three seams: [`Discarder`] gives memory back to the machine ([`GuestDiscard`]
+//! does, for memory of vm-memory), [`Releaser`] has devices let go of it before and takes it back for
+//! them, and [`BalloonMonitor`] is notified of events. `docs/balloon-monitor.md` leads through it, with a
+//! complete example.
 //!
 //! # The way of a message
 //!
@@ -30,8 +30,8 @@
 //! 3. [`Releaser::release`] and then [`Discarder::discard`] receive the parts with the map. What a monitor has in a
 //!    region, memory objects and mappings, is in the map ([`Region::memory`]), so that both find it by number. What
 //!    devices keep comes back as parts, and is subtracted.
-//! 4. Whatever is told or saved (events, hints, messages that are held) is in guest addresses again: it
-//!    outlives the map.
+//! 4. Notifications and saved state (events, hints, messages that are held) are in guest addresses
+//!    again: they outlive the map.
 //!
 //! Deflating is the same way as far as the bitmaps, and then [`Releaser::restore`].
 //!
@@ -348,14 +348,14 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         }
     }
 
-    // What there is to know.
+    // Queries.
 
-    /// What was refused of the driver's messages, by cause.
+    /// Refusals of the driver's messages, by cause.
     pub const fn refusals(&self) -> &Refusals {
         &self.refusals
     }
 
-    /// What was done.
+    /// Counters since the device was made.
     pub fn counters(&self) -> BalloonCounters {
         self.back.counters
     }
@@ -409,7 +409,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         lacking
     }
 
-    /// What the device knows.
+    /// State of the device, to be saved.
     pub fn state(&self) -> BalloonState {
         BalloonState {
             negotiated: self.negotiated,
@@ -425,8 +425,8 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
     ///
     /// # Errors
     ///
-    /// What is negotiated there is not offered here: see [`NegotiateError`]. Nothing has changed then
-    /// but that nothing is negotiated.
+    /// Features that are negotiated there are not offered here: see [`NegotiateError`]. The device is
+    /// then as before, but without negotiated features.
     pub fn restore(&mut self, state: &BalloonState) -> Result<(), NegotiateError> {
         self.negotiated = None;
         if let Some(negotiated) = state.negotiated {
@@ -445,7 +445,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         Ok(())
     }
 
-    /// Whether these features are negotiated.
+    /// Returns true if these features are negotiated.
     fn has(&self, features: Features) -> bool {
         self.negotiated.is_some_and(|has| has.contains(features))
     }

@@ -1,4 +1,4 @@
-//! What the device tells the monitor that it is a part of.
+//! Notifications of the device to its monitor.
 
 use runs::{GuestAddr, Span};
 
@@ -31,10 +31,10 @@ pub trait BalloonMonitor {
     }
 }
 
-/// Nobody listens.
+/// A monitor that ignores all events.
 impl BalloonMonitor for () {}
 
-/// What is done with pages that the driver hints at.
+/// Handling of pages that the driver hints at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// The monitor has noted them; the memory stays as it is.
@@ -67,7 +67,7 @@ pub enum BalloonEvent {
         run: Span<GuestAddr>,
         /// Why.
         reason: KeepReason,
-        /// What is done about it.
+        /// The reaction of the device.
         then: Unrestored,
     },
     /// A part of what the guest has given could not be discarded.
@@ -88,7 +88,7 @@ pub enum BalloonEvent {
     NeedsReset,
 }
 
-/// What is done with a message of deflateq when devices cannot be given its pages.
+/// Handling of a message of deflateq when devices cannot be given its pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unrestored {
     /// The message is held, and deflateq stands still. The next time it is drained, or on demand, it

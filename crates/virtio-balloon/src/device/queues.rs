@@ -44,7 +44,7 @@ use crate::stats::{ByteOrder, Stats};
 /// Room for parts of one drain, before they are sorted and handed on.
 const PARTS: usize = 1 << 15;
 
-/// What a drain works in; kept, so that it does not allocate each time.
+/// Buffers of a drain; kept, so that it does not allocate each time.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     pieces: Vec<Piece>,
@@ -53,7 +53,7 @@ pub(super) struct Room {
     heads: Vec<u16>,
 }
 
-/// What messages name: what is no memory is refused, the rest is merged.
+/// Pages that messages name: addresses outside of memory are refused, the rest is merged.
 struct Named<'a, T> {
     resolver: Resolver<'a, T>,
     outside: Refusals,
@@ -86,8 +86,8 @@ impl<'a, T> Named<'a, T> {
 impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, M, T> {
     /// Empties a queue: takes everything that is in it, does what it asks for, and then gives it back.
     /// When a message is back with the driver, what it asked for has happened: pages of inflateq, and
-    /// reports, were let go of by devices and discarded; pages of deflateq are seen by devices again. What
-    /// was not possible was told to the monitor before.
+    /// reports, were let go of by devices and discarded; pages of deflateq are seen by devices again.
+    /// Failures were reported to the monitor before.
     ///
     /// A drain takes no more chains than the ring has descriptors, and no new one after
     /// [`drain_bytes`](super::BalloonSettings::drain_bytes) bytes of messages and descriptors.
@@ -97,7 +97,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
     ///
     /// # Errors
     ///
-    /// Those of a queue that cannot be used: see [`QueueError`].
+    /// A queue cannot be used: see [`QueueError`].
     pub fn drain<Q: QueueT, G: GuestMemory>(
         &mut self,
         queue: Queue,
@@ -209,7 +209,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
             let mut parts = Vec::new();
             let map = self.memory.map();
             for run in &held.runs {
-                // What is no memory any more is not lacking.
+                // Memory that was removed is not lacking.
                 map.resolve(*run, &mut Refusals::new(), |part| parts.push(part));
             }
             self.back.restore(map, &parts, then, &mut lacking);
@@ -261,7 +261,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         room: &mut Room,
     ) -> Result<(), QueueError> {
         while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
-            // Entries of tags that nobody knows may come, too, but not without end.
+            // Entries of unknown tags may come, too, but not without end.
             let most = 16 * Stats::MOST_BYTES;
             let (pieces, message) = (&room.pieces, &mut room.message);
             let whole = whole && read(pieces, ring.memory, most, message, &mut self.refusals);
@@ -384,12 +384,12 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
             self.hints.begun = Some(id);
             self.back.monitor.event(BalloonEvent::HintsBegin { id });
         } else {
-            // Of a command that is over.
+            // The hints belong to a command that is over.
             self.hints.begun = None;
         }
     }
 
-    /// What messages of inflateq and deflateq look like.
+    /// Encoding of messages of inflateq and deflateq.
     fn wire(&self) -> Wire {
         match self.settings.bulk {
             Some(bulk) if self.has(bulk.bit.feature()) => Wire::Bulk(bulk.message_bytes as usize),

@@ -11,7 +11,7 @@ use super::error::QueueError;
 use crate::queues::Queue;
 use crate::refusal::{Refusal, Refusals};
 
-/// What came of a drain.
+/// Result of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Drained {
@@ -114,7 +114,7 @@ impl<'a, Q: QueueT, G: GuestMemory> Ring<'a, Q, G> {
         self.budget = self.budget.saturating_sub(bytes);
     }
 
-    /// Whether it has this descriptor.
+    /// Returns true if the ring has this descriptor.
     pub(super) fn has(&self, head: u16) -> bool {
         head < self.ring.size()
     }

@@ -1,4 +1,4 @@
-//! What a device is made of.
+//! Settings of a device.
 
 use std::vec::Vec;
 
@@ -31,7 +31,7 @@ pub struct BalloonSettings {
     /// The byte order of a legacy guest, in which its page numbers, statistics and commands are; one of the
     /// standard is little-endian. Rings in that order are the transport's affair.
     pub legacy_order: ByteOrder,
-    /// What is done when devices cannot be given pages of a message of deflateq.
+    /// Handling of a message of deflateq when devices cannot be given its pages.
     pub unrestored: Unrestored,
     /// Bytes of messages after which a queue is left for the next time, by default 1 MiB.
     pub drain_bytes: usize,

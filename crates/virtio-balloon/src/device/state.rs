@@ -1,4 +1,4 @@
-//! What a device knows, as plain data: for a monitor that goes on with the same guest elsewhere or
+//! State of a device, as plain data: for a monitor that goes on with the same guest elsewhere or
 //! later.
 
 use std::vec::Vec;
@@ -42,7 +42,7 @@ pub struct StatsState {
 pub struct PendingDeflate {
     /// Its first descriptor.
     pub head: u16,
-    /// What devices still lack.
+    /// Runs that devices still lack.
     pub runs: Vec<Span<GuestAddr>>,
 }
 
@@ -57,7 +57,7 @@ pub struct Hints {
     pub stopped: bool,
 }
 
-/// What of a region's huge pages is in the balloon.
+/// Ballooned pages of a region's huge pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartialState {
     /// The region, of whole huge pages.

@@ -1,4 +1,4 @@
-//! What can go wrong between driver and device.
+//! Errors between driver and device.
 
 use core::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::source::EncodeError;
 
 /// Why the driver did not do what it was asked. `E` is the error of the seams.
 ///
-/// Whatever it is, the pages that are in the balloon stay there, until
-/// [`BalloonDriver::freeze`](super::BalloonDriver::freeze) or [`BalloonDriver::remove`](super::BalloonDriver::remove) has reset the
-/// device.
+/// On every error the pages that are in the balloon stay there, until
+/// [`BalloonDriver::freeze`](super::BalloonDriver::freeze) or [`BalloonDriver::remove`](super::BalloonDriver::remove)
+/// has reset the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError<E> {
@@ -22,9 +22,9 @@ pub enum DriverError<E> {
     /// The device does not go along with the features that were accepted.
     #[error("the device offers features {:#x} and refuses {:#x} of them", .offered.0, .accepted.0)]
     Features {
-        /// What it offers.
+        /// The features that it offers.
         offered: Features,
-        /// What was accepted.
+        /// The features that were accepted.
         accepted: Features,
     },
     /// The device has no such queue, or none of any use.
@@ -75,7 +75,7 @@ pub enum DriverError<E> {
     /// It was not negotiated.
     #[error("feature {:#x} was not negotiated", .feature.0)]
     NotNegotiated {
-        /// What.
+        /// The feature.
         feature: Features,
     },
     /// These pages are not in the balloon, or not all of them.

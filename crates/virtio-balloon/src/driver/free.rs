@@ -11,7 +11,7 @@ use crate::features::Features;
 use crate::queues::Queue;
 use crate::stats::{ByteOrder, Stats};
 
-/// What hinting came to.
+/// Result of hinting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hinting {
     /// There is no new command.

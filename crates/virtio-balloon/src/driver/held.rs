@@ -9,7 +9,7 @@ use runs::{GuestAddr, Span, bitmap};
 
 use crate::source::GuestPage;
 
-/// Pages of a span of addresses, in words that somebody else provides.
+/// Pages of a span of addresses, as bits in words that the caller provides.
 #[derive(Debug)]
 pub(super) struct PageSet<W> {
     words: W,

@@ -26,7 +26,7 @@ pub enum TargetProgress {
     },
 }
 
-/// What was got from the guest.
+/// Pages allocated from the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocated {
     /// Bytes.
@@ -83,7 +83,7 @@ where
         let page = self.page.bytes();
         let target = target.checked_next_multiple_of(page).unwrap_or(target);
         let mut vain = 0;
-        // What a message without an answer left over, before anything is taken.
+        // Pages left over from a message without an answer come before new ones.
         self.tell()?;
         while self.held() < target {
             let wanted = (target - self.held()).min(self.settings.round.max(page));
@@ -103,12 +103,12 @@ where
     }
 
     /// Gives pages back until there are no more than `target` bytes in the balloon, rounded up to whole
-    /// pages. Each is told before. Returns the bytes.
+    /// pages. Each is sent on deflateq before. Returns the bytes.
     ///
     /// # Errors
     ///
-    /// As [`inflate`](Self::inflate). What the device was not asked about, or has not answered, stays in
-    /// the balloon.
+    /// As [`inflate`](Self::inflate). Pages that were not sent to the device, or not answered, stay
+    /// in the balloon.
     pub fn deflate(&mut self, target: u64) -> DriverResult<u64, T> {
         self.check_running()?;
         self.tell()?;
@@ -132,7 +132,8 @@ where
         Ok(before - self.held())
     }
 
-    /// So many bytes leave the balloon, at most. The device is told, unless it was reset. Returns the bytes.
+    /// So many bytes leave the balloon, at most. They are sent to the device, unless it was reset. Returns the
+    /// bytes.
     fn leave(&mut self, bytes: u64, tell: bool) -> DriverResult<u64, T> {
         let Self {
             link,
@@ -142,7 +143,7 @@ where
             page,
             ..
         } = self;
-        // It is empty: all that came was told, or forgotten.
+        // It is empty: all pages that came were sent, or forgotten.
         let memory = &mut link.memory;
         let chosen = pages.choose(bytes, &mut |run| {
             held.all(run) && pending.add(run, || memory.words(super::pending::WORDS))
@@ -210,7 +211,7 @@ where
     }
 
     /// The page at `old`, which is in the balloon, changes places with the one at `new`, which the caller
-    /// took from the guest: the new one is told, then the old (so that the host has never given away
+    /// took from the guest: the new one is sent, then the old (so that the host has never given away
     /// less than it counts). Afterwards the page at `old` is the caller's.
     ///
     /// # Errors
@@ -290,7 +291,7 @@ where
     ///
     /// # Errors
     ///
-    /// As [`inflate`](Self::inflate): what was not answered is told again the next time.
+    /// As [`inflate`](Self::inflate): messages without an answer are sent again the next time.
     pub fn tell(&mut self) -> DriverResult<u64, T> {
         self.check_running()?;
         let mut messages = 0;

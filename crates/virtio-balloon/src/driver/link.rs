@@ -34,7 +34,7 @@ pub enum Wait {
     },
 }
 
-/// What goes over inflateq and deflateq.
+/// Encoding of messages on inflateq and deflateq.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
     /// The standard's page numbers.
@@ -102,7 +102,7 @@ pub(super) struct Link<T, M: BufferMemory> {
     pub(super) wait: Wait,
     queues: [Option<Virtqueue>; QUEUES],
     pieces: [Option<Span<GuestAddr>>; PIECES],
-    /// Of inflateq and deflateq.
+    /// Buffer for messages of inflateq and deflateq.
     message: Option<Buffer<M::Bytes>>,
     /// The page of small messages.
     small: u64,

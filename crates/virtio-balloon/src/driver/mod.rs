@@ -6,25 +6,26 @@
 //!
 //! # Protocol
 //!
-//! **In**: a page is first taken from the guest, then noted as held, then told on inflateq; when the device
-//! has answered, the host may have discarded it. **Out**: it is told on deflateq, the answer is waited
-//! for, and only then does the guest get it back (VIRTIO 1.3, 5.5.6.1; also where
+//! **In**: a page is first taken from the guest, then noted as held, then sent on inflateq; when the
+//! device has answered, the host may have discarded it. **Out**: it is sent on deflateq, the answer is
+//! waited for, and only then does the guest get it back (VIRTIO 1.3, 5.5.6.1; also where
 //! `VIRTIO_BALLOON_F_MUST_TELL_HOST` was not negotiated). So at each moment the pages that the host may
-//! take are among those that are held. A message that gets no answer leaves them held, and is told again
-//! before anything else: naming a page twice does no harm. They come free when the device was reset,
-//! after which it takes nothing.
+//! take are among the held ones. A message that gets no answer leaves them held, and is sent again before
+//! any other: naming a page twice does no harm. They come free when the device was reset, after which it
+//! takes nothing.
 //!
 //! **Features** (3.1.1): messages in bulk need a format that is known here, and their buffers. Where
 //! one of these is missing the bit is not accepted, and the driver sends page numbers. Without a poison
-//! value `VIRTIO_BALLOON_F_PAGE_POISON` is not accepted; with one that the device cannot be told
+//! value `VIRTIO_BALLOON_F_PAGE_POISON` is not accepted; with one that the device cannot receive
 //! `VIRTIO_BALLOON_F_PAGE_REPORTING` is not (5.5.6.6.1, 5.5.6.7.1).
 //!
 //! **Rounds**: work is done in rounds of bounded size ([`DriverSettings::round`]), between which
-//! `actual` in the configuration space is brought up to date. When the guest has nothing to give, what
-//! was got is told, then there is a pause, and another try, as often as [`DriverSettings::tries`] says.
+//! `actual` in the configuration space is brought up to date. When the guest has nothing to give, the
+//! pages taken so far are sent, then there is a pause, and another try, as often as
+//! [`DriverSettings::tries`] says.
 //!
-//! A driver is owned by one thread at a time. Whoever shares it behind a lock answers a request that
-//! cannot wait (a page that is to migrate, from within an allocation) as [`DriverError::Busy`] does: try again.
+//! A driver is owned by one thread at a time. Code that shares it behind a lock answers a request that cannot
+//! wait (a page that is to migrate, from within an allocation) as [`DriverError::Busy`] does: try again.
 
 use core::time::Duration;
 
@@ -126,7 +127,7 @@ pub struct BalloonDriver<T, M: BufferMemory, P> {
     running: bool,
     /// All pages that were taken from the guest, told or not.
     held: PageSet<M::Words>,
-    /// Those of them that are to be told.
+    /// Held pages that are not sent yet.
     pending: Pending<M::Words>,
     /// A block that did not fit in there.
     carry: Option<Span<GuestAddr>>,
@@ -204,7 +205,7 @@ where
         self.link.transport.reset().map_err(DriverError::Seam)?;
         let started = self.start();
         if started.is_err() {
-            // What the device has seen stays, should it not let go.
+            // Buffers that the device has seen stay, should it not let go.
             if self.link.transport.reset().is_ok() {
                 self.link.release();
             }
@@ -313,7 +314,7 @@ where
     }
 
     /// Ends all work, and gives every page back to the guest: hinted and held ones. Then the device is
-    /// reset. Where it still answers, it is told before.
+    /// reset. If it still answers, the pages are sent on deflateq before.
     ///
     /// # Errors
     ///
@@ -346,12 +347,12 @@ where
         Ok((self.link.transport, self.link.memory, self.pages))
     }
 
-    /// What was negotiated.
+    /// The negotiated features.
     pub const fn features(&self) -> Features {
         self.link.features
     }
 
-    /// What messages look like.
+    /// Encoding of messages.
     pub const fn wire(&self) -> Wire {
         self.link.wire
     }

@@ -128,7 +128,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
         });
     }
 
-    /// What is in the list.
+    /// Runs in the list.
     pub(super) fn list(&self) -> impl Iterator<Item = Span<GuestAddr>> {
         self.list.iter().take(self.listed).copied()
     }

@@ -48,7 +48,7 @@ impl Element {
     }
 }
 
-/// What is wrong with a used ring.
+/// Error of a used ring.
 pub(super) enum Wrong<E> {
     Seam(E),
     Answer { answers: u16, id: u32 },

@@ -1,5 +1,5 @@
-//! What the driver needs from where it runs: the device's registers and a clock, memory that the device
-//! sees, and the guest's pages.
+//! Requirements of the driver on its environment: the device's registers and a clock, memory that the
+//! device sees, and the guest's pages.
 
 use core::fmt;
 use core::time::Duration;
@@ -155,7 +155,7 @@ pub trait GuestPages {
     /// All addresses from which pages may come. Two bits are kept for each page of it at most.
     fn span(&self) -> Span<GuestAddr>;
 
-    /// A block of `bytes`, a power of two, on a boundary of its size, which nobody else uses; `None`
+    /// A block of `bytes`, a power of two, on a boundary of its size, which is not in use; `None`
     /// when there is none. It is not to try hard: no killing, no swapping out.
     fn take(&mut self, bytes: u64) -> Option<u64>;
 
@@ -178,7 +178,7 @@ pub trait GuestPages {
     /// is short ([`DEFLATE_ON_OOM`](Features::DEFLATE_ON_OOM)).
     fn counted(&mut self, _run: Span<GuestAddr>, _held: bool, _managed: bool) {}
 
-    /// What there is to say about the guest's memory.
+    /// Statistics of the guest's memory.
     fn stats(&mut self) -> Stats {
         Stats::default()
     }

@@ -8,7 +8,7 @@
 //! | 52–57 | log2 of the bytes that a bit, or the block, stands for |
 //! | 58–63 | bytes of the bitmap behind the head; 0: the record is a block |
 //!
-//! A run is told by the whole words of bitmap at its ends, each of which covers all runs that touch
+//! A run is encoded by the whole words of bitmap at its ends, each of which covers all runs that touch
 //! its 64 pages, and by blocks of 64 pages times a power of two in the middle, largest first. Blocks are
 //! not aligned to their size. Records ascend, so that what they stand for is merged as it streams by;
 //! the series sent the word at the end before the middle, and a decoder takes any order.

@@ -154,7 +154,7 @@ pub(crate) fn hand_on(
     refusals: &mut Refusals,
     sink: &mut impl FnMut(Span<GuestAddr>),
 ) {
-    // All 2^64 bytes have no length, and are nobody's memory.
+    // All 2^64 bytes have no length, and are not memory of a guest.
     let run = pages
         .checked_mul(WIRE_PAGE)
         .and_then(|len| Span::checked(start, len));

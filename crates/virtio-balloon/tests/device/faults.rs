@@ -9,7 +9,7 @@ use crate::guest::{Guest, at, pages, pfn};
 /// Two chains of a driver.
 type Put = fn(&mut Guest) -> [u16; 2];
 
-/// Of each queue, and the pages that they name.
+/// Two chains for each queue, and the pages that they name.
 const QUEUES: [(Queue, Put, u64); 5] = [
     (Queue::Inflate, |guest| messages(guest, Queue::Inflate), 2),
     (Queue::Deflate, |guest| messages(guest, Queue::Deflate), 2),
@@ -100,7 +100,7 @@ fn survives(queue: Queue, put: Put, named: u64, nth: u64, away: Away) -> bool {
         Ok(drained) => refused > 0 || drained.more,
         Err(error) => !error.to_string().is_empty(),
     };
-    // What a second buffer is refused for is no fault.
+    // Refusals of a second buffer are no fault.
     let spare = u64::from(queue == Queue::Stats);
     if !failed {
         assert_eq!((refused, drained.unwrap().more), (spare, false), "{what}");

@@ -126,7 +126,7 @@ fn a_device_goes_on_from_the_state_of_another() {
     assert!(new.request_stats().unwrap());
     assert_eq!(new.used(Queue::Stats).len(), 1);
 
-    // What is negotiated must be offered there, too.
+    // Negotiated features must be offered there, too.
     let settings = BalloonSettings {
         features: Features::MUST_TELL_HOST,
         ..BalloonSettings::default()

@@ -1,4 +1,4 @@
-//! The device, between a guest and seams that write down what they are told.
+//! The device, between a guest and seams that record their calls.
 
 #![allow(
     clippy::unwrap_used,

@@ -104,7 +104,7 @@ fn parts_that_are_in_no_region_are_reported_and_nothing_of_them_is_touched() {
     let regions = GuestDiscard::regions(&memory, PAGE).unwrap();
     let map = MemoryMap::new(&regions).unwrap();
     let part = |region, start| Part::new(region, Span::new(start, 2 * PAGE));
-    // Of another map: beyond a region's end, and of one that is not there.
+    // Parts of another map: beyond a region's end, and of a region that is not there.
     let wrong = [
         part(0, LOW.len - PAGE),
         part(0, LOW.len),

@@ -50,7 +50,7 @@ fn op() -> impl Strategy<Value = Op> {
 /// A message: its first descriptor, and the pages that it names.
 type Message = (u16, BTreeSet<u64>);
 
-/// What should be.
+/// Expected state of the device.
 #[derive(Default)]
 struct Model {
     /// Bytes of what backs memory.
@@ -83,7 +83,7 @@ impl Model {
             .collect()
     }
 
-    /// What a drain of inflateq releases, and what it discards.
+    /// Pages that a drain of inflateq releases, and pages that it discards; and the messages that come back.
     fn inflate(&mut self) -> (BTreeSet<u64>, BTreeSet<u64>, Vec<u16>) {
         let messages = std::mem::take(&mut self.inflating);
         let named: BTreeSet<u64> = messages
@@ -111,7 +111,7 @@ impl Model {
         )
     }
 
-    /// What a drain of deflateq restores, call by call, and the messages that come back.
+    /// Pages that a drain of deflateq restores, call by call, and the messages that come back.
     fn deflate(&mut self) -> (Vec<BTreeSet<u64>>, Vec<u16>) {
         let mut calls = Vec::new();
         let mut back = Vec::new();
@@ -222,7 +222,7 @@ fn run(ops: Vec<Op>, page: u64, tells: bool, bulk: bool) {
             }
         }
     }
-    // Whoever waits for a page gets it in the end.
+    // Each message that waits for a page is answered in the end.
     model.lost.clear();
     guest.notes.borrow_mut().lost.clear();
     drain_inflate(&mut guest, &mut model);

@@ -49,7 +49,7 @@ fn each_call_that_fails_once_is_reported_and_no_page_is_lost_or_given_back_too_e
             }
             world.with(|world| world.until_fault = Some(nth));
             let lived = live(&world);
-            // Whatever came: the fake guest has every page again, and none before the device let go.
+            // In each case the fake guest has every page again, and none before the device let go.
             world.nothing_is_left();
             world.with(|world| assert_eq!(world.free.len(), 64, "bulk {bulk} {nth}"));
             match lived {

@@ -59,7 +59,7 @@ fn step(world: &Handle, driver: &mut Faked, op: &Op) -> bool {
                 Err(
                     DriverError::Busy | DriverError::NotHeld { .. } | DriverError::BadBlock { .. },
                 ) => Some(new),
-                // Before anything was told, or after: then both are the balloon's.
+                // It failed before the first report, or after it: then both are the balloon's.
                 Err(_) => (driver.held() < world.with(|world| world.taken.len() as u64) * PAGE)
                     .then_some(new),
             };

@@ -184,7 +184,7 @@ fn waiting_has_an_end() {
             Wait::Sleep { most } => assert!(waited >= most && waited < 2 * most),
             Wait::Spin { looks } => assert_eq!(looked, looks),
         }
-        // The message is with the device: nobody gets anything, and nothing is overwritten.
+        // The message is with the device: no page moves, and nothing is overwritten.
         assert_eq!(driver.inflate(20 * PAGE), Err(DriverError::Busy));
         assert_eq!(driver.deflate(0), Err(DriverError::Busy));
         assert_eq!(driver.held(), 10 * PAGE);
@@ -259,7 +259,7 @@ fn no_page_is_reused_before_the_answer() {
             .iter()
             .position(|event| matches!(event, Event::GivenBack(_)));
         assert!(answer.unwrap() < given.unwrap(), "{log:?}");
-        // Nor without an answer.
+        // No page is reused without an answer.
         world.with(|world| world.answers = Answers::Never);
         assert!(matches!(driver.deflate(0), Err(DriverError::Silent { .. })));
         assert!(

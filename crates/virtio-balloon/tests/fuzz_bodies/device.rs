@@ -20,7 +20,7 @@ pub const TARGET: Target = ("balloon_device", play);
 
 /// Steps of a run.
 const STEPS: usize = 300;
-/// What backs memory.
+/// Page sizes of the backing.
 const PAGES: [u64; 3] = [WIRE_PAGE, 2 << 20, 1 << 16];
 
 fn queue(bytes: &mut Bytes<'_>) -> Queue {

@@ -1,4 +1,4 @@
-//! What fuzz targets do with bytes; `tests/wire/hostile.rs` runs them over random ones.
+//! Bodies of the fuzz targets; `tests/wire/hostile.rs` runs them over random bytes.
 //!
 //! Each takes any bytes, and panics when something does not hold. The first two bytes choose where the
 //! guest's memory lies.
@@ -33,7 +33,7 @@ fn message(format: &impl MessageFormat, data: &[u8]) {
     let mut refusals = Refusals::new();
     let mut named = Vec::new();
     format.decode(data, &mut refusals, |run| named.push(run));
-    // What work there can be: 32 runs for each 8 bytes, and a refusal for each record.
+    // Bounds of the work: 32 runs for each 8 bytes, and a refusal for each record.
     assert!(named.len() <= 4 * data.len() && refusals.total() <= 1 + data.len() as u64 / 4 * 16);
 
     let mut room = [Part::default(); 8];
@@ -72,7 +72,7 @@ fn message(format: &impl MessageFormat, data: &[u8]) {
     assert_eq!(huge.bytes() + huge.whole_bytes(), 0);
 }
 
-/// What is no message of pages: statistics and writes to the configuration space.
+/// Input other than messages of pages: statistics and writes to the configuration space.
 fn other(data: &[u8]) {
     let mut refusals = Refusals::new();
     for order in [ByteOrder::Little, ByteOrder::Big] {

@@ -38,7 +38,7 @@ impl<'a> Faulty<'a> {
         }
     }
 
-    /// Whether it came to the access that fails.
+    /// True if it came to the access that fails.
     pub fn failed(&self) -> bool {
         self.seen.get() > self.nth
     }

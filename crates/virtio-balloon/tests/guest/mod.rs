@@ -1,5 +1,5 @@
-//! A guest in front of the device: memory with a hole, rings, and seams that write down what they
-//! are told, in one order.
+//! A guest in front of the device: memory with a hole, rings, and seams that record their calls,
+//! in one order.
 
 #![allow(dead_code, reason = "no suite uses all of it")]
 
@@ -33,7 +33,7 @@ pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 
-/// What a seam was told, in order over all of them.
+/// Call of a seam, in order over all of them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Act {
     Release(Vec<Span<GuestAddr>>),
@@ -45,7 +45,7 @@ pub enum Act {
     Stats(Box<Stats>, bool),
 }
 
-/// What the seams share.
+/// State that the seams share.
 #[derive(Debug, Default)]
 pub struct Notes {
     pub acts: Vec<Act>,
@@ -55,9 +55,9 @@ pub struct Notes {
     pub lost: Vec<Span<GuestAddr>>,
     /// Parts that the machine does not take.
     pub stuck: Vec<Span<GuestAddr>>,
-    /// Whether there are devices.
+    /// True if there are devices.
     pub attached: bool,
-    /// What is done with hints.
+    /// True if hints are discarded.
     pub discard_hints: bool,
     /// The index of the used ring that is looked at with each act, and what it was then.
     pub watch: Option<u64>,
@@ -82,7 +82,7 @@ impl Seams {
     }
 }
 
-/// What of ascending parts meets any of these runs.
+/// Parts of ascending parts that meet any of these runs.
 fn meeting(map: MemoryMap<'_>, parts: &[Part], runs: &[Span<GuestAddr>]) -> Vec<Part> {
     let mut meeting = Vec::new();
     for run in runs {
@@ -468,7 +468,7 @@ impl Guest {
         self.notes.borrow_mut().watch = Some(self.rings[at(queue)].used() + 2);
     }
 
-    /// What happened since the last look.
+    /// Takes the calls since the last look.
     pub fn acts(&mut self) -> Vec<Act> {
         let mut notes = self.notes.borrow_mut();
         notes.used.clear();

@@ -135,7 +135,7 @@ fn several_bitmaps_share_messages() {
     let first = [u64::MAX, 0, 0b101];
     let second = [1u64, u64::MAX, u64::MAX];
     let none: [u64; 0] = [];
-    // The last one's words begin at no multiple of 64 pages: it is told by runs, in messages of its own.
+    // The last one's words begin at no multiple of 64 pages: it is encoded by runs, in messages of its own.
     let bitmaps: [(u64, &[u64]); 5] = [
         (0, &first),
         (1 << 30, &none),

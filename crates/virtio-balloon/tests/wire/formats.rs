@@ -151,7 +151,7 @@ fn both_end_words_are_little_endian() {
 
 #[test]
 fn fields_are_plain_little_endian() {
-    // Whatever machine encodes, these are the bytes.
+    // The bytes are the same on every machine.
     let run = [pages(0x8_7654_3210_fdc0, 64)];
     assert_eq!(
         one(Any::Bitmap, &run)[8..],
@@ -289,7 +289,7 @@ proptest! {
                 let all = messages(format, page, &runs, buffer);
                 let (found, refusals) = decoded(format, &all);
                 prop_assert_eq!(refusals.total(), 0, "{:?}", format);
-                // What is encoded in order comes out in order, and so needs no sorting.
+                // Runs that are encoded in order come out in order, and so need no sorting.
                 prop_assert_eq!(joined(&found), runs.clone(), "{:?} {:?}", format, page);
             }
         }

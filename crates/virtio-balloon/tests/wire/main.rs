@@ -1,4 +1,4 @@
-//! What goes over the wire: formats beside each other, beside hostile bytes and beside their document.
+//! Wire formats beside each other, beside hostile bytes and beside their document.
 
 #![allow(
     clippy::unwrap_used,

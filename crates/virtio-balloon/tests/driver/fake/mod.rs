@@ -26,7 +26,7 @@ const ARENA: u64 = 1 << 40;
 const ARENA_BYTES: usize = 1 << 20;
 pub(crate) const INDIRECT: Features = Features(1 << 28);
 
-/// What happened, in order.
+/// Events, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Asked(u64),
@@ -170,7 +170,7 @@ impl Handle {
         BalloonDriver::new(self.clone(), self.clone(), self.clone(), settings).unwrap()
     }
 
-    /// What is in the balloon is what the device was told, and nothing is nowhere.
+    /// The balloon's pages are the ones reported to the device, and no page is lost.
     pub(crate) fn agree(&self, driver: &Faked) {
         self.with(|world| {
             let host: BTreeSet<u64> = world.host.clone();
@@ -344,7 +344,7 @@ impl World {
         self.log.push(Event::Message(queue, found));
     }
 
-    /// What was asked and not answered.
+    /// Answers all requests that are not answered yet.
     pub(crate) fn catch_up(&mut self) {
         self.answers = Answers::AtOnce;
         while let Some(number) = self.unanswered.pop_front() {

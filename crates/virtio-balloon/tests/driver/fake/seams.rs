@@ -8,7 +8,7 @@ use virtio_balloon::{Features, GuestPage, Queue, Stats, Tag};
 
 use super::{ARENA, Answers, Event, Handle, PAGE};
 
-/// What the call says that was to fail.
+/// Error of the call that was to fail.
 pub(crate) const FAULT: &str = "a fault that was put here";
 
 impl Handle {

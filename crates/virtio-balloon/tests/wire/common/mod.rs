@@ -1,4 +1,4 @@
-//! What the suites share: any format, whole transfers, and sets of pages.
+//! Shared parts of the suites: any format, whole transfers, and sets of pages.
 
 #![allow(dead_code, reason = "the bench uses a part of it")]
 
