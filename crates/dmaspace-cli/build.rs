@@ -9,7 +9,7 @@ fn main() {
         let text = String::from_utf8(output.stdout).ok()?;
         (output.status.success() && !text.trim().is_empty()).then(|| text.trim().to_owned())
     };
-    // A package from the registry may lie inside somebody else's repository.
+    // A package from the registry may lie inside another repository.
     let ours = git(&["ls-files", "--error-unmatch", "build.rs"]).is_some();
     let described = ours.then(|| git(&["describe", "--always", "--dirty", "--abbrev=12"]));
     if let Some(commit) = described.flatten() {

@@ -1,6 +1,6 @@
 //! `dmaspace balloon`: a balloon behind a socket, led by lines on standard input.
 //!
-//! What happens is told on stdout, a line each, or as JSON; while the balloon is on its way to a target, a
+//! Events are printed on stdout, a line each, or as JSON; while the balloon is on its way to a target, a
 //! bar on stderr shows how far it is, where that is a terminal. A signal, or `quit`, ends it.
 
 use std::io::{self, BufRead, BufReader, IsTerminal as _, Read};
@@ -209,18 +209,18 @@ fn parse(line: &str) -> Result<Option<Command>, String> {
     }
 }
 
-/// Whoever sits there, or the program that does.
+/// The user's side: a terminal, or a program behind pipes.
 struct Terminal {
     stop: Stop,
     lines: Option<mpsc::Receiver<Line>>,
     json: bool,
-    /// The bar while it is shown; `None` where nobody would see it.
+    /// The bar while it is shown; `None` where it would not be seen.
     bar: Option<Option<ProgressBar>>,
     /// Target and size of the balloon that were told last.
     said: Option<(u64, u64)>,
-    /// Standard output does not take what is told.
+    /// Standard output takes no more lines.
     unwritten: bool,
-    /// Nobody listens any more.
+    /// The reader of standard output has left.
     unheard: bool,
 }
 
@@ -287,7 +287,7 @@ impl Terminal {
         bar.set_position(actual);
     }
 
-    /// What happened, for people; on the way to a target nothing.
+    /// Returns an event as a sentence for people; none while the balloon is on its way to a target.
     fn sentence(&mut self, event: &BackendEvent) -> Option<String> {
         Some(match event {
             BackendEvent::Listening { socket } => format!("listening on {socket}"),

@@ -65,7 +65,7 @@ mod exit {
     pub(crate) const RIGHT: u8 = 0;
     /// Something is wrong: with the memory, the machine or this program.
     pub(crate) const WRONG: u8 = 1;
-    /// What was asked for cannot be had, or its result cannot be written.
+    /// The request cannot be fulfilled, or its result cannot be written.
     pub(crate) const INPUT: u8 = 2;
     /// A signal ended it; what a shell reports for SIGINT.
     pub(crate) const INTERRUPTED: u8 = 130;

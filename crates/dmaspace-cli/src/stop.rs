@@ -3,7 +3,7 @@
 //! While work is under way that has something to give back (pinned memory, a raised pool, a
 //! temporary file), a signal only leaves a note, which the work polls; a second one adds nothing.
 //! At any other time there is nothing to unwind, and a signal ends the program at once, also when
-//! it waits for somebody to read its output.
+//! it waits for a reader of its output.
 //!
 //! One atomic holds which of the two it is, so that no signal falls between them: the handler
 //! moves `IDLE` to `LEAVING` or `BUSY` to `ASKED`, the work moves `IDLE` to `BUSY` and back.
@@ -18,7 +18,7 @@ const BUSY: u8 = 1;
 const ASKED: u8 = 2;
 const LEAVING: u8 = 3;
 
-/// Whether somebody asked the program to stop.
+/// Set when a signal has asked the program to stop.
 #[derive(Clone, Debug)]
 pub(crate) struct Stop(Arc<AtomicU8>);
 
@@ -42,7 +42,7 @@ impl Stop {
         Self(Arc::new(AtomicU8::new(IDLE)))
     }
 
-    /// Runs what must not be cut short; tells also whether somebody asked to stop meanwhile.
+    /// Runs work that must not be cut short; returns true beside its result if a signal asked to stop meanwhile.
     pub(crate) fn shielded<T>(&self, work: impl FnOnce() -> T) -> (T, bool) {
         if !self.moves(IDLE, BUSY) {
             // The handler is ending the program on its own thread.
@@ -68,7 +68,7 @@ impl Stop {
 
 #[cfg(test)]
 impl Stop {
-    /// One that behaves as if nobody, or somebody, had sent a signal during work.
+    /// A `Stop` that behaves as if a signal had come during work, or none.
     pub(crate) fn for_tests(asked: bool) -> Self {
         let stop = Self::unheard();
         stop.0

@@ -1,9 +1,9 @@
 //! The file that a result goes to.
 //!
-//! It is looked at before the job starts, so that nobody waits for a job whose result cannot be
-//! kept. A regular file is then written beside its place, without a name where the file system can do
-//! that, and moved there when it is whole: neither a full disk nor a killed process leaves half a file
-//! or a broken old one. A pipe or a character device is written straight.
+//! It is checked before the job starts, so that a job whose result cannot be kept never starts. A
+//! regular file is then written beside its place, without a name where the file system can do that,
+//! and moved there when it is whole: neither a full disk nor a killed process leaves half a file or a
+//! broken old one. A pipe or a character device is written straight.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -31,7 +31,7 @@ enum Way {
         /// Where the file will lie: the name, with symbolic links followed.
         path: PathBuf,
         directory: PathBuf,
-        /// Of the file that is there already.
+        /// Permissions of the file that is there already.
         permissions: Option<Permissions>,
     },
 }
@@ -44,7 +44,7 @@ impl Target {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Way::beside(name, None),
             Err(error) => Err(error.into()),
             Ok(there) if there.is_dir() => bail!("{shown} is a directory: name a file"),
-            // Nobody means a disk, and it would be lost.
+            // A disk is never meant, and its contents would be lost.
             Ok(there) if there.file_type().is_block_device() => {
                 bail!("{shown} is a block device: name a file")
             }

@@ -1,5 +1,5 @@
-//! What the fuzz targets came upon, once more: every file of `fuzz/corpus` through the body of its
-//! target. And what is worth more than a file: inputs that are long, or have no end.
+//! Replays the findings of the fuzz targets: every file of `fuzz/corpus` through the body of its
+//! target. Further inputs are long, or have no end.
 
 #![allow(
     clippy::unwrap_used,

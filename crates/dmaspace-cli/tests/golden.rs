@@ -111,7 +111,7 @@ fn a_process_that_is_looked_at() {
         .map(digits)
         .collect();
     let found: Vec<_> = sections.iter().map(String::as_str).collect();
-    // What is not known is not a section where everything is known, and advice is not where none is needed.
+    // "not known" is no section where everything is known, nor is advice where none is needed.
     let optional = ["what would help", "not known"];
     let found: Vec<_> = found
         .into_iter()

@@ -123,7 +123,7 @@ fn a_process_of_known_layout() {
             .is_none_or(|area| number(area, "/present_bytes") == 3 * PAGE)
     );
 
-    // Whatever is counted in two ways comes to the same.
+    // Figures that are counted in two ways agree.
     let present = number(&found, "/present_bytes");
     let sum = |name: &str, field: &str| {
         list(&found, name)
@@ -421,7 +421,7 @@ fn ordinary_cat(ordinary: &Ordinary) -> std::process::Child {
         "60",
     ]);
     let child = command.spawn().unwrap();
-    // Until it is what it shall be: a name is only there after the exec.
+    // The loop waits for the exec: the name is only there after it.
     let path = format!("/proc/{}/comm", child.id());
     for _ in 0..10_000 {
         if fs::read_to_string(&path).is_ok_and(|name| name.trim() == "sleep") {

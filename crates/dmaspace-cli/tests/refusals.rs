@@ -1,4 +1,4 @@
-//! What cannot be had is refused with a sentence and exit status 2, and nothing is done first.
+//! Requests that cannot be fulfilled are refused with a sentence and exit status 2, and nothing is done first.
 
 // The lints' exception for tests covers test functions, not what they share.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -188,7 +188,7 @@ fn a_device_that_is_not_there_is_refused() {
     }
 }
 
-/// Those that could be used are left alone: they are somebody's.
+/// Devices that could be used are left alone: they are in use by others.
 #[test]
 fn a_device_of_this_machine_that_cannot_be_used_is_refused_with_the_cause() {
     let name = "a_device_of_this_machine_that_cannot_be_used_is_refused_with_the_cause";

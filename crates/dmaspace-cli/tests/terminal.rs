@@ -1,4 +1,4 @@
-//! What people read fits 80 columns, uses the width that there is, and is ASCII where the locale has no more.
+//! Output for people fits 80 columns, uses the width that there is, and is ASCII where the locale has no more.
 //!
 //! Reports of given values are checked where they are made: `Sheet::into_text` fails in a test on a line that
 //! does not fit.

@@ -8,7 +8,7 @@ use super::Names;
 use super::units::UnitReport;
 use crate::draw::sheet::{Paint, Sheet};
 
-/// What stands for nothing.
+/// Stand-in for an empty cell.
 const NONE: &str = "-";
 
 /// The whole report.
@@ -99,7 +99,7 @@ fn table(sheet: &mut Sheet, report: &DevicesReport) {
     sheet.table(&rows);
 }
 
-/// What the devices of each number are called; no section without a list of names.
+/// Names of the devices of each number; no section without a list of names.
 fn named(sheet: &mut Sheet, report: &DevicesReport, names: &Names) {
     let ids: BTreeSet<&str> = report.devices.iter().map(|one| one.id.as_str()).collect();
     let mut named = ids.iter().filter_map(|id| Some((id, names.of(id)?)));

@@ -221,7 +221,7 @@ impl Sheet {
             };
             *width -= 1;
         }
-        // What lines leave of a column is for the last.
+        // Room that lines leave in a column goes to the last.
         for (at, width) in widths.iter_mut().enumerate() {
             *width = widest(at, &|cell| {
                 let lines = lines(cell, *width, *width);

@@ -21,7 +21,7 @@ pub(crate) fn columns() -> usize {
     columns.unwrap_or(COLUMNS).max(NARROWEST)
 }
 
-/// Whether a locale of this environment has UTF-8: the first that is set decides (POSIX, section 8.2).
+/// Returns true if a locale of this environment has UTF-8: the first that is set decides (POSIX, section 8.2).
 fn has_utf8(locale: impl Fn(&'static str) -> Option<String>) -> bool {
     let names = ["LC_ALL", "LC_CTYPE", "LANG"];
     let set = names.into_iter().filter_map(locale);
@@ -61,7 +61,7 @@ pub(crate) fn ascii(text: &str) -> String {
     let (mut longer, mut before) = (0, ' ');
     let mut characters = text.chars().peekable();
     while let Some(character) = characters.next() {
-        // What stands between spaces is prose.
+        // Characters between spaces are prose.
         longer += match character {
             '±' | '→' if before != ' ' => 1,
             '…' if before != ' ' => 2,

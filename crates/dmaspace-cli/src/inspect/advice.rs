@@ -13,7 +13,7 @@ use crate::size::{Short, bytes};
 /// A change that would help.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
-    /// What is so, or what to change.
+    /// The finding, or the change.
     pub finding: String,
     /// Lines for QEMU's command line, libvirt's XML or a shell, to be copied.
     pub setting: Vec<String>,
@@ -45,7 +45,7 @@ enum Change {
 /// Memory below 4 GiB that operating systems get along with.
 const LOW: u64 = 1 << 30;
 
-/// What is so today.
+/// State of today, before any change.
 pub(super) struct Now<'a> {
     pub(super) guest: &'a Guest,
     pub(super) host: &'a Host,
@@ -351,7 +351,7 @@ impl Change {
 /// Properties of memory objects that are those of files alone: QEMU 10.0 `qapi/qom.json`, MemoryBackendFileProperties.
 const OF_FILES: [&str; 6] = ["align", "discard-data", "offset", "pmem", "readonly", "rom"];
 
-/// What gives devices by iommufd.
+/// Settings that give devices by iommufd.
 fn iommufd(guest: &Guest) -> Vec<String> {
     match guest.monitor {
         Monitor::Qemu => {
@@ -462,7 +462,7 @@ mod tests {
         let most = found.iter().max_by_key(|advice| advice.saved_ns);
         assert!(most.is_some_and(|advice| advice.reboot), "{found:?}");
         assert_eq!(found.iter().filter(|advice| advice.reboot).count(), 1);
-        // What is mapped several times may be less.
+        // Memory that is mapped several times may be less.
         let found = advice(&qemu("qemu -m 4G"));
         let less = found
             .iter()

@@ -30,7 +30,7 @@ const BYTES_OF_A_THREAD: u64 = 64 << 20;
 const SAMPLES_TOGETHER: [usize; 2] = [5, 9];
 const LONG: Duration = Duration::from_millis(100);
 
-/// What a page takes: the median of the samples.
+/// Time for a page: the median of the samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rate {
     /// Nanoseconds for a page.

@@ -1,9 +1,9 @@
-//! What tables over some runs would consist of, counted without building any.
+//! Cost of tables over some runs, counted without building any.
 //!
-//! Exactly what the engine does: of each run the largest leaves that fit, from its beginning. Runs come
-//! by ascending address, so of each level the last table that was needed says which are new. So an
-//! address space of any size costs only the look at its pages. A test builds the tables with the engine
-//! and compares.
+//! It counts exactly as the engine maps: the largest leaves of each run that fit, from its beginning.
+//! Runs come by ascending address, so on each level the last table that was needed says which are new.
+//! So an address space of any size costs only the look at its pages. A test builds the tables with the
+//! engine and compares.
 
 use iopt::FormatId;
 use runs::{PageSizes, Run};
@@ -20,7 +20,7 @@ pub struct LeafCount {
     pub count: u64,
 }
 
-/// What mapping would cost in one format.
+/// Cost of a mapping in one format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FormatCost {
     /// The format.

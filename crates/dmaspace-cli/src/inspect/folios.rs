@@ -1,4 +1,4 @@
-//! Of which folios memory consists: pages that the kernel keeps, moves and frees as one.
+//! Folios of memory: pages that the kernel keeps, moves and frees as one.
 //!
 //! A pool says it itself. For others `/proc/kpageflags` marks heads and tails; a block of 2 MiB of
 //! memory is one read. Folios beyond that size are those of pools.
@@ -21,8 +21,8 @@ const TAIL: u64 = 1 << 16;
 pub(super) struct Folios {
     file: Option<File>,
     sizes: Vec<FolioReport>,
-    /// Of each block that was read, the sizes of the folios of its pages, as powers of two. Runs jump
-    /// between blocks, so all are kept: 16 MiB at most.
+    /// Sizes of the folios of each block's pages, as powers of two, for blocks that were read. Runs
+    /// jump between blocks, so all are kept: 16 MiB at most.
     blocks: HashMap<u64, Option<Box<[u8]>>>,
     left_out: u64,
 }
@@ -73,7 +73,7 @@ impl Folios {
         }
     }
 
-    /// What was found.
+    /// Returns the folios found.
     pub(super) fn take(&mut self) -> Result<Vec<FolioReport>, Missing> {
         if self.left_out == 0 {
             return Ok(std::mem::take(&mut self.sizes));

@@ -78,7 +78,7 @@ pub enum InspectError {
         pid: u32,
         /// Its name.
         name: String,
-        /// What it is.
+        /// Kind of process.
         what: MemoryLess,
     },
     /// Something else.
@@ -109,16 +109,16 @@ impl fmt::Display for MemoryLess {
     }
 }
 
-/// What is not known, and what it takes.
+/// A missing figure, and what it takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Missing {
-    /// What is not known.
+    /// The figure.
     pub what: &'static str,
     /// Why, and what it takes.
     pub why: String,
 }
 
-/// What was found.
+/// Report about a process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ProcessReport {
     /// The process.
@@ -127,7 +127,7 @@ pub struct ProcessReport {
     pub name: String,
     /// It ended while it was looked at: what is said is a part.
     pub ended: bool,
-    /// What is not known.
+    /// Figures that are not known.
     pub missing: Vec<Missing>,
     /// Bytes of its address space.
     pub virtual_bytes: u64,
@@ -171,7 +171,7 @@ pub struct ProcessReport {
     pub areas: Vec<AreaReport>,
 }
 
-/// What is known of a virtual machine that does not run.
+/// Report about a virtual machine that does not run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ConfigurationReport {
     /// The machine.
@@ -184,7 +184,7 @@ pub struct ConfigurationReport {
     pub advice: Vec<Advice>,
 }
 
-/// What there is of a kind.
+/// Memory of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KindReport {
     /// The kind.
@@ -209,14 +209,14 @@ pub struct RunsReport {
     pub count: u64,
     /// The largest, bytes.
     pub largest_bytes: u64,
-    /// By size.
+    /// Classes by size.
     pub classes: Vec<SizeClass>,
 }
 
 /// One area.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AreaReport {
-    /// What `/proc/PID/smaps` says.
+    /// The area, from `/proc/PID/smaps`.
     #[serde(flatten)]
     pub area: Area,
     /// Bytes that the page map shows.
@@ -362,7 +362,7 @@ fn predict(report: &mut ProcessReport, areas: &[AreaReport], host: &Host, calibr
     (report.start, report.advice) = (Some(start), advice);
 }
 
-/// What is present of a process, in pages of its size.
+/// Memory of a process that is present, in pages of its size.
 fn process_as_guest(areas: &[AreaReport]) -> Guest {
     let parts = areas.iter().flat_map(|found| {
         let area = &found.area;
@@ -394,7 +394,7 @@ impl ProcessReport {
     }
 }
 
-/// What is counted while the pages go by.
+/// Counts of a pass over the pages.
 struct Walk {
     counters: Vec<Counter>,
     entries: Vec<FolioReport>,

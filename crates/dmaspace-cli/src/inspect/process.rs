@@ -1,4 +1,4 @@
-//! What `/proc/PID` says of a process and its areas.
+//! A process and its areas, from `/proc/PID`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::ErrorKind;
@@ -21,7 +21,7 @@ pub struct Area {
     pub address: u64,
     /// Its bytes.
     pub bytes: u64,
-    /// What it is of.
+    /// Kind of memory.
     pub kind: AreaKind,
     /// Its file, or the kernel's name for it.
     pub name: String,
@@ -37,13 +37,13 @@ pub struct Area {
     pub mappable: bool,
     /// It may be executed.
     pub executable: bool,
-    /// What is written is seen by others that map it.
+    /// Writes are seen by others that map it.
     pub shared: bool,
     /// It is memory of a virtual machine that the process runs.
     pub guest_ram: bool,
 }
 
-/// What an area is of.
+/// Kind of memory of an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AreaKind {
@@ -122,7 +122,7 @@ fn file(pid: u32, name: &str) -> Result<String, InspectError> {
 
 fn explain(pid: u32, path: String, source: io::Error) -> InspectError {
     match source.kind() {
-        // What was there and is no more says ESRCH.
+        // A file of a process that has ended since says ESRCH.
         _ if !alive(pid) => InspectError::Gone { pid },
         ErrorKind::NotFound => InspectError::Gone { pid },
         ErrorKind::PermissionDenied => InspectError::Denied { pid },

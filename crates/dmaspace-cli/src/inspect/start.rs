@@ -28,9 +28,9 @@ use crate::size::{bytes, counted};
 #[derive(Clone, Copy, Debug)]
 struct Counts {
     type1: Count,
-    /// By addresses, as QEMU 10.0 maps.
+    /// Maps by addresses, as QEMU 10.0 does.
     iommufd: Count,
-    /// By the file, as QEMU maps from 10.1 on.
+    /// Maps by the file, as QEMU does from 10.1 on.
     by_file: Count,
 }
 
@@ -54,7 +54,7 @@ const SMALL_PAGE: Counts = Counts {
 const TRANSPARENT: Counts = Counts {
     type1: count([19_612.0, 19_859.0], 74_281.0),
     iommufd: count([21_558.0, 21_952.0], 89_594.0),
-    // Of a memory file it was not counted.
+    // Not counted for a memory file.
     by_file: count([21_558.0, 21_952.0], 89_594.0),
 };
 /// A page of 2 MiB of a pool. Starts of QEMU with it took 21,100 instructions by iommufd (docs/inspect.md).
@@ -69,8 +69,8 @@ const POOL_1G: Counts = Counts {
     iommufd: count([512.0 * 21_558.0, 512.0 * 21_952.0], 512.0 * 89_594.0),
     by_file: count([52_616.0, 100_971.0], 39_500_000.0),
 };
-/// What each contiguous range of small pages adds to a map or an unmap by type 1 and by iommufd: the middle of 1,120 and
-/// 1,400, and of one count (docs/inspect.md).
+/// Instructions that each contiguous range of small pages adds to a map or an unmap by type 1 and by iommufd: the
+/// middle of 1,120 and 1,400, and of one count (docs/inspect.md).
 const RUN: [f64; 2] = [1_250.0, 400.0];
 /// Instructions of this library for a page of 4 KiB, by VT-d.
 const OURS_SMALL: f64 = 408.0;
@@ -108,7 +108,7 @@ pub struct Estimate {
     pub error_ns: u64,
 }
 
-/// What is predicted.
+/// Prediction of a start.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StartReport {
     /// Pages of the memory: as many faults and leaves.

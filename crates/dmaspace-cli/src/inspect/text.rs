@@ -169,7 +169,7 @@ fn present(found: &ProcessReport) -> String {
     }
 }
 
-/// What the pages that are there lie in; nothing without pages.
+/// Backing of the pages that are there; nothing without pages.
 fn backing(sheet: &mut Sheet, found: &ProcessReport) {
     if found.present_bytes == 0 {
         return;

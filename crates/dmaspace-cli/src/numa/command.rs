@@ -52,7 +52,7 @@ pub(crate) struct NumaArgs {
     /// Names are stable. Nothing else is printed on stdout.
     ///
     /// Example: --json | jq '.policies[].domains'
-    // What requires --emit is not refused for it where --json keeps that out.
+    // Options that require --emit are not refused for it where --json keeps that out.
     #[arg(long, conflicts_with_all = ["emit", "viommu", "no_bind", "huge_pages"])]
     json: bool,
 
@@ -94,7 +94,7 @@ pub(crate) struct NumaArgs {
     huge_pages: Option<HugePages>,
 }
 
-/// Of what a guest's memory is made.
+/// Pages of a guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum HugePages {
     /// Huge pages of 2 MiB

@@ -42,7 +42,7 @@ pub struct GuestNode {
     pub memory_bytes: u64,
     /// Its processors.
     pub cpus: u32,
-    /// Those of the host's node, as the kernel lists them; empty when they are not known.
+    /// Processors of the host's node, as the kernel lists them; empty when they are not known.
     pub host_cpus: String,
     /// The devices near it.
     pub devices: Vec<GuestDevice>,
@@ -69,7 +69,7 @@ pub enum GuestError {
     Memory {
         /// The guest's memory.
         bytes: u64,
-        /// What each node has at least.
+        /// The least bytes of each node.
         unit: u64,
         /// Its nodes.
         nodes: usize,
@@ -95,7 +95,7 @@ pub enum GuestError {
     Emulated {
         /// Its address.
         address: String,
-        /// What stands for it.
+        /// The emulated device.
         emulated: String,
     },
 }
@@ -222,7 +222,7 @@ impl GuestTopology {
         self.nodes.iter().map(pool).collect()
     }
 
-    /// What QEMU's arguments do not do, as commands of a shell in comments.
+    /// Settings that QEMU's arguments do not make, as commands of a shell in comments.
     pub fn qemu_notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let pools = self.pools();

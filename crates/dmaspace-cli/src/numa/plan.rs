@@ -33,7 +33,7 @@ const LEVELS: u32 = 4;
 /// The most memory that these tables map from address 0 on, bytes.
 pub const REACH: u64 = 1 << (12 + 9 * LEVELS);
 
-/// What devices get, by a formula: a page takes its time on the link, and that of its misses.
+/// Throughput of devices, by a formula: a page takes its time on the link, and that of its misses.
 ///
 /// The values are those of the simulation of origin 5 (`bench/src/study/allreduce.rs`), where leaves of 4 KiB miss
 /// at each page.
@@ -43,13 +43,13 @@ pub struct Model {
     pub page_bytes: f64,
     /// Table entries read for a page.
     pub reads_per_page: f64,
-    /// What a miss takes besides its reads.
+    /// Time of a miss besides its reads.
     pub miss_ns: f64,
     /// A read from the unit's own node.
     pub local_ns: f64,
     /// A read from a node at [`REMOTE_DISTANCE`]; in proportion for others.
     pub remote_ns: f64,
-    /// A link of which nobody tells.
+    /// Throughput of a link that the machine does not report.
     pub link_bytes_per_second: f64,
 }
 
@@ -82,14 +82,14 @@ impl Model {
     }
 }
 
-/// What each policy would build.
+/// Plans of all policies.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
     /// The machine.
     pub topology: Topology,
     /// The memory that is mapped for all devices, from address 0 on.
     pub memory_bytes: u64,
-    /// What the predictions follow from.
+    /// Parameters of the predictions.
     pub model: Model,
     /// `shared`, `per-node`, then `near` for each node with memory.
     pub policies: Vec<PolicyPlan>,
@@ -110,7 +110,7 @@ pub struct Fallback {
     pub tables_on: Option<u32>,
 }
 
-/// What one policy would build.
+/// Plan of one policy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PolicyPlan {
     /// The policy.
@@ -120,7 +120,7 @@ pub struct PolicyPlan {
     pub domains: Vec<DomainPlan>,
     /// The tables, for each size of leaves.
     pub tables: Vec<TablesPlan>,
-    /// What the devices get, with leaves of 4 KiB.
+    /// Predicted throughput of the devices, with leaves of 4 KiB.
     pub devices: Vec<Prediction>,
 }
 
@@ -155,7 +155,7 @@ pub struct NodeBytes {
     pub bytes: u64,
 }
 
-/// What a device gets, by the formula.
+/// Throughput of a device, by the formula.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     /// Its address.
@@ -239,7 +239,7 @@ fn policy(
     let first = placed.iter().find_map(|placed| placed.node);
     let home = |node: Option<u32>| node.and_then(|node| topology.nearest_memory(node));
     let tables_on = |placed: &Placed<'_>| {
-        // Who shares a table, and where that lies, is the policy's own.
+        // The policy decides which devices share a table, and where that lies.
         let node = placed.node.map(NodeId);
         let first = first.map(NodeId);
         let domain = if placement.joins(first, node) {
@@ -312,7 +312,7 @@ fn policy(
 /// Bytes of the tables that map `memory` bytes from address 0 on in leaves of up to `leaf` bytes, and
 /// how many entries are written into them: leaves, and the links of tables but the root.
 ///
-/// What is over at the end, less than a leaf, takes the next smaller leaves, in one table a level.
+/// The rest at the end, less than a leaf, takes the next smaller leaves, in one table a level.
 pub fn tables(memory: u64, leaf: u64) -> (u64, u64) {
     let (mut tables, mut leaves) = (0u64, 0u64);
     for level in 0..LEVELS {
@@ -347,7 +347,7 @@ mod tests {
 
     use super::*;
 
-    /// What is counted here is what the engine builds.
+    /// The counts are those of tables that the engine builds.
     #[test]
     fn tables_are_counted_as_the_engine_builds_them() {
         let (kib, mib, gib) = (1 << 10, 1 << 20, 1 << 30);

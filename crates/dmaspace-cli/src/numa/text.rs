@@ -4,7 +4,7 @@ use crate::draw::sheet::{Paint, Sheet};
 use crate::numa::plan::{Plan, PolicyPlan, name};
 use crate::size::{bytes, count, counted, three_digits};
 
-/// What stands for what is not known.
+/// Stand-in for an unknown value.
 const UNKNOWN: &str = "-";
 
 /// A plan.
@@ -92,7 +92,7 @@ fn devices(sheet: &mut Sheet, plan: &Plan) {
     }
 }
 
-/// What devices are predicted to get under each policy.
+/// Predicted throughput of devices under each policy.
 fn predictions(sheet: &mut Sheet, plan: &Plan) {
     let Some(first) = plan.policies.first().filter(|one| !one.devices.is_empty()) else {
         return;

@@ -18,7 +18,7 @@ use crate::stop::Stop;
 use crate::target::Target;
 use crate::{exit, fail, json, print, refuse, size};
 
-/// What `dmaspace tables` does.
+/// Subcommands of `dmaspace tables`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TablesCommand {
     /// Write an image of tables of given runs, or of a process's pages, for the other commands
@@ -116,7 +116,7 @@ pub(crate) struct SourceArgs {
     /// Its PCI address, followed by `/` and the PASID if the tables belong to one.
     ///
     /// Example: --device 0000:00:05.0
-    // What requires --format is not refused for it where --device keeps that out.
+    // Options that require --format are not refused for it where --device keeps that out.
     #[arg(long, value_name = "ADDRESS",
           conflicts_with_all = ["format", "root", "offset", "levels", "input_bits", "upper", "encryption_bit"])]
     device: Option<String>,
@@ -138,7 +138,7 @@ pub(crate) struct ImageArgs {
 
     /// Map the pages of a process instead, at its own addresses
     ///
-    /// Those that could be mapped for a device, at their current physical addresses. Requires root: the
+    /// Pages that could be mapped for a device, at their current physical addresses. Requires root: the
     /// kernel hides frame numbers from other users.
     ///
     /// Example: --pid $(pidof -s qemu-system-x86_64)
@@ -237,7 +237,7 @@ pub(crate) struct CheckArgs {
 pub(crate) struct DiffArgs {
     /// The older tables: an image of tables, a dump of memory, or a kernel's text
     before: PathBuf,
-    /// What it is
+    /// The newer tables, in any of these forms
     after: PathBuf,
     #[command(flatten)]
     source: SourceArgs,
@@ -379,7 +379,7 @@ fn perform(command: &TablesCommand) -> anyhow::Result<u8> {
             let found = args.source.survey(&args.file)?;
             show(args.json, &found, || report::check(&found, paint))?;
             let mut findings = found.findings.iter();
-            // Those beyond the limit may be wrong as well.
+            // Findings beyond the limit may be wrong as well.
             let more = found.finding_count > found.findings.len() as u64;
             let wrong = more || findings.any(|finding| finding.severity == Severity::Wrong);
             Ok(if wrong || !found.complete {

@@ -1,4 +1,4 @@
-//! What two tables translate differently.
+//! Differences between the translations of two tables.
 //!
 //! It compares translations, not tables: addresses of tables and sizes of leaves may differ without a
 //! change. Both sides are given as [surveys](super::survey()), whose runs are sorted.
@@ -49,7 +49,7 @@ pub struct Reached {
     /// The physical address.
     #[serde(with = "hex")]
     pub pa: u64,
-    /// What devices may do: `rw-`.
+    /// Permissions of devices: `rw-`.
     pub prot: String,
 }
 

@@ -1,4 +1,4 @@
-//! What a unit would report for a walk that ended in a fault, in the words of its specification.
+//! Report of a unit for a walk that ended in a fault, in the words of its specification.
 
 use iopt::FormatId;
 use iopt::walk::{Access, WalkFault, WalkReason};
@@ -13,7 +13,7 @@ pub struct Event {
     pub source: &'static str,
 }
 
-/// What the unit that walks such tables would report; `None` for DART, whose reports are not public.
+/// Returns the report of the unit that walks such tables; `None` for DART, whose reports are not public.
 pub fn event(format: FormatId, fault: &WalkFault) -> Option<Event> {
     let write = fault.access == Access::Write;
     let (name, source): (&str, _) = match format {

@@ -19,9 +19,9 @@ pub struct Explained {
     pub iova: u64,
     /// The entries on the way, from the root down.
     pub steps: Vec<Step>,
-    /// What becomes of a read.
+    /// Outcome of a read.
     pub read: Outcome,
-    /// What becomes of a write.
+    /// Outcome of a write.
     pub write: Outcome,
 }
 
@@ -45,7 +45,7 @@ pub struct Step {
     pub fields: Vec<Field>,
 }
 
-/// What becomes of an access.
+/// Outcome of an access.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome")]
 pub enum Outcome {
@@ -62,7 +62,7 @@ pub enum Outcome {
         page_pa: u64,
         /// The page's bytes.
         page_bytes: u64,
-        /// What all levels together allow.
+        /// Permissions of all levels together.
         prot: String,
     },
     /// It faults.
@@ -71,7 +71,7 @@ pub enum Outcome {
         reason: String,
         /// The level at which the walk ended.
         level: u8,
-        /// What the unit reports.
+        /// Report of the unit.
         event: Option<Event>,
     },
 }
@@ -180,7 +180,7 @@ fn walk(
     (steps.collect(), found)
 }
 
-/// What the last entry of the walk was taken for.
+/// Kind of the last entry of the walk.
 fn last_kind(found: &Result<Translation, WalkFault>) -> Kind {
     match found {
         Ok(_) => Kind::Leaf,

@@ -15,7 +15,7 @@ use crate::inspect;
 /// The lowest address of tables. Like that of the arena it is made up: no unit walks these tables.
 const BASE: u64 = 16 << 20;
 
-/// What is mapped.
+/// A mapping of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mapped {
     pub(crate) run: Run,

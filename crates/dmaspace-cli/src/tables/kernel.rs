@@ -24,14 +24,14 @@ use iopt::walk::{BadAddress, WalkMemory};
 use iopt::{FormatId, Root};
 use thiserror::Error;
 
-/// What such a text begins with.
+/// Beginning of such a text.
 pub(super) const START: &[u8] = b"Device ";
 
 /// The most rows that are read: leaves of 4 KiB for 64 GiB.
 const MOST_ROWS: u64 = 1 << 24;
 /// The most lines, also of devices that are not asked for.
 const MOST_LINES: u64 = 4 * MOST_ROWS;
-/// The most devices and PASIDs whose tables are told apart.
+/// The most devices and PASIDs whose tables are kept apart.
 const MOST_DEVICES: usize = 1 << 16;
 /// The longest line; rows have 113 bytes.
 const MOST_LINE: u64 = 512;
@@ -65,9 +65,9 @@ pub enum KernelTextError {
         line: u64,
         /// The entry's address.
         address: u64,
-        /// What it is there.
+        /// Its value there.
         entry: u64,
-        /// What it was before.
+        /// Its value before.
         before: u64,
     },
     /// It has more leaves than are read.
@@ -79,7 +79,7 @@ pub enum KernelTextError {
         /// The most that are read.
         most: u64,
     },
-    /// It has the tables of more devices than are told apart.
+    /// It has the tables of more devices than are kept apart.
     #[error("it has the tables of more than {MOST_DEVICES} devices")]
     ManyDevices,
     /// It has no tables, or those of several devices.
@@ -91,7 +91,7 @@ pub enum KernelTextError {
     /// It has no tables of the device that was asked for.
     #[error("it has no tables of {device}, but of {}", named(.names))]
     Device {
-        /// What was asked for.
+        /// The device asked for.
         device: String,
         /// The devices.
         names: Vec<String>,

@@ -22,7 +22,7 @@ pub(super) struct Dump {
     file: File,
     /// Physical address of the file's first byte.
     offset: u64,
-    /// By the first byte's place in the file; what is behind the file's end is missing.
+    /// Blocks by the first byte's place in the file; bytes behind the file's end are missing.
     blocks: RefCell<HashMap<u64, Box<[u8]>>>,
     /// Blocks that may still be read; `None` without a bound.
     left: Cell<Option<u64>>,
@@ -61,7 +61,7 @@ impl Dump {
             if blocks.len() >= MOST {
                 blocks.clear();
             }
-            // What cannot be read is not there.
+            // Blocks that cannot be read are empty.
             blocks.insert(start, self.block(start).unwrap_or_default());
         }
         let found = blocks.get(&start)?.get(within..within + N)?;

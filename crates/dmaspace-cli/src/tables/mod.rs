@@ -1,4 +1,4 @@
-//! Tables that somebody else has written: listed, checked, compared, and one walk explained.
+//! Tables that another program has written: listed, checked, compared, and one walk explained.
 //!
 //! They come from a file: an [image](iopt::image) of tables, a dump of memory with the address of a
 //! root in it, as QEMU's `pmemsave` or a crash dump gives, or what a running kernel shows of VT-d's tables
@@ -108,12 +108,12 @@ pub enum TablesError {
         /// The file.
         path: PathBuf,
     },
-    /// What a kernel shows is not understood, or not of the device.
+    /// A kernel's text is not understood, or not of the device.
     #[error("{path}: {cause}")]
     Kernel {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error in the text.
         cause: KernelTextError,
     },
     /// Nothing in the dump can be read but in its order.
@@ -140,7 +140,7 @@ pub enum TablesError {
     Image {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error in the image.
         cause: ImageError,
     },
     /// There can be no such root.
@@ -194,7 +194,7 @@ enum Content {
     Kernel(KernelTables),
 }
 
-/// What a file is, by its first bytes.
+/// Kind of a file, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
     Image,
@@ -279,7 +279,7 @@ impl TableFile {
     ///
     /// # Errors
     ///
-    /// Those of [`tables`](Self::tables), and when tables in a device have no end.
+    /// Errors of [`tables`](Self::tables), and tables in a device that have no end.
     pub fn survey(&self, limits: Limits) -> Result<Survey, TablesError> {
         let tables = self.tables()?;
         let found = survey(&tables, limits);
@@ -409,7 +409,7 @@ impl<'a> Tables<'a> {
         Self::new(image.root(), image.encryption_bit(), Source::Image(image))
     }
 
-    /// What reads them.
+    /// The walker that reads them.
     pub const fn walker(&self) -> &Walker {
         &self.walker
     }

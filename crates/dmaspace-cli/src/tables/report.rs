@@ -1,4 +1,4 @@
-//! What a survey found, with stable names and units: `_bytes`, or a count.
+//! Results of a survey, with stable names and units: `_bytes`, or a count.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use super::picture::Stretch;
 use super::tree::TreeLine;
 use crate::json::hex;
 
-/// What there is below a root.
+/// Contents of the tables below a root.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Survey {
     /// The root.
@@ -62,7 +62,7 @@ pub struct LevelReport {
     pub bytes: u64,
     /// Their entries that are present.
     pub present: u64,
-    /// Those of them that are leaves, or parts of one.
+    /// Present entries that are leaves, or parts of one.
     pub leaf_entries: u64,
     /// All their entries.
     pub entries: u64,
@@ -75,7 +75,7 @@ pub struct LeafReport {
     pub page_bytes: u64,
     /// How many.
     pub count: u64,
-    /// What they map.
+    /// Bytes that they map.
     pub bytes: u64,
 }
 
@@ -90,7 +90,7 @@ pub struct RunReport {
     pub pa: u64,
     /// Bytes.
     pub bytes: u64,
-    /// What devices may do: `rw-`.
+    /// Permissions of devices: `rw-`.
     pub prot: String,
     /// The smallest and the largest leaf, bytes.
     pub pages_bytes: (u64, u64),
@@ -118,7 +118,7 @@ pub struct Waste {
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// What it is.
+    /// Kind of the finding.
     pub kind: FindingKind,
     /// The first input address that it concerns.
     #[serde(with = "hex")]
@@ -147,7 +147,7 @@ pub enum Severity {
     Note,
 }
 
-/// What a finding is.
+/// Kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FindingKind {
@@ -157,7 +157,7 @@ pub enum FindingKind {
     Shared,
     /// A leaf of several entries, not all of which say so.
     Group,
-    /// A leaf that nobody may read or write.
+    /// A leaf that can neither be read nor written.
     NoAccess,
     /// A table without an entry that is present.
     Empty,

@@ -255,7 +255,7 @@ impl Scan {
                 self.leaf = Some((page, bytes, *entry));
             }
         }
-        // What this entry alone translates.
+        // The part that this entry alone translates.
         let offset = entry.iova.wrapping_sub(page.iova) & (page.len - 1);
         let part = Run::new(entry.iova, Span::new(page.pa + offset, bytes));
         self.lay(part, page.len);
@@ -375,7 +375,7 @@ impl Scan {
         }
     }
 
-    /// Whether an entry at `level` can be a leaf of `bytes`.
+    /// Returns true if an entry at `level` can be a leaf of `bytes`.
     fn has_leaf(&self, level: u8, bytes: u64) -> bool {
         let geometry = self.geometry.as_ref();
         let level = geometry.and_then(|geometry| geometry.levels.get(usize::from(level)));

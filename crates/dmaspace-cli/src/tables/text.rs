@@ -17,7 +17,7 @@ use crate::size::{bytes, count, counted, percent};
 /// More findings, or changes, are only counted.
 const MOST_LINES: usize = 100;
 
-/// What was written, and what to ask of it.
+/// Report about a written image, with a command that reads it.
 pub(crate) fn image(file: &Path, built: &Built, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     let Built {
@@ -61,7 +61,7 @@ pub(crate) fn dump(found: &Survey, lines: usize, paint: Paint) -> String {
     sheet.into_text()
 }
 
-/// What is wrong.
+/// Report of findings.
 pub(crate) fn check(found: &Survey, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     totals(&mut sheet, found);
@@ -341,7 +341,7 @@ fn one_step(sheet: &mut Sheet, step: &Step) {
     sheet.value("entry", &format!("{word:#018x} at {address:#x}"));
     let source = fields.first().map_or("", |field| field.source);
     sheet.value("source", source);
-    // What is not looked at and is 0 is of no interest.
+    // Fields that the unit ignores and that are 0 are of no interest.
     let idle = |field: &&Field| field.value == 0 && matches!(field.name, "ignored" | "reserved");
     let rows = fields.iter().filter(|field| !idle(field)).map(|field| {
         let place = match (field.high, field.low) {
@@ -389,7 +389,7 @@ fn outcome(sheet: &mut Sheet, access: &str, outcome: &Outcome) {
     }
 }
 
-/// What two tables translate differently.
+/// Report of differences between two tables.
 pub(crate) fn diff(found: &DiffReport, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     sheet.section("difference");

@@ -53,7 +53,7 @@ pub enum TreeLine {
         bytes: u64,
         /// Bytes of a leaf.
         page_bytes: u64,
-        /// What devices may do.
+        /// Permissions of devices.
         prot: String,
     },
     /// An entry that is not followed.
@@ -94,7 +94,8 @@ impl Tree {
         self.lines
     }
 
-    /// What is beyond the most is dropped; a little is let in, since the last lines may still join.
+    /// Returns true if there is room for a line. Lines beyond the most are dropped; a few are let in, since the last
+    /// ones may still join.
     fn has_room(&self) -> bool {
         self.lines.len() < self.most.saturating_add(64)
     }

@@ -1,4 +1,4 @@
-//! What the suites of the command line share.
+//! Shared parts of the suites of the command line.
 
 // Each suite is a program of its own and uses a part of this.
 #![allow(dead_code, reason = "shared by several suites")]
@@ -181,7 +181,7 @@ pub(crate) fn pool() -> u64 {
     fs::read_to_string(path).map_or(0, |text| text.trim().parse().unwrap())
 }
 
-/// Somebody else may be using the pool for a moment.
+/// Waits for the pool's size: another process may be using the pool for a moment.
 pub(crate) fn pool_is_again(before: u64) {
     let begun = Instant::now();
     while pool() != before {

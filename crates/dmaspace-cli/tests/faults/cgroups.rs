@@ -26,7 +26,7 @@ impl Group {
             let name = format!("dmaspace-test-{}", std::process::id());
             let outer = Path::new(place).join(name);
             let inner = outer.join("inner");
-            // Version 2 hands a controller on where it is told to.
+            // In version 2 a controller must be handed on by name.
             let _ = fs::write(Path::new(place).join("cgroup.subtree_control"), "+memory");
             if fs::create_dir(&outer).is_err() {
                 continue;

@@ -1,6 +1,6 @@
-//! What goes wrong around the program: it is killed, nobody takes what it says, the machine refuses.
+//! Failures around the program: it is killed, its output is not taken, the machine refuses.
 //!
-//! What is asserted where is told in `docs/faults.md`.
+//! `docs/faults.md` lists the failures and the tests that assert them.
 
 // The lints' exception for tests covers test functions, not what they share.
 #![allow(clippy::unwrap_used, clippy::panic)]

@@ -1,4 +1,4 @@
-//! Nobody takes what a command says: the disk is full, or the reader has left.
+//! Output that is not taken: the disk is full, or the reader has left.
 
 use iopt::TableOps as _;
 use std::convert::Infallible;
@@ -89,7 +89,7 @@ fn each_command_reports_a_full_disk_and_ends_quietly_when_its_reader_has_left() 
     assert_eq!(names(directory.path()), ["tables.img"]);
 }
 
-/// A daemon that nobody hears ends as well, instead of going on unheard.
+/// A daemon without a reader ends as well, instead of going on unheard.
 #[test]
 fn a_daemon_ends_when_what_it_reports_is_not_taken() {
     let _turn = turn();
@@ -136,7 +136,7 @@ fn each_file_on_a_full_disk_is_named_and_nothing_of_it_is_left() {
     fs::create_dir(&disk).unwrap();
     image(&tables);
     let command = ["tables", "picture", text(&tables)];
-    // A disk of its own, seen by nobody else, full but for an old file.
+    // A disk of its own, invisible to others, full but for an old file.
     let script = "disk=$1; shift; mount -t tmpfs -o size=64k none \"$disk\" && cd \"$disk\" \
                   && echo old > old.svg && { cat /dev/zero > rest 2> /dev/null; true; } \
                   && for svg in old.svg new.svg; do \"$0\" \"$@\" --svg $svg > /dev/null; \

@@ -1,5 +1,5 @@
-//! What the fuzz targets do with bytes: `fuzz/` calls these functions with whatever it comes upon,
-//! `tests/corpus.rs` with what it came upon before.
+//! Bodies of the fuzz targets: `fuzz/` calls these functions with the bytes that it generates,
+//! `tests/corpus.rs` with the ones it kept.
 //!
 //! Each takes any bytes, and panics when something does not hold, or when more is allocated for them than
 //! is said.

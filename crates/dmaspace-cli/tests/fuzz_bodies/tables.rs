@@ -34,7 +34,7 @@ fn keep(bytes: &[u8]) -> PathBuf {
 
 pub fn file(data: &[u8]) {
     let mut bytes = Bytes(data);
-    // What is read is there twice, and in maps of at most 64 bytes for each 8.
+    // The bytes read are in memory twice, and in maps of at most 64 bytes for each 8.
     let most = (1 << 20) + 64 * data.len() as u64;
     let opened = match bytes.below(4) {
         0 => {
@@ -85,7 +85,7 @@ pub fn file(data: &[u8]) {
     });
 }
 
-/// What is said of tables is bounded, and one with itself.
+/// Reports on tables are bounded, and a table does not differ from itself.
 fn look(tables: &Tables<'_>) {
     let found = survey(tables, LIMITS);
     let counted: u64 = found.levels.iter().map(|level| level.tables).sum();

@@ -53,7 +53,7 @@ pub(super) fn is_page(bytes: u64) -> bool {
 /// A virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Guest {
-    /// What runs it.
+    /// The monitor that runs it.
     pub monitor: Monitor,
     /// Its name, where it has one.
     pub name: Option<String>,
@@ -117,7 +117,8 @@ pub struct Remapped {
 }
 
 impl Remapped {
-    /// Of a machine with so much memory; `None` of one that is no PC. `most` is `max-ram-below-4g`.
+    /// Returns the remapped memory of a machine with so much memory; `None` if it is no PC. `most` is
+    /// `max-ram-below-4g`.
     fn of(machine: &str, ovmf: bool, memory: u64, most: Option<u64>) -> Option<Self> {
         const GIB: u64 = 1 << 30;
         let machine = machine.split('+').next().unwrap_or_default();
@@ -206,7 +207,7 @@ pub enum BusPlace {
     Unknown,
 }
 
-/// What runs a virtual machine.
+/// Monitor of a virtual machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Monitor {
@@ -260,7 +261,7 @@ pub struct Ram {
     pub shared: bool,
     /// The file, where it has a path.
     pub file: Option<String>,
-    /// Whether it asks for transparent huge pages, or refuses them.
+    /// True if it asks for transparent huge pages, false if it refuses them.
     pub asks_for_huge: Option<bool>,
     /// Threads that fault it in before the guest runs; 0 leaves that to the guest and to pins.
     pub prealloc_threads: u32,
@@ -470,7 +471,7 @@ impl Ram {
     }
 }
 
-/// What of this machine decides about a guest's pages.
+/// Settings of this machine that decide about a guest's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
     /// Which private memory gets transparent huge pages.
@@ -608,9 +609,9 @@ pub enum ConfigError {
     /// A size that is none.
     #[error("{of}: {value:?} is no size")]
     Size {
-        /// What it is of.
+        /// The option or element.
         of: String,
-        /// What was there.
+        /// Its value.
         value: String,
         /// Why.
         source: SizeError,
@@ -618,11 +619,11 @@ pub enum ConfigError {
     /// A value that is not known.
     #[error("{of}: {value:?} is not known; known are {known}")]
     Value {
-        /// What it is of.
+        /// The option or element.
         of: String,
-        /// What was there.
+        /// Its value.
         value: String,
-        /// What could be there.
+        /// The known values.
         known: &'static str,
     },
     /// A number that is none, or out of its range.
@@ -697,7 +698,7 @@ pub enum ConfigError {
     Xml {
         /// Where.
         at: u64,
-        /// What is wrong.
+        /// The error in the XML.
         source: quick_xml::Error,
     },
     /// The root is another element.

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::inspect::areas;
 
-    /// Of QEMU 10.0 with `-m 1G`: program, heap, video memory, guest RAM, and the translator's buffer.
+    /// Areas of QEMU 10.0 with `-m 1G`: program, heap, video memory, guest RAM, and the translator's buffer.
     const QEMU: &str = "\
 556d19000000-556d19100000 r-xp 00e6e000 fe:00 1019 /usr/bin/qemu-system-x86_64
 56358fedf000-56359113c000 rw-p 00000000 00:00 0 [heap]

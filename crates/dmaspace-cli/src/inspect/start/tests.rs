@@ -59,7 +59,7 @@ fn an_estimate_is_counts_times_what_one_takes() {
     assert_eq!(found.fault_ns, pages * 1100);
     assert_near(found.pin_map_ns, pages * 506);
     assert_near(Some(found.total_ns), pages * 1606);
-    // What is there is not brought in, and is pinned all the same.
+    // Memory that is there is not brought in, and is pinned all the same.
     let half = estimate(ram.clone(), Interface::Type1, 0.5);
     assert_eq!(
         (half.fault_ns, half.pin_map_ns),
@@ -186,7 +186,7 @@ fn what_is_mapped_again_is_unmapped_before() {
         assert_near(found.pin_map_ns, pages * low + 3 * pages / 2 * map + runs);
     }
     let (start, _) = StartReport::of(&guest, &HOST, Some(0.0), Some(&speeds()));
-    // What is plugged in later is mapped once.
+    // Devices that are plugged in later map once.
     assert_near(start.now.unwrap().pin_map_ns, 5 * pages / 2 * 506);
 }
 

@@ -1,4 +1,4 @@
-//! What is planned on made-up machines, and the guests that are written for them.
+//! Plans on made-up machines, and the guests that are written for them.
 
 use crate::numa::plan::{Fallback, Model, name, tables};
 use crate::numa::{GuestError, GuestTopology, Plan};

@@ -2,7 +2,7 @@
 
 use super::{Bits, Kind, Layout, What, address, bits, flag, ignored, reserved};
 
-/// What the Next Level field says.
+/// Meanings of the Next Level field.
 const NEXT: &[&str] = &[
     "a page of the level's size",
     "a table of level 1 (0 here)",

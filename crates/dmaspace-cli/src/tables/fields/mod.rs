@@ -1,4 +1,4 @@
-//! What the bits of an entry are called, and what their values mean: for people who read one.
+//! Names of the bits of an entry, and meanings of their values: for people who read one.
 //!
 //! Written from the specifications, field by field, beside [`iopt::walk`] which decides by them. The
 //! tables here say nothing that the walker does not do: a test turns over every bit of every kind of
@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::json::hex;
 
-/// What an entry was taken for.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// It leads to a table.
@@ -41,7 +41,7 @@ pub struct Field {
     /// Its value.
     #[serde(with = "hex")]
     pub value: u64,
-    /// What that means.
+    /// Meaning of the value.
     pub meaning: String,
     /// The specification and section that say so.
     pub source: &'static str,
@@ -58,7 +58,7 @@ struct Bits {
     what: What,
 }
 
-/// What a field's value means.
+/// Meaning of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     /// Not looked at by the unit.

@@ -5,7 +5,7 @@
 
 use super::{Bits, Kind, Layout, What, address, bits, flag, ignored, reserved};
 
-/// Whether an entry is a page: at the lowest level always, in the two above by PS.
+/// Returns true if an entry is a page: at the lowest level always, in the two above by PS.
 const fn is_leaf(level: u8, kind: Kind, word: u64) -> bool {
     match kind {
         Kind::Leaf => true,
@@ -16,7 +16,7 @@ const fn is_leaf(level: u8, kind: Kind, word: u64) -> bool {
 
 /// The lowest bit of a page's address at a level.
 const fn page_low(level: u8) -> u8 {
-    // Of levels that have no pages it is never asked; it stays within an entry.
+    // Not asked for levels that have no pages; the result stays within an entry.
     let level = if level < 4 { level } else { 4 };
     12 + 9 * level
 }

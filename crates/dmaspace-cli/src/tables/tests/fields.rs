@@ -71,7 +71,7 @@ fn fields_cover_every_bit_once() {
     }
 }
 
-/// What is called ignored may be turned over, and nothing changes; what is called reserved may not.
+/// Bits of ignored fields can be flipped without an effect; bits of reserved ones cannot.
 #[test]
 fn fields_say_what_the_walker_does() {
     let mut met: BTreeMap<String, BTreeSet<(u8, bool)>> = BTreeMap::new();
@@ -104,7 +104,7 @@ fn fields_say_what_the_walker_does() {
                 .insert((entry.level, leaf));
             let kind = if leaf { Kind::Leaf } else { Kind::Table };
             let said = fields(root.format, entry.level, kind, entry.word);
-            // Whoever does not know what it is comes to the same.
+            // The fields are the same if the kind of the entry is not known.
             assert_eq!(
                 said,
                 fields(root.format, entry.level, Kind::Unknown, entry.word),
@@ -166,7 +166,7 @@ fn e_level(entry: &iopt::walk::Visited) -> u8 {
     entry.level
 }
 
-/// What the layouts say is not looked at: the same text for every value.
+/// True if the layouts call a field ignored: the same text for every value.
 fn is_ignored(field: &Field) -> bool {
     // RISC-V has another X.
     let another = field.name == "X" && field.source.starts_with("RISC-V");

@@ -30,7 +30,7 @@ fn look(tables: &Tables<'_>, iovas: &[u64]) {
     for iova in iovas {
         let way = explain(tables, *iova);
         assert!(way.steps.len() <= usize::from(tables.root().levels));
-        // What the survey lists is what a walk finds.
+        // A walk finds the runs that the survey lists.
         if let Some(run) = found
             .runs
             .iter()

@@ -10,7 +10,7 @@ use iopt::{Prot, Root};
 use runs::{PageSizes, Run};
 use tempfile::TempDir;
 
-/// What is mapped: input address, physical address, bytes, permissions.
+/// Mappings: input address, physical address, bytes, permissions.
 pub(crate) type Maps<'a> = &'a [(u64, u64, u64, Prot)];
 
 /// An image of a table of the format with this name, and what a unit would be told of it.

@@ -1,4 +1,4 @@
-//! What a kernel shows of VT-d's tables.
+//! VT-d's tables as a kernel shows them.
 
 use std::convert::Infallible;
 use std::fs;
