@@ -1,4 +1,4 @@
-//! What is allocated: counted for each thread, and limited for all of them together.
+//! Allocation counts for each thread, and a limit for all of them together.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counting<const MOST: u64>;
 
 thread_local! {
-    // Of this thread alone: the test harness allocates when it likes.
+    // Counts of this thread alone: the test harness allocates when it likes.
     static BYTES: Cell<u64> = const { Cell::new(0) };
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
@@ -70,7 +70,7 @@ unsafe impl<const MOST: u64> GlobalAlloc for Counting<MOST> {
     }
 }
 
-/// What `f` allocates on this thread: bytes and calls, whatever it frees.
+/// Counts the allocations of `f` on this thread, bytes and calls, whatever it frees.
 pub fn counted<T>(f: impl FnOnce() -> T) -> (T, u64, u64) {
     let before = (BYTES.get(), CALLS.get());
     let value = f();

@@ -1,4 +1,4 @@
-//! What the fuzz targets came upon, once more: the tests of the crates that have targets.
+//! Replays the findings of the fuzz targets: the tests of the crates that have targets.
 //!
 //! `replay::tests!("CRATE", TARGETS)` is all that such a crate says; with `changed` behind, files of the
 //! corpus are changed as well.

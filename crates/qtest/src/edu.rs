@@ -57,7 +57,7 @@ pub enum Error {
     Absent {
         /// Where its registers should be.
         base: u64,
-        /// What is there.
+        /// The value found.
         found: u32,
     },
     /// Nothing at all, or more than the buffer takes.

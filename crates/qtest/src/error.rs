@@ -1,4 +1,4 @@
-//! What can go wrong between a program and its QEMU.
+//! Errors between a program and its QEMU.
 
 use std::{io, process::ExitStatus, time::Duration};
 
@@ -51,12 +51,12 @@ pub enum Error {
         /// How long was waited.
         after: Duration,
     },
-    /// What came is no answer to the command.
+    /// A line that is no answer to the command.
     #[error("`{answer}` is no answer to `{command}`")]
     Garbled {
         /// The command; empty for what came without one.
         command: String,
-        /// What came, or the beginning of it.
+        /// The line, or the beginning of it.
         answer: String,
     },
     /// The connection does not work.

@@ -14,7 +14,7 @@ pub struct Irq {
 /// How many changes are kept for [`Lines::take`]; the oldest go first.
 const KEPT: usize = 4096;
 
-/// What was heard so far.
+/// Interrupts received so far.
 #[derive(Debug)]
 pub(crate) struct Lines {
     raised: [bool; 256],

@@ -27,7 +27,7 @@ const LONGEST: usize = 128 << 10;
 #[derive(Debug)]
 pub(crate) struct Link {
     stream: UnixStream,
-    /// What was received and is not used yet.
+    /// Bytes that were received and are not used yet.
     received: Vec<u8>,
     /// Where in it the search for the end of a line goes on.
     searched: usize,
@@ -134,7 +134,7 @@ impl Link {
         Ok(self.lines.take())
     }
 
-    /// What came since the last answer: interrupts, and nothing else.
+    /// Handles the lines since the last answer: interrupts, and nothing else.
     fn hear_rest(&mut self) -> Result<(), Error> {
         while let Some(text) = self.received_line() {
             let Some(Line::Irq(irq)) = wire::line(&text) else {

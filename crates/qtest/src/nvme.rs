@@ -83,7 +83,7 @@ pub enum Error {
     Absent {
         /// Where its registers should be.
         base: u64,
-        /// What is there.
+        /// The value found.
         found: u64,
     },
     /// The controller has given up, and must be set up anew: it could not reach its rings.
@@ -95,7 +95,7 @@ pub enum Error {
     /// It does not come to an end.
     #[error("{what} has not come within {PATIENCE:?}")]
     Endless {
-        /// What was waited for.
+        /// The condition.
         what: &'static str,
     },
     /// The queues for blocks were not [created](Nvme::create_queues).
@@ -133,7 +133,7 @@ pub struct Data {
     pub list: Ring,
 }
 
-/// What the controller says about a command (section 4.6.1, without phase and "do not retry").
+/// Status of a command (section 4.6.1, without phase and "do not retry").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u16);
 

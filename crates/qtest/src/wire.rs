@@ -85,7 +85,7 @@ pub(crate) fn decode(text: &str, bytes: &mut [u8]) -> Option<()> {
         for &digit in digits {
             bits = bits << 6 | u32::from(value(digit)?);
         }
-        // What is left over of the last digit is zero.
+        // The spare bits of the last digit are zero.
         let spare = 6 * digits.len() - 8 * group.len();
         if bits & ((1 << spare) - 1) != 0 {
             return None;

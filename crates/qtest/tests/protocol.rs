@@ -188,7 +188,7 @@ fn silent(call: impl FnOnce(&Machine) -> Error) {
     let error = call(&machine);
     assert!(start.elapsed() >= SHORT);
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
-    // The answer that comes now belongs to nobody.
+    // The answer that comes now belongs to no command.
     (&theirs).write_all(b"OK 0x7\n").unwrap();
     let next = machine.readb(0).unwrap_err();
     assert!(matches!(next, Error::OutOfStep { .. }), "{next}");

@@ -134,7 +134,7 @@ fn without_its_accelerator_the_clock_is_not_ours() {
     assert!(matches!(machine.clock_step(1), Err(Error::Refused { .. })));
 }
 
-/// Whether this QEMU has the accelerator that gives the clock to us.
+/// Checks that the clock is ours if this QEMU has the accelerator for that.
 #[test]
 fn with_its_accelerator_the_clock_is_ours() {
     let directory = TempDir::new().unwrap();
@@ -231,7 +231,7 @@ fn base_addresses_are_sized_and_given() {
     }
 }
 
-/// Copies through the device, in memory that nobody has told it of before.
+/// Copies through the device, in memory that it was never given before.
 fn copies(machine: &Machine) {
     let config = Config::q35(machine, ECAM).unwrap();
     let bars = config.assign(EDU, &mut WINDOW.clone()).unwrap();

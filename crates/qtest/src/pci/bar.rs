@@ -16,7 +16,7 @@ const TYPE_64: u32 = 2 << 1;
 /// Memory: reading has no side effects.
 const PREFETCHABLE: u32 = 1 << 3;
 
-/// What a base address is for.
+/// Kind of a base address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarKind {
     /// Ports.
@@ -138,7 +138,7 @@ impl Config<'_> {
         Ok(bars)
     }
 
-    /// What is in a base address register, and which bits can be set.
+    /// Reads a base address register, and finds the bits that can be set.
     fn probe(&self, address: Address, index: u8) -> Result<(u32, u32), Error> {
         let register = register(index);
         let value = self.read32(address, register)?;

@@ -115,9 +115,9 @@ impl fmt::Display for Address {
 pub struct Function {
     /// Where.
     pub address: Address,
-    /// Whose.
+    /// Vendor ID.
     pub vendor: u16,
-    /// What, by the vendor's list.
+    /// Device ID, by the vendor's list.
     pub device: u16,
     /// Base class, sub-class and programming interface, a byte each (PCI, section 6.2.1).
     pub class: u32,
@@ -134,8 +134,8 @@ pub struct Config<'a> {
 }
 
 impl<'a> Config<'a> {
-    /// By the ports of a PC. A register takes two commands, between which no other thread may use the
-    /// same ports.
+    /// Access by the ports of a PC. A register takes two commands, between which no other thread may
+    /// use the same ports.
     pub const fn ports(machine: &'a Machine) -> Self {
         let ecam = None;
         Self { machine, ecam }
