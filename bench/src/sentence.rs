@@ -1,4 +1,4 @@
-//! Errors as sentences, for whoever cannot take them as values.
+//! Errors as sentences, for callers that cannot take them as values.
 
 use std::error::Error;
 

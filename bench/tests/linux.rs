@@ -84,7 +84,7 @@ fn linux_does_the_work_that_it_offers() {
         for work in &offered {
             let ns = linux.sample(work).unwrap();
             eprintln!("{name}: {work:?}: {ns:?}");
-            // What does not unmap is the same in both.
+            // Work without an unmap is the same in both.
             let unmaps = ["Unmap", "Cycle"];
             let wanted = unmaps
                 .iter()

@@ -13,7 +13,7 @@ fn group(group: Group) -> GroupReport {
     origins::run(group, Settings::smallest()).unwrap()
 }
 
-/// What was measured, without the origin's figures: memory, format, op, subject and threads.
+/// Measured rows, without the origin's figures: memory, format, op, subject and threads.
 fn measured(report: &GroupReport) -> BTreeSet<(&str, &str, &str, Subject, u32)> {
     let published = [Subject::OriginBefore, Subject::OriginAfter];
     let rows = report.rows.iter();

@@ -98,7 +98,7 @@ fn remote_reads_are_counted() {
     }
 }
 
-/// Of a unit of which nobody knows the node, or of tables, no read is called remote.
+/// No read is called remote if the node of the unit, or of the tables, is not known.
 #[test]
 fn what_is_not_known_is_not_remote() {
     let unknown = Domain::map(FormatId::VtdSs, Span::new(START, 64 * MIB), 4 * KIB, None).unwrap();
@@ -129,7 +129,7 @@ fn large_leaves_fit_into_the_iotlb() {
     for (leaf, walks) in [(4 * KIB, 5000), (2 * MIB, 0)] {
         let domain = tables(leaf, 0);
         let mut simulation = simulation(&[device()], &[&domain]);
-        // Until each page was there once.
+        // Warm-up until each page was there once.
         simulation.warm_up = 64 * MIB / (4 * KIB);
         let found = run(&simulation)[0];
         assert_eq!((found.walks, found.iotlb_hits), (walks, 5000 - walks));

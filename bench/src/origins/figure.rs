@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// What is said of a number of samples, in their unit.
+/// Summary of a number of samples, in their unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// The lowest.
@@ -13,17 +13,17 @@ pub struct Figure {
     pub max: f64,
     /// The average.
     pub mean: f64,
-    /// How many; 0 where somebody else has published the figure.
+    /// The number of samples; 0 for a published figure.
     pub samples: usize,
 }
 
 impl Figure {
-    /// Of samples in any order; `None` of none. What is not a number is left out.
+    /// Summarizes samples in any order; `None` if there are none. Values that are not finite are left out.
     pub fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.iter().copied().filter(|x| x.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
         let count = sorted.len();
-        // Of an odd number both are the same.
+        // Both are the same for an odd number.
         let (low, high) = (
             sorted.get(count.checked_sub(1)? / 2)?,
             sorted.get(count / 2)?,
@@ -37,7 +37,7 @@ impl Figure {
         })
     }
 
-    /// What was published.
+    /// Makes a figure of a published value.
     pub(super) const fn published(value: f64) -> Self {
         Self {
             min: value,

@@ -22,7 +22,7 @@ pub struct Host {
     pub nodes: usize,
     /// The kernel's release.
     pub kernel: String,
-    /// Who gets transparent huge pages: `always`, `madvise`, `never`.
+    /// Use of transparent huge pages: `always`, `madvise`, `never`.
     pub thp: &'static str,
     /// Pages in the pool of 2 MiB before the run; `None` where there is no such pool.
     pub pool_2m: Option<u64>,

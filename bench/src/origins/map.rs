@@ -1,13 +1,13 @@
 //! Origin 2: mapping and unmapping by several threads, with invalidation.
 //!
-//! What a driver calls for each request, from all threads on one page table, with a software unit whose device reads
-//! all the while: [`Dma::map`] and [`Dma::unmap`], which allocate a device address, map a part of memory that stays where
-//! it is, unmap it, flush, and free the address. Page by page is the same with a call of the table for each page of the
-//! largest size that fits (4 KiB, and 2 MiB from 2 MiB on), as the origin's core did: the first page by `Dma`, with the
-//! address and the record of the buffer, the others by the table at addresses that are given, and as many flushes. Where
-//! a buffer is one page both are one call. *Strict*: each unmap has the unit invalidate before it returns;
-//! *lazy*: one flush for many unmaps, as many as Linux lets wait. A sample is the time of one operation, the mean of
-//! many of each thread and of all threads.
+//! The calls of a driver for each request, from all threads on one page table, with a software unit whose device reads
+//! all the while: [`Dma::map`] and [`Dma::unmap`], which allocate a device address, map a part of memory that stays
+//! where it is, unmap it, flush, and free the address. Page by page is the same with a call of the table for each page
+//! of the largest size that fits (4 KiB, and 2 MiB from 2 MiB on), as the origin's core did: the first page by `Dma`,
+//! with the address and the record of the buffer, the others by the table at addresses that are given, and as many
+//! flushes. Where a buffer is one page both are one call. *Strict*: each unmap has the unit invalidate before it
+//! returns; *lazy*: one flush for many unmaps, as many as Linux lets wait. A sample is the time of one operation, the
+//! mean of many of each thread and of all threads.
 
 use std::hint::black_box;
 use std::io;
@@ -178,9 +178,9 @@ fn sample(
     Ok(())
 }
 
-/// What a thread does: so many operations of `size` bytes.
+/// Work of a thread: so many operations of `size` bytes.
 struct Bracket {
-    /// Of its addresses, where it maps by page.
+    /// Start of its addresses, where it maps by page.
     start: u64,
     size: u64,
     page: u64,
@@ -206,7 +206,7 @@ struct Space {
     dma: Dma,
     memory: Arc<Memory>,
     unit: SoftwareUnit<Arc<HeapTables>, Word>,
-    /// What the device reads.
+    /// Address that the device reads.
     seen: u64,
 }
 
@@ -245,7 +245,7 @@ impl Fixture {
         })
     }
 
-    /// What the devices do.
+    /// Reads of the devices.
     fn read_while(&self, reads: &AtomicBool) {
         let mut ports =
             [&self.strict, &self.lazy].map(|space| (space.unit.port(DEVICE), space.seen));

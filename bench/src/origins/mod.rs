@@ -6,8 +6,8 @@
 //! figures are medians over the rounds with the lowest and the highest, and the first round does not
 //! count. There are rounds until the group's share of the time is over, so the time left is known.
 //!
-//! What was published ran on other machines ([`origin`]): the ratio of the two columns that were
-//! measured here is what can be compared with the ratio of the published ones.
+//! Published figures are from other machines ([`origin`]): the ratio of the two columns that
+//! were measured here is what can be compared with the ratio of the published ones.
 
 mod balloon;
 mod figure;
@@ -93,7 +93,7 @@ impl Settings {
 
 /// Why there are no figures.
 ///
-/// What a machine cannot do or has no memory for is no error, but stands in [`GroupReport::not_run`].
+/// Work that a machine cannot do or has no memory for is no error, but stands in [`GroupReport::not_run`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {

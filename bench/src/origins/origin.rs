@@ -1,4 +1,4 @@
-//! What the origins have measured: the five public documents that the project grew out of.
+//! Figures of the origins: the five public documents that the project grew out of.
 
 use super::report::{Group, Unit};
 
@@ -71,7 +71,7 @@ fn pin() -> Vec<Published> {
     }]
 }
 
-/// By size from 4K on: map before and after, unmap before and after, of one thread and of ten, µs.
+/// Times by size from 4K on: map before and after, unmap before and after, of one thread and of ten, µs.
 const MAP: [[f64; 8]; 11] = [
     [0.1, 0.1, 1.3, 0.8, 0.3, 0.1, 7.0, 5.8],
     [0.2, 0.2, 1.5, 0.9, 0.4, 0.3, 6.7, 6.0],
@@ -137,7 +137,7 @@ fn balloon() -> Vec<Published> {
     ]
 }
 
-/// By format: map 1 × 4K, map 256 × 4K, map 256 × 2M, unmap the same; after and before, ns.
+/// Times by format: map 1 × 4K, map 256 × 4K, map 256 × 2M, unmap the same; after and before, ns.
 const TABLES: [(&str, [(f64, f64); 6]); 4] = [
     (
         "amdv1",

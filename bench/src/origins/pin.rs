@@ -1,10 +1,9 @@
 //! Origin 1: real memory, pinned, charged and mapped.
 //!
-//! By runs is [`Ioas::map`] with everything that it does. The other ways have the same pin and the same
-//! finding of runs, then: *charged by page*, a charge for each page and a map for each run, as the origin did
-//! before; *charged by folio*, a charge for each folio and a map for each run, as it did after; and *all by
-//! page*, a charge and a map for each page, as no kernel does. The parts are measured in one round; "map for DMA"
-//! is their sum.
+//! *By runs* is [`Ioas::map`] with everything that it does. The other ways have the same pin and the same finding of
+//! runs, then: *charged by page*, a charge for each page and a map for each run, as the origin did before; *charged by
+//! folio*, a charge for each folio and a map for each run, as it did after; and *all by page*, a charge and a map for
+//! each page, as no kernel does. The parts are measured in one round; "map for DMA" is their sum.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -116,7 +115,7 @@ fn refused(op: &'static str) -> BenchError {
     BenchError::Refused { group, op, format }
 }
 
-/// What the charging and mapping of all runs took.
+/// Time and number of charges for the mapping of all runs.
 struct Steps {
     ns: f64,
     charges: u64,
@@ -139,7 +138,7 @@ struct Fixture {
     pinned: Arc<Memory>,
     ledger: Arc<Ledger>,
     tables: Arc<HostTables>,
-    /// Those of one way; the memory of the list is kept, as it would count as the way's.
+    /// Charges of one way; the memory of the list is kept, as it would count as the way's.
     charges: Vec<Charge>,
     len: u64,
     backing: Backing,

@@ -1,4 +1,4 @@
-//! What was measured: rows of figures, and the lines that people read.
+//! Results: rows of figures, and the lines that people read.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::figure::Figure;
 use super::host::Host;
 use super::origin::{self, Published};
 
-/// What is measured together: one origin's table.
+/// Figures that are measured together: one origin's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Group {
@@ -52,7 +52,7 @@ impl fmt::Display for Group {
     }
 }
 
-/// Who did it, or what a figure is of.
+/// Subject of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Subject {
@@ -117,7 +117,7 @@ impl Unit {
     }
 }
 
-/// What a figure is of.
+/// Identity of a figure.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Key {
     /// The group.
@@ -128,7 +128,7 @@ pub struct Key {
     pub memory: &'static str,
     /// The format of tables or of messages.
     pub format: &'static str,
-    /// Who did it.
+    /// The subject.
     pub subject: Subject,
     /// Threads at the same time.
     pub threads: u32,
@@ -141,7 +141,7 @@ pub struct Key {
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// What it is of.
+    /// The identity of the figure.
     #[serde(flatten)]
     pub key: Key,
     /// The figure.
@@ -149,14 +149,14 @@ pub struct Row {
     pub figure: Figure,
 }
 
-/// What one group has come to.
+/// Results of one group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupReport {
     /// The group.
     pub group: Group,
     /// How it was measured, and what has to be said of it.
     pub notes: Vec<String>,
-    /// What was not run, and why.
+    /// Measurements that were not run, and the reasons.
     pub not_run: Vec<NotRun>,
     /// The figures.
     pub rows: Vec<Row>,
@@ -165,7 +165,7 @@ pub struct GroupReport {
 /// Something that was not measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NotRun {
-    /// What.
+    /// The measurement.
     pub what: String,
     /// Why not.
     pub why: String,
@@ -187,13 +187,13 @@ pub struct BenchReport {
 pub struct Line<'a> {
     /// Op, memory, format, threads, size and unit are those of the line.
     pub key: &'a Key,
-    /// What the origin says of it.
+    /// The origin's figures for it.
     pub origin: Option<(Option<f64>, Option<f64>)>,
     /// Page by page, or with one table for all nodes; of pins, charged by page and mapped by run.
     pub before: Option<&'a Figure>,
-    /// Of pins, charged by folio and mapped by run.
+    /// For pins: charged by folio and mapped by run.
     pub by_folio: Option<&'a Figure>,
-    /// Of pins, charged and mapped by page.
+    /// For pins: charged and mapped by page.
     pub all_by_page: Option<&'a Figure>,
     /// The loop of stores.
     pub stores: Option<&'a Figure>,
@@ -229,7 +229,7 @@ impl GroupReport {
         for row in &self.rows {
             let key = &row.key;
             let is_origin = matches!(key.subject, Subject::OriginBefore | Subject::OriginAfter);
-            // Somebody else's way of it has no format of its own: it stands beside each.
+            // The page-by-page way of others has no format of its own: it stands beside each.
             if is_origin || key.subject == Subject::ByPage && key.format.is_empty() {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! What time is taken with.
+//! Clock of the measurements.
 
 use std::hint::black_box;
 use std::sync::OnceLock;

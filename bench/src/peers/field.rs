@@ -17,7 +17,7 @@ use crate::peers::rows::Pages;
 use crate::peers::work::Subject;
 use iopt::reclaim::Slots;
 
-/// What a subject is to us.
+/// Role of a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Who {
@@ -56,7 +56,7 @@ pub struct Contest {
 }
 
 impl Contest {
-    /// Our tables in both forms, and whoever else does this format.
+    /// Our tables in both forms, and the other implementations of this format.
     pub fn entrants(&self, linux: Option<&Programs>) -> anyhow::Result<Vec<Entrant>> {
         let mut all = (self.ours)()?;
         all.extend(crate::peers::others::beside(self, linux)?);

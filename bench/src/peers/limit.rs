@@ -21,7 +21,7 @@ use crate::peers::peer::{BATCHES, LONG, Shape};
 use crate::peers::places::Geometry;
 use crate::peers::work::{Subject, Work};
 
-/// What an entry has beside its address.
+/// Bits of an entry beside its address.
 const FLAGS: u64 = 0b111;
 /// The dirty bit.
 const DIRTY: u64 = 1 << 6;
@@ -50,13 +50,13 @@ pub struct Limit<C> {
     ready: Option<Ready<C>>,
 }
 
-/// What is prepared for one kind of work.
+/// State prepared for one kind of work.
 struct Ready<C> {
     work: Work,
     /// The cells, from `skip` on: that is where a page begins.
     all: Box<[C]>,
     skip: usize,
-    /// By operation: the first cell and the number of them.
+    /// Ranges by operation: the first cell and the number of them.
     ranges: Vec<(usize, usize)>,
     pa: u64,
     step: u64,
@@ -222,7 +222,7 @@ impl<C: Word> Ready<C> {
     /// Stores the entries of a range.
     #[inline(always)]
     fn store(&mut self, range: (usize, usize)) -> bool {
-        // The distance is a constant, as it is to whoever knows the level.
+        // The distance is a constant, as it is for code that knows the level.
         match self.step {
             0x1000 => self.store_by(range, 0x1000),
             0x4000 => self.store_by(range, 0x4000),

@@ -1,10 +1,10 @@
 //! Linux's own tables at their work: `generic_pt` and `io-pgtable`, compiled on this machine and
 //! timed in a process of their own (the crate `conformance` says how).
 //!
-//! What its rows stand for:
+//! Meaning of its rows:
 //!
-//! - Of Linux's code only what an IOMMU driver calls is timed; there is no lock, no flush of a unit,
-//!   and no barrier that waits for stores.
+//! - Only functions that an IOMMU driver calls are timed of Linux's code; there is no lock, no flush
+//!   of a unit, and no barrier that waits for stores.
 //! - `unmap` returns no runs, so its figure is the same whether runs are wanted or not. Where Arm's
 //!   code drops a subtree unseen, it is shown only where they are not, and in the cycle, which has no
 //!   such row.

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const PAGE: u64 = 4096;
 /// Entries of a page.
 pub const ENTRIES: usize = 512;
-/// What pages are full of before they are used: present in no format.
+/// Content of pages before they are used: present in no format.
 pub const DIRT: u64 = 0xD1D1_D1D1_D1D1_D1D0;
 /// Pages that are taken from the system at once.
 const CHUNK: usize = 1024;
@@ -47,7 +47,7 @@ impl Page {
         &self.0
     }
 
-    /// All entries of a page that nobody else reaches.
+    /// All entries of a page that is not shared.
     #[inline(always)]
     pub fn entries_mut(&mut self) -> &mut [AtomicU64; ENTRIES] {
         &mut self.0
@@ -56,9 +56,9 @@ impl Page {
 
 /// The pages of a thread.
 struct Pool {
-    /// Addresses of the pages that nobody has; the next one to hand out is the last.
+    /// Addresses of the free pages; the next one to hand out is the last.
     free: ManuallyDrop<Vec<u64>>,
-    /// Pages that somebody has.
+    /// Number of pages in use.
     in_use: usize,
     /// The first page of each [`CHUNK`].
     chunks: ManuallyDrop<Vec<u64>>,
@@ -89,7 +89,7 @@ pub fn allocate() -> u64 {
     })
 }
 
-/// Takes back a page that [`allocate`] handed out and that nobody uses any more.
+/// Takes back a page that [`allocate`] handed out and that is not used any more.
 ///
 /// # Safety
 ///
@@ -127,7 +127,7 @@ pub fn in_use() -> usize {
 #[inline(always)]
 pub unsafe fn page(at: u64) -> &'static Page {
     // SAFETY: the address is that of a `Page` whose address was exposed and that is never freed;
-    // nobody writes to it but by atomics, as the caller sees to.
+    // all writes to it are atomic, as the caller ensures.
     unsafe { &*ptr::with_exposed_provenance::<Page>(at as usize) }
 }
 
@@ -149,11 +149,11 @@ impl Pool {
 ///
 /// # Safety
 ///
-/// `table` and the tables under it were handed out by [`allocate`], each is linked once, and nobody
-/// uses them any more.
+/// `table` and the tables under it were handed out by [`allocate`], each is linked once, and they
+/// are not used any more.
 pub unsafe fn release_tree(table: u64, level: u32) {
     if level > 0 {
-        // SAFETY: a table that nobody else uses.
+        // SAFETY: a table that nothing else uses.
         for entry in unsafe { page(table) }.entries() {
             let entry = entry.load(Ordering::Relaxed);
             if entry & 1 != 0 && entry & 1 << 7 == 0 {

@@ -1,4 +1,4 @@
-//! Who stands beside us: the one place where their modules are named.
+//! The other implementations: the one place where their modules are named.
 
 use crate::peers::field::{Contest, Entrant, Who};
 use crate::peers::linux::{Gathering, Programs};

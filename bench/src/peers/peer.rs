@@ -38,7 +38,7 @@ pub enum Leaves {
     Small,
     /// 2 MiB.
     Large,
-    /// Whatever fits.
+    /// Any size that fits.
     Any,
 }
 
@@ -52,7 +52,7 @@ impl Leaves {
     }
 }
 
-/// What becomes of tables that an unmap leaves empty.
+/// Treatment of tables that an unmap leaves empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
     /// They stay.
@@ -61,7 +61,7 @@ pub enum Tables {
     GoBack,
 }
 
-/// Who takes the runs that an unmap returns.
+/// Receiver of the runs that an unmap returns.
 pub trait Sink {
     /// They are wanted.
     const WANTED: bool;
@@ -79,7 +79,7 @@ impl Sink for Unwanted {
     fn push(&mut self, _: Run) {}
 }
 
-/// Joins neighbours, and hands whole runs to nobody.
+/// Joins neighbours, and drops whole runs.
 #[derive(Default)]
 struct Joined(Run);
 
@@ -106,7 +106,7 @@ impl Joined {
     }
 }
 
-/// A table that somebody else wrote, of four levels, tables of 512 entries and pages of 4 KiB.
+/// A table of another project, of four levels, tables of 512 entries and pages of 4 KiB.
 pub trait Peer: Sized {
     /// The name, for people.
     const NAME: &'static str;
@@ -152,7 +152,7 @@ pub struct Bench<P> {
     ready: Option<Ready<P>>,
 }
 
-/// What is prepared for one kind of work.
+/// State prepared for one kind of work.
 struct Ready<P> {
     work: Work,
     peer: P,
@@ -271,7 +271,7 @@ impl<P: Peer> Ready<P> {
             Work::Merge { .. } | Work::Harvest { .. } | Work::UnmapDirty { .. } => false,
             // They have nothing that would be done once for all.
             Work::MapSeveral { .. } | Work::UnmapSeveral { .. } => false,
-            // What does not give tables back would unmap from warm ones here.
+            // A peer that does not give tables back would unmap from warm ones here.
             Work::UnmapAllocated { .. } | Work::Cycle { .. } => P::GIVES_BACK,
             _ => true,
         };
@@ -352,7 +352,7 @@ impl<P: Peer> Ready<P> {
         after: impl Fn(&mut P, Span<Iova>, u64, Leaves) -> Result<()>,
     ) -> Result<f64> {
         let (pa, leaves) = (self.places.pa, self.leaves);
-        // What cannot give its tables back begins anew.
+        // A peer that cannot give its tables back begins anew.
         let anew = !P::GIVES_BACK && matches!(self.work, Work::MapAllocated { .. });
         let mut sum = 0.0;
         for _ in 0..self.batches {
@@ -431,7 +431,7 @@ impl<P: Peer> Ready<P> {
     }
 }
 
-/// Unmaps a range whose runs nobody wants; empty tables are given back where `BACK`.
+/// Unmaps a range whose runs are not wanted; empty tables are given back where `BACK`.
 #[inline(always)]
 fn discard<P: Peer, const BACK: bool>(
     peer: &mut P,

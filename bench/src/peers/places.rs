@@ -20,14 +20,14 @@ pub const SHORT: u64 = 512;
 /// Addresses that are translated in a batch.
 pub const TRANSLATIONS: u64 = 4096;
 
-/// What places depend on of a format.
+/// Parameters of a format that places depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bits of an input address.
     pub input_bits: u32,
     /// Bits of an output address.
     pub output_bits: u32,
-    /// By level, the lowest first: bytes that an entry and that a table spans, as powers of two.
+    /// Levels, the lowest first: bytes that an entry and that a table spans, as powers of two.
     pub levels: Vec<(u32, u32)>,
     /// Bytes of an entry.
     pub entry_bytes: usize,
@@ -38,7 +38,7 @@ pub struct Geometry {
 pub struct Places {
     /// One range for each operation.
     pub ranges: Vec<Span<Iova>>,
-    /// What is mapped beside, where tables are to be half full.
+    /// Mappings beside, where tables are to be half full.
     pub beside: Vec<Span<Iova>>,
     /// A page below, which keeps the upper tables.
     pub keeper: Option<Span<Iova>>,

@@ -28,7 +28,7 @@ pub(crate) const COLOURS: [&str; 10] =
 /// Lines over two logarithmic axes.
 #[derive(Clone, Debug)]
 pub(crate) struct Plot {
-    /// What stands above.
+    /// The title.
     pub(crate) title: String,
     /// The horizontal axis.
     pub(crate) x: Axis,
@@ -41,7 +41,7 @@ pub(crate) struct Plot {
 /// A logarithmic axis.
 #[derive(Clone, Debug)]
 pub(crate) struct Axis {
-    /// What it says, with its unit.
+    /// The title, with the unit.
     pub(crate) title: String,
     /// The axis ends at powers of this, and so do its parts.
     pub(crate) step: f64,
@@ -52,7 +52,7 @@ pub(crate) struct Axis {
 /// A line.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
-    /// What it is.
+    /// The name.
     pub(crate) name: String,
     /// One of [`COLOURS`].
     pub(crate) colour: &'static str,

@@ -1,4 +1,4 @@
-//! What a run writes down, as JSON: everything that the document is made of.
+//! Results of a run, as JSON: everything that the document is made of.
 
 use std::fs;
 use std::process::Command;
@@ -31,7 +31,7 @@ pub struct Results {
 pub struct Groups {
     /// The commit that was measured.
     pub commit: String,
-    /// By format; the first has no groups.
+    /// Rows by format; the first has no groups.
     pub rows: Vec<Measured>,
 }
 
@@ -61,7 +61,7 @@ pub struct Measured {
     pub row: String,
     /// The format.
     pub format: String,
-    /// What was done, as the program says it.
+    /// The work, as the program names it.
     pub work: String,
     /// All who do it; nanoseconds.
     pub entries: Vec<Entry>,
@@ -70,7 +70,7 @@ pub struct Measured {
 /// A subject's figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Entry {
-    /// What it is to us.
+    /// Role of the subject.
     pub who: Who,
     /// Its name.
     pub name: String,
@@ -85,7 +85,7 @@ pub struct Curve {
     pub operation: String,
     /// The format.
     pub format: String,
-    /// What the subject is to us.
+    /// Role of the subject.
     pub who: Who,
     /// The subject's name.
     pub name: String,
@@ -96,9 +96,9 @@ pub struct Curve {
 /// A point of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Point {
-    /// What is varied.
+    /// Value of the parameter that is varied.
     pub x: f64,
-    /// What was measured.
+    /// The measured figure.
     pub figure: Figure,
 }
 
@@ -157,7 +157,7 @@ fn unknown() -> String {
     "unknown".to_owned()
 }
 
-/// What a program says, without the line's end; `None` where it fails.
+/// Output of a program, without the line's end; `None` where it fails.
 pub(crate) fn said(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

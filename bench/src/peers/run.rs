@@ -71,7 +71,7 @@ impl Plan {
             let Some(work) = row.work(&contest.pages) else {
                 continue;
             };
-            // What our tables do not have in this format is not a row of it, whoever else has it.
+            // Work that our tables do not offer in this format is not a row of it, even if others offer it.
             let ours = entrants.iter_mut().find(|(who, _)| *who == Who::Exclusive);
             if ours.is_some_and(|(_, ours)| ours.sample(&work).is_ok_and(|sample| sample.is_none()))
             {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// What is said of a number of samples, in their unit.
+/// Summary of a number of samples, in their unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// How many.
@@ -18,7 +18,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// Of samples in any order; `None` of none. What is not a number is left out.
+    /// Summarizes samples in any order; `None` if there are none. Values that are not finite are left out.
     pub fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.iter().copied().filter(|x| x.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);

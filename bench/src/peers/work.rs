@@ -21,7 +21,7 @@ pub const IOVA: u64 = 8 << 30;
 /// The physical address of what is mapped.
 pub const PA: u64 = 16 << 30;
 
-/// What the tables hold before a batch of [`Work::Map`] with warm tables, beside what it maps.
+/// Contents of the tables before a batch of [`Work::Map`] with warm tables, beside the pages that it maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Beside {
     /// A page of another's, without which a table would be given back when it is empty.
@@ -41,7 +41,7 @@ pub enum Work {
         page: u64,
         /// Pages.
         count: u64,
-        /// What else is in their table.
+        /// Other contents of their table.
         beside: Beside,
     },
     /// Unmap them again, to a flush that does nothing; the tables stay.
@@ -50,7 +50,7 @@ pub enum Work {
         page: u64,
         /// Pages.
         count: u64,
-        /// What else is in their table.
+        /// Other contents of their table.
         beside: Beside,
         /// The physical runs are wanted.
         runs: bool,
@@ -125,7 +125,7 @@ pub enum Work {
     },
 }
 
-/// Somebody who does work: a table, a loop.
+/// A subject that does work: a table, a loop.
 pub trait Subject {
     /// The name, for people.
     fn name(&self) -> String;

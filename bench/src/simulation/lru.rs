@@ -36,7 +36,7 @@ impl<T: Copy> Lru<T> {
         }
     }
 
-    /// What is kept of the stretch around `iova`.
+    /// Returns the value of the stretch around `iova`, if it is cached.
     pub(super) fn find(&mut self, domain: usize, iova: u64) -> Option<T> {
         let around = |key: &Key| key.domain == domain && (iova ^ key.first) >> key.log2 == 0;
         let entry = self.entries.iter_mut().find(|entry| around(&entry.key))?;

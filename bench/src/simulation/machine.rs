@@ -20,7 +20,7 @@ fn picoseconds(ns: f64) -> Time {
     (ns * 1e3).round() as Time
 }
 
-/// What happens next to a request: its place.
+/// Next event of a request, which is named by its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// The walk that it started ends.
@@ -60,7 +60,7 @@ struct Device<'a> {
     /// Where each stream goes on.
     next: Vec<u64>,
     random: Rng,
-    /// What a request takes on the link.
+    /// Time of a request on the link.
     transfer: Time,
     /// When its link is free for requests of its own.
     link_free: Time,
@@ -70,9 +70,9 @@ struct Device<'a> {
     counted_from: Time,
     /// The sum of what requests took.
     taken: u128,
-    /// What is being counted.
+    /// Counts that are not complete yet.
     outcome: Outcome,
-    /// What was counted; it goes on with requests, so that others do not have it easier.
+    /// Complete counts; the device goes on with requests, so that others do not have it easier.
     result: Option<Outcome>,
 }
 
@@ -342,7 +342,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// What a request takes on the link of a device.
+/// Returns the time of a request on the link of a device.
 fn on_link(bytes: u64, device: &DeviceModel) -> Time {
     picoseconds(bytes as f64 * 1e9 / device.link_bytes_per_second)
 }

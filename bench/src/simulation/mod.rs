@@ -38,7 +38,7 @@ use runs::{Iova, Span};
 
 pub use tables::{Domain, DomainError};
 
-/// What is simulated.
+/// Input of a simulation.
 #[derive(Debug)]
 pub struct Simulation<'a> {
     /// The units.
@@ -49,7 +49,7 @@ pub struct Simulation<'a> {
     pub domains: Vec<&'a Domain>,
     /// How long reads of table entries take.
     pub reads: ReadTimes,
-    /// What random choices follow from.
+    /// Seed of random choices.
     pub seed: u64,
     /// Requests of each device before counting starts.
     pub warm_up: u64,
@@ -64,7 +64,7 @@ pub struct ReadTimes {
     pub local_ns: f64,
     /// From memory of another node.
     pub remote_ns: f64,
-    /// Of a unit's node and a table's, where that is not `remote_ns`.
+    /// For pairs of a unit's node and a table's, where that is not `remote_ns`.
     pub pairs: BTreeMap<(u32, u32), f64>,
 }
 
@@ -90,7 +90,7 @@ pub struct UnitModel {
     pub upper_entries: [u32; 5],
     /// Walks at the same time.
     pub walks: u32,
-    /// What a miss takes besides its reads, in nanoseconds; no walk of others waits for it.
+    /// Time of a miss besides its reads, in nanoseconds; no walk of others waits for it.
     pub miss_ns: f64,
 }
 
@@ -105,7 +105,7 @@ pub struct DeviceModel {
     pub request_bytes: u64,
     /// Requests under way; 0 for a device that asks for nothing, a peer of others.
     pub outstanding: u32,
-    /// What its link carries, bytes a second.
+    /// Throughput of its link, bytes a second.
     pub link_bytes_per_second: f64,
     /// From the start of a transfer to its answer, in nanoseconds; 0 for writes, which have none.
     pub latency_ns: f64,
@@ -124,7 +124,7 @@ pub struct DeviceModel {
 pub struct DeviceTlb {
     /// Translations that it keeps.
     pub entries: u32,
-    /// What a translation that it has takes, in nanoseconds.
+    /// Time of a translation that it has, in nanoseconds.
     pub hit_ns: f64,
 }
 
@@ -137,18 +137,18 @@ pub enum Order {
     Random,
 }
 
-/// What became of one device.
+/// Result of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// What it transferred, bytes a second.
+    /// Throughput, bytes a second.
     pub bytes_per_second: f64,
     /// Requests that were counted.
     pub requests: u64,
-    /// Of these, found in the device's own TLB.
+    /// Requests found in the device's own TLB.
     pub device_tlb_hits: u64,
     /// Found in the unit's IOTLB.
     pub iotlb_hits: u64,
-    /// Waited for a walk that was under way for somebody else.
+    /// Requests that waited for a walk that was under way for another request.
     pub joined: u64,
     /// Walked for.
     pub walks: u64,
@@ -183,7 +183,7 @@ pub enum SimulationError {
         what: &'static str,
         /// Its place.
         place: usize,
-        /// What is wrong with it.
+        /// The error.
         why: &'static str,
     },
     /// A device asked for what is not mapped.
@@ -191,7 +191,7 @@ pub enum SimulationError {
     Fault {
         /// Its place.
         device: usize,
-        /// What the walk met.
+        /// Fault of the walk.
         fault: WalkFault,
     },
 }

@@ -143,7 +143,7 @@ pub fn allreduce() -> Result<Study, StudyError> {
 ///
 /// # Errors
 ///
-/// Those of [`allreduce`].
+/// Errors of [`allreduce`].
 pub fn allreduce_rows() -> Result<Vec<Row>, StudyError> {
     rows(&VALUES)
 }

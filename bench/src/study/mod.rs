@@ -1,4 +1,4 @@
-//! What others have measured, simulated.
+//! Simulations of measurements that others have published.
 //!
 //! A [`Study`] says of each input whether it is published, fitted or assumed, and of each row whether
 //! an input was fitted to it: such a row does not count as reproduced, and neither does one of the
@@ -18,17 +18,17 @@ pub use allreduce::{allreduce, allreduce_rows};
 /// How far a row may be off to count as reproduced.
 pub const TOLERANCE: f64 = 0.10;
 
-/// By how much assumed inputs are varied, up and down, unless they are counts of a few.
+/// Part by which assumed inputs are varied, up and down, unless they are counts of a few.
 pub const VARIED: f64 = 0.20;
 
-/// What was put in, what came out, and what it depends on.
+/// Inputs and results of a study, and the spread of the results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Study {
-    /// What was measured, by whom.
+    /// The measurement, and its authors.
     pub title: &'static str,
-    /// What was put in.
+    /// The inputs.
     pub inputs: Vec<Input>,
-    /// What came out, beside what was measured.
+    /// The results, beside the measurements.
     pub rows: Vec<Row>,
     /// How far the rows move with each assumed input.
     pub spread: Vec<Spread>,
@@ -37,7 +37,7 @@ pub struct Study {
 /// Something that is put in.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Input {
-    /// What it is.
+    /// The name.
     pub name: &'static str,
     /// Its value, in `unit`.
     pub value: f64,
@@ -51,30 +51,30 @@ pub struct Input {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "kind", content = "from")]
 pub enum Basis {
-    /// Somebody has measured and published it: where.
+    /// It was measured and published: source.
     Published(&'static str),
     /// It is the value with which these rows come out best.
     Fitted(&'static str),
-    /// Nobody tells: why this value.
+    /// No source gives it: reason for this value.
     Assumed(&'static str),
 }
 
 /// A measurement, and what the simulation makes of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// The measurement.
     pub name: String,
-    /// What was published.
+    /// The published value.
     pub published: f64,
-    /// What was simulated.
+    /// The simulated value.
     pub simulated: f64,
     /// The unit of both.
     pub unit: &'static str,
-    /// Whether it counts.
+    /// Standing of the row.
     pub standing: Standing,
 }
 
-/// Whether a row can count as reproduced.
+/// Standing of a row: it can count as reproduced, or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Standing {
@@ -91,7 +91,7 @@ pub enum Standing {
 pub struct Spread {
     /// The input.
     pub input: &'static str,
-    /// What it was changed to.
+    /// The changed value.
     pub value: f64,
     /// The change of the row that fell most, or rose least, as a part of the row: -0.05 is 5 % less.
     pub lowest: f64,
@@ -145,7 +145,7 @@ struct Knob<V> {
 
 /// How an assumed input is varied.
 enum Varied {
-    /// By [`VARIED`] of itself, down and up.
+    /// A part of itself, [`VARIED`], down and up.
     ByPart,
     /// To these.
     To([f64; 2]),

@@ -13,7 +13,7 @@ use super::host::Host;
 use super::{BLOCK, clock};
 use crate::rings::{NoMemory, Rings};
 
-/// What has failed.
+/// Description of a failed step.
 type Failed = &'static str;
 
 /// How long an answer of the host is waited for: it discards memory before it answers.
@@ -95,7 +95,7 @@ impl Transport for Wires {
     }
 
     fn wait(&mut self, _queue: u16, most: Duration) -> Result<(), Failed> {
-        // Whether it has answered, the ring says.
+        // The ring shows if it has answered.
         let _ = self.answered.recv_timeout(most);
         Ok(())
     }
@@ -124,7 +124,7 @@ pub(super) struct Blocks {
     every: u64,
     free: Vec<u64>,
     pub(super) taken: Vec<u64>,
-    /// What is left of the block that pages are taken from.
+    /// Rest of the block that pages are taken from.
     open: Span<GuestAddr>,
 }
 

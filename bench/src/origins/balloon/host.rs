@@ -12,7 +12,7 @@ use vm_memory::{Bytes as _, GuestMemoryMmap};
 
 use super::{BLOCK, Way, clock};
 
-/// What has failed.
+/// Description of a failed step.
 type Failed = &'static str;
 
 /// Memory of a mapping goes back to the machine, timed.
@@ -41,7 +41,7 @@ impl Discarder for Timed {
     }
 }
 
-/// What is discarded page by page.
+/// Discard page by page.
 struct Pages {
     discard: Discard,
     /// The guest's memory, and the pages of what backs it.

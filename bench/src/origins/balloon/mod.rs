@@ -209,7 +209,7 @@ fn inflate(
         }
         Way::Numbers | Way::Bitmaps => drive(way, wires, shared, blocks, mapping, bytes),
     };
-    // What the device says is the cause of what the driver says.
+    // An error of the device is the cause of the driver's.
     device.join().map_err(|_| "the device has ended")??;
     let (allocate, encode, elapsed) = told?;
     let mut host = host.lock().unwrap_or_else(PoisonError::into_inner);

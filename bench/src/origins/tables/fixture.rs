@@ -268,7 +268,7 @@ impl<F: Format, T: TableMemory> Case for Fixture<F, T> {
     }
 }
 
-/// What is mapped and unmapped at once.
+/// Kind of leaves that are mapped and unmapped at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Single,

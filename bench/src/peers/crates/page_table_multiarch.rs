@@ -47,7 +47,7 @@ impl PagingHandler for Frames {
     }
 }
 
-/// What every leaf allows.
+/// Permissions of every leaf.
 fn flags() -> MappingFlags {
     MappingFlags::READ | MappingFlags::WRITE | MappingFlags::USER
 }

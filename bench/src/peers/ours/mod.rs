@@ -36,7 +36,7 @@ const BATCHES: u32 = 16;
 /// The most pages of a short operation.
 const LONG: u64 = 16 << 10;
 
-/// What the pages of an arena are filled with before they are used.
+/// Content of an arena's pages before they are used.
 const DIRT: u64 = 0xD1D1_D1D1_D1D1_D1D0;
 
 /// An arena on the heap, of any table size and entry width.
@@ -98,7 +98,7 @@ pub trait Access<F: Format, M: Memory>: Sized {
     /// The name, for people.
     const NAME: &'static str;
     /// How many times the tables of an operation there must be room for. The shared form gives
-    /// tables back one operation later, when nobody can read them any more: two sets take turns.
+    /// tables back one operation later, when no reader can be left: two sets take turns.
     const SETS: u64 = 1;
     /// Takes a table that is set up.
     fn of(table: Table<F, Arc<M>>) -> Self;
@@ -145,14 +145,14 @@ pub struct Ours<F, M, T> {
     memory: std::marker::PhantomData<M>,
 }
 
-/// What is prepared for one kind of work.
+/// State prepared for one kind of work.
 struct Ready<T> {
     work: Work,
     table: T,
     places: Places,
     /// Batches of a sample.
     batches: u32,
-    /// What each operation maps.
+    /// Memory that each operation maps.
     memory: Span<Pa>,
     addresses: Vec<u64>,
     pending: Option<Pending<Vec<u64>>>,
@@ -258,7 +258,7 @@ impl<F: Format, M: Memory, T: Access<F, M>> Ours<F, M, T> {
     }
 }
 
-/// What a table must be like for some kind of work.
+/// Properties of a table for some kind of work.
 #[derive(Clone, Copy)]
 struct Setup {
     /// The only size of leaves; all sizes without one.
@@ -269,7 +269,7 @@ struct Setup {
     tracks: bool,
     /// Leaves change their sizes.
     resizes: bool,
-    /// What is worked on stays mapped.
+    /// Mappings that are worked on stay.
     stays: bool,
 }
 

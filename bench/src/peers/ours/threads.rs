@@ -1,7 +1,7 @@
 //! Many threads on one shared table, and beside them threads that only store.
 //!
 //! An operation is a map and the unmap that undoes it, or as many stores and clears. All threads
-//! begin together and go on until they are told to stop; what counts is what they do together.
+//! begin together and go on until they are stopped; the figure counts the operations of all.
 
 use std::hint::black_box;
 use std::sync::Barrier;

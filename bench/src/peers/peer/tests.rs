@@ -1,4 +1,4 @@
-//! What every peer must do, seen by a walker that was written from the specification.
+//! Properties of every peer, seen by a walker that was written from the specification.
 
 use std::collections::HashSet;
 
