@@ -22,7 +22,7 @@ const fn shift(level: u8) -> u32 {
 }
 
 impl AbsentEntries {
-    /// Where an access arrives. What is remembered is not looked up again.
+    /// Returns the target of an access. Entries remembered as absent are not looked up again.
     fn access(&mut self, memory: &HeapTables, root: Root, iova: u64) -> Option<u64> {
         let remembered = |level| self.0.contains(&(level, iova >> shift(level)));
         if (0..root.levels).any(remembered) {

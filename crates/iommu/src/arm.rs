@@ -75,7 +75,7 @@ pub(crate) struct Walked<'m> {
 #[cfg(test)]
 impl Walked<'_> {
     /// True when the leaf is used for all ASIDs: nG, bit 11 (DDI 0487, D8.16; DDI 0406, B3.5.1), or bit 17 in
-    /// a section of short descriptors. Of stage 2 there is no such leaf.
+    /// a section of short descriptors. Stage 2 has no such leaves.
     pub(crate) fn is_global(&self, format: FormatId, level: u8) -> bool {
         let bit = match format {
             FormatId::ArmStage1(_) => 11,

@@ -86,9 +86,9 @@ impl UnitCapabilities {
         self
     }
 
-    /// How the unit supports `format`, with the numbers of levels that its tables can have; `None` when
-    /// it does not. What is listed of Arm's long descriptors stands for tables of fewer input bits too, and
-    /// what is listed of the upper half for those of the lower.
+    /// How the unit supports `format`, with the numbers of levels that its tables can have; `None` when it
+    /// does not. An entry for Arm's long descriptors covers tables of fewer input bits too, and an entry
+    /// for the upper half covers the lower.
     pub fn format(&self, format: FormatId) -> Option<FormatSupport> {
         let mut all = self.formats.iter().flatten();
         let support = all.find(|support| arm::covers(support.format, format))?;

@@ -1,16 +1,15 @@
 //! The shell of every driver of hardware: what it holds, how it comes and goes, and what it answers to callers
 //! before the unit is involved.
 //!
-//! A driver is a [`HardwareUnit`] of its [`Kind`]. The shell holds registers, memory, configuration, what the unit
-//! can do, and, under one lock of the kind that the registers name, what the driver knows of its structures and
-//! queues. What a driver alone knows comes in by two traits: [`Operations`], the orders in which structures are
-//! written and commands given; and, for kinds whose structures lie in memory, [`InMemory`], where they lie and
-//! what a successor must know of them.
+//! A driver is a [`HardwareUnit`] of its [`Kind`]. The shell holds registers, memory, configuration, what the unit can
+//! do, and, under one lock of the kind that the registers name, what the driver knows of its structures and queues.
+//! Each driver adds two traits: [`Operations`], the orders in which structures are written and commands given; and, for
+//! kinds whose structures lie in memory, [`InMemory`], where they lie and what a successor must know of them.
 //!
 //! The state of a device is kept in the unit's own structure where it has one in memory: an entry that
 //! was withdrawn, but not confirmed, differs from an empty one in its other bits. So drivers need no
-//! allocator, and a successor finds the state there. What every flush needs and lies far apart in the
-//! structures is noted besides (`notes.rs`).
+//! allocator, and a successor finds the state there. Data that every flush needs and that lies far
+//! apart in the structures is noted besides (`notes.rs`).
 //!
 //! 1. **New**: the registers say what the unit can do; the memory must lie within the unit's addresses;
 //!    structures are taken from it. The unit is not changed. After an error nothing is taken.
@@ -18,7 +17,7 @@
 //! 3. **Attach**, **detach**, **invalidate**: PASID and root are checked here; the rest is the driver's.
 //! 4. **Tear down**: the unit is disabled, then all structures are given back.
 //! 5. **Freeze**: with the queue empty the unit does nothing by itself; structures and tables are listed, and
-//!    the driver is gone. What the unit does not use is given back.
+//!    the driver is gone. Memory that the unit does not use is given back.
 //! 6. **Adopt**: as new, but structures are found, and compared with the description.
 
 use core::fmt;

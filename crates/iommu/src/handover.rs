@@ -1,15 +1,15 @@
 //! A live unit changes hands: translation is never off, and no device notices.
 //!
-//! 1. **Freeze**: the old driver waits until all commands are complete, lists what the unit goes on
-//!    reading and writing ([`UnitMemory`]), and is gone. What is left is a description, [`Frozen`], of a few
-//!    words, which goes to the successor in any way as [bytes](Frozen::to_bytes).
+//! 1. **Freeze**: the old driver waits until all commands are complete, lists what the unit goes on reading
+//!    and writing ([`UnitMemory`]), and is gone. It leaves a description, [`Frozen`], of a few words, which
+//!    goes to the successor in any way as [bytes](Frozen::to_bytes).
 //! 2. **Keep out**: the successor's memory must not hand out what was listed. With an arena over the
 //!    same memory that is [`iopt::Takeover::keep`] for each stretch of structures and
 //!    [`iopt::Takeover::adopt`] for each table; [`iopt::Table::for_each_table`] lists the pages of a
 //!    table for others.
 //! 3. **Adopt**: the new driver reads the unit's registers and structures, compares them with the
 //!    description, and goes on where the old one has stopped. It writes nothing before its first
-//!    command. What does not agree is an error with the register's name, and nothing has changed.
+//!    command. A mismatch is an error with the register's name, and nothing has changed.
 //!
 //! Between freezing and adopting devices go on, through what is mapped then. Nothing may be unmapped,
 //! since no driver could flush. Faults stay in the unit, as far as it has room. If the successor does not

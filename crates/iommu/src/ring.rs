@@ -53,7 +53,7 @@ pub trait CommandQueue: Sized {
     /// Tells the unit the index behind the last command.
     fn set_tail<R: Registers>(&self, registers: &R, tail: u32);
 
-    /// The words of a command. What follows them in a place is zero.
+    /// The words of a command. The rest of a place is zero.
     fn words(&self, command: Self::Command) -> [u64; 2];
 
     /// The words of a wait that stores `ticket` at `status`, and what it is called.

@@ -151,8 +151,9 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         Ok(())
     }
 
-    /// Has the domain's devices translate through a root from now on. What they had is invalidated, also
-    /// when they have the root already: an earlier call may have failed behind the stores.
+    /// Has the domain's devices translate through a root from now on. Their cached translations are
+    /// invalidated, also when they have the root already: an earlier call may have failed behind the
+    /// stores.
     pub(super) fn set_root(&self, domain: DomainId, root: Root) -> Result<(), FlushError> {
         let Some(tag) = self.capabilities.tag(domain) else {
             // No device can be in it.

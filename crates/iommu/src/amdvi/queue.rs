@@ -10,7 +10,7 @@
 //! A device that does not answer INVALIDATE_IOTLB_PAGES holds up the store, or is given up by the unit, which
 //! logs IOTLB_INV_TIMEOUT and goes on. So behind the store of a batch with such commands the driver looks at
 //! the events that have come with it, and fails the batch for the device; also while the log has overflowed,
-//! when there would be none. Who drains the faults sees the event, too.
+//! when there would be none. A drain of the faults returns the event, too.
 //!
 //! **When the unit stops** (ILLEGAL_COMMAND_ERROR, COMMAND_HARDWARE_ERROR; CmdBufRun = 0) the driver
 //! looks for the event that says why, and empties the buffer (CmdBufEn = 0, both pointers 0, CmdBufEn = 1).

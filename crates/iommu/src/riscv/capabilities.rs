@@ -13,8 +13,8 @@ use crate::handover::UnitKind;
 use crate::registers::{Registers, wait_until};
 use crate::setup::{IdRegisters, UnitProbeError};
 
-// Offsets. Those with a second number in the specification's table have 64 bits: CAPABILITIES, DDTP, CQB,
-// FQB; the others 32.
+// Offsets. Registers with a second number in the specification's table have 64 bits: CAPABILITIES, DDTP,
+// CQB, FQB; the others 32.
 pub(super) const CAPABILITIES: usize = 0;
 pub(super) const FCTL: usize = 8;
 pub(super) const DDTP: usize = 16;

@@ -19,8 +19,8 @@
 //! a former owner is left by way of Off, which blocks all devices for a moment; Bare is left on and our own
 //! directory stays. All queues, also a former owner's, are stopped; fctl is set to little-endian order and
 //! 64-bit tables (only with the unit Off); command queue and fault queue are started; `ddtp` is written,
-//! with the fewest levels that hold the devices' ids and that the unit takes; everything is invalidated,
-//! in devices' TLBs too. What was cached for a former owner may be used until `enable` returns.
+//! with the fewest levels that hold the devices' ids and that the unit takes; everything is invalidated, in
+//! devices' TLBs too. Entries cached for a former owner may be used until `enable` returns.
 //!
 //! **Disable**: Off, which ends what is under way, then Bare, then the queues. Translated requests do not pass
 //! then: a TLB in a device is to be switched off before.

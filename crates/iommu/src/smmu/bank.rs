@@ -85,7 +85,7 @@ pub(super) fn of_domain(banks: &Banks, domain: DomainId) -> Option<(usize, &Bank
     used.find(|(_, bank)| bank.domain == domain)
 }
 
-/// A bank that is free for a stage. Those that only know stage 2 come first.
+/// A bank that is free for a stage. Banks that know only stage 2 come first.
 pub(super) fn free(banks: &Banks, features: Features, second: bool) -> Option<usize> {
     let first = if second { 0 } else { features.second_only() };
     (first..features.banks()).find(|n| banks[*n].is_none())

@@ -1,8 +1,9 @@
 //! The registers of an SMMU, and what they say the unit can do.
 //!
 //! Arm SMMU architecture (IHI 0062); fields have its names, and section numbers are those of issue B: 10.6
-//! for global register space 0, 11.2 for space 1, 15.5 for the context banks. What is newer (CBA2R, TCR2,
-//! TLBIIPAS2, extended stream ids, AArch64 tables) is under the register's name in later issues.
+//! for global register space 0, 11.2 for space 1, 15.5 for the context banks. Newer registers and fields
+//! (CBA2R, TCR2, TLBIIPAS2, extended stream ids, AArch64 tables) are under the register's name in later
+//! issues.
 //!
 //! The space is cut in pages of 4 or 64 KiB (IDR1.PAGESIZE). Global register spaces 0 and 1 are its
 //! first two; context banks have a page each, from the middle of the space on (IDR1.NUMPAGENDXB).

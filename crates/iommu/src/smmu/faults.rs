@@ -1,11 +1,11 @@
 //! Faults.
 //!
 //! Arm SMMU architecture (IHI 0062), sections 15.5.8 FAR, 15.5.9 FSR, 15.5.11 FSYNRm, 10.6.14 GFAR, 10.6.15
-//! GFSR, 10.6.17 GFSYNR0. A context bank keeps the first fault of its
-//! domain (FSR, FAR, FSYNR0, and CBFRSYNRA in global register space 1) until its FSR is cleared; what
-//! reaches no bank is a global fault (GFSR, GFAR, GFSYNR0, GFSYNR1). What comes while one is kept only
-//! sets the bit MULTI. Order: everything is read, then the status is written back, which clears the bits
-//! that were read. There are no interrupts: faults are drained by calls.
+//! GFSR, 10.6.17 GFSYNR0. A context bank keeps the first fault of its domain (FSR, FAR, FSYNR0, and
+//! CBFRSYNRA in global register space 1) until its FSR is cleared; what reaches no bank is a global fault
+//! (GFSR, GFAR, GFSYNR0, GFSYNR1). A fault that comes while one is kept only sets the bit MULTI. Order:
+//! everything is read, then the status is written back, which clears the bits that were read. There are no
+//! interrupts: faults are drained by calls.
 
 use iopt::walk::Access;
 

@@ -1,10 +1,9 @@
 //! Arm's SMMU, versions 1 and 2.
 //!
-//! Arm System Memory Management Unit Architecture Specification (IHI 0062), versions 1 and 2; section
-//! numbers in the files are those of issue B. [`Smmu`] drives the non-secure
-//! side of one unit over [`Registers`](crate::Registers). Everything that it tells the unit is in registers, so it takes no
-//! memory. What it knows of streams and context banks it keeps in lists of fixed size beside them, since
-//! registers that a former owner has set up may hold anything.
+//! Arm System Memory Management Unit Architecture Specification (IHI 0062), versions 1 and 2; section numbers in the
+//! files are those of issue B. [`Smmu`] drives the non-secure side of one unit over [`Registers`](crate::Registers).
+//! Everything that it tells the unit is in registers, so it takes no memory. It keeps the state of streams and context
+//! banks in lists of fixed size beside them, since registers that a former owner has set up may hold anything.
 //!
 //! A device is a stream, and [`DeviceId`](crate::DeviceId) its stream id. A domain with devices on the unit has a context
 //! bank, which all its devices share. It walks stage 1 tables, with stage 2 bypassed, or stage 2 tables:
@@ -39,7 +38,7 @@
 //!
 //! **Handover**: `handover.rs`.
 //!
-//! **Faults**: `faults.rs`. Those of a domain that were not drained when its last device leaves are
+//! **Faults**: `faults.rs`. A domain's faults that were not drained when its last device leaves are
 //! lost.
 //!
 //! # Locks and bounds
@@ -70,6 +69,6 @@ pub use config::{Config, Version};
 pub(crate) use faults::cause;
 pub(crate) use faults::{CONTEXT, GLOBAL};
 
-/// One SMMU of version 1 or 2, over its registers `R`. What it knows of up to 128 streams and 128 context
+/// One SMMU of version 1 or 2, over its registers `R`. The state of up to 128 streams and 128 context
 /// banks is in it, some 6 KiB.
 pub type Smmu<R> = crate::HardwareUnit<unit::Hardware, R, ()>;

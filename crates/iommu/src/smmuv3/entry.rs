@@ -6,8 +6,8 @@
 //!
 //! * **empty**: nothing is attached here;
 //! * **present**: with V;
-//! * **leaving**: the same without V. What the unit finds is invalid, but it may still have the old one
-//!   cached; the device counts as attached.
+//! * **leaving**: the same without V. The unit finds it invalid, but may still have the old one cached;
+//!   the device counts as attached.
 //!
 //! The way from empty to present is by leaving, with an invalidation before V is set, since the unit may
 //! have cached words of an entry that was not valid (section 3.21.3.1).

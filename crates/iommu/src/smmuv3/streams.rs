@@ -69,7 +69,7 @@ impl Streams {
         })
     }
 
-    /// A table that is there already. What is in it was not looked at.
+    /// A table that is there already. Its contents were not read.
     pub(super) fn at(base: u64, last: u32, features: Features) -> Self {
         let (bits, link) = Self::size(last, features);
         Self {

@@ -18,12 +18,12 @@
 //!           read turns (acquire);  wait until each odd one has changed
 //! ```
 //!
-//! The two fences that face each other, the port's and the flusher's second one, are those of the store-buffer
-//! pattern: either the flusher sees the odd turn, and waits for this access to end; or the port's fence is later, and
-//! then all its reads see the tables emptied and the caches cleaned. What an access copied before it left is visible
-//! to the flusher, since it acquires what the port released. With a barrier that the flusher executes for all threads
-//! (see [`iopt::reclaim`]) a read of 8 bytes takes 11 ns and not 17; but each flush then interrupts the processors
-//! of all of them, 8 µs where two map and unmap, and a driver that unmaps strictly flushes for each buffer.
+//! The two fences that face each other, the port's and the flusher's second one, are those of the store-buffer pattern:
+//! either the flusher sees the odd turn, and waits for this access to end; or the port's fence is later, and then all
+//! its reads see the tables emptied and the caches cleaned. Data that an access copied before it left is visible to the
+//! flusher, since it acquires what the port released. With a barrier that the flusher executes for all threads (see
+//! [`iopt::reclaim`]) a read of 8 bytes takes 11 ns and not 17; but each flush then interrupts the processors of all of
+//! them, 8 µs where two map and unmap, and a driver that unmaps strictly flushes for each buffer.
 //!
 //! **Clock.** Flushers clean one after the other, and the flush clock is odd meanwhile. A walk
 //! reads the clock before its first look into a cache or a table. It may insert what it found only

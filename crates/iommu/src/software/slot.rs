@@ -94,8 +94,8 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Begins an access. Whatever it reads afterwards is either new, or the operation that made it
-    /// old waits for this access (see the [protocol](super)).
+    /// Begins an access. Each entry that it reads afterwards is either new, or the operation that
+    /// replaced it waits for this access (see the [protocol](super)).
     #[inline]
     pub(super) fn enter(&self) -> Inside<'_> {
         let turn = self.turn.load(Ordering::Relaxed).wrapping_add(1);

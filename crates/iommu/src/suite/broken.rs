@@ -1,10 +1,10 @@
 //! Units that do not answer, stop, or keep a register as it is.
 //!
-//! Every wait is bounded, and ends with the name of what was awaited. What was not answered is not done: a flush
-//! has failed and is flushed again, a device whose detach has failed has no translation and counts as attached until
-//! a second one succeeds. Late answers are answers to no later batch. A unit that stops at a command fails one batch,
-//! by the error's name with the command and the unit's record, and serves the next. A register that does not follow
-//! fails what was asked for, and works again once it is mended.
+//! Every wait is bounded, and ends with the name of the awaited condition. A command without an answer is not done: a
+//! flush has failed and is flushed again, a device whose detach has failed has no translation and counts as attached
+//! until a second one succeeds. Late answers are answers to no later batch. A unit that stops at a command fails one
+//! batch, by the error's name with the command and the unit's record, and serves the next. A register that does not
+//! follow fails what was asked for, and works again once it is mended.
 
 use super::*;
 

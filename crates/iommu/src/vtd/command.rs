@@ -50,8 +50,8 @@ pub struct InDevice {
     pub(super) pasid: u32,
     /// How many invalidations the device takes at a time, 0 for 32.
     pub(super) depth: u8,
-    /// The physical function for which they are counted, 0 where the unit does not count (PFSID). Of a
-    /// virtual function the driver does not know which one that is, so each counts for itself.
+    /// The physical function for which they are counted, 0 where the unit does not count (PFSID). The
+    /// driver does not know the physical function of a virtual one, so each counts for itself.
     pub(super) physical: u16,
     pub(super) block: Block,
 }

@@ -3,8 +3,8 @@
 //!
 //! A [`Model`] says how a good unit answers. The bytes then decide, access by access, whether the driver gets
 //! that; whether a wait that the driver has posted is answered at once, later, or never; and when the unit
-//! makes a nuisance of itself ([`Model::misbehave`]). What it stores goes where a unit of its kind stores:
-//! to the words that waits name, to its log, and to its queue.
+//! makes a nuisance of itself ([`Model::misbehave`]). Its stores go where a unit of its kind stores: to the
+//! words that waits name, to its log, and to its queue.
 //!
 //! It notes the answers to the driver on which promises depend: the waits posted since an operation began, and which of
 //! them the unit has answered.
@@ -36,7 +36,7 @@ pub(super) trait Model: Send + 'static {
         false
     }
 
-    /// A write, besides that the register holds it. What it posts.
+    /// Handles a write, whose value the register holds already. Returns the work that it posts.
     fn write(&mut self, state: &mut State, offset: usize, value: u64) -> Posted;
 
     /// Something that no driver asks for: a fault, an error, an overflow, garbage in the queue.
