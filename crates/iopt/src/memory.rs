@@ -66,8 +66,8 @@ pub trait TableMemory {
 
     /// The `count` entries of the table at `table`, both powers of two times the entry's size.
     ///
-    /// The engine asks only for tables that this memory gave out. Whatever the address, the
-    /// answer is memory of this object: an implementation reduces it to its own window, so that
+    /// The engine asks only for tables that this memory gave out. The answer is memory of this
+    /// object, whatever the address: an implementation reduces it to its own window, so that
     /// damaged tables cannot lead outside.
     fn entries(&self, table: u64, count: usize) -> &[Self::Cell];
 
@@ -127,8 +127,8 @@ pub trait TableMemory {
     ///   that links it, so that it is complete for all that follow the link, in memory as well as
     ///   in the caches;
     /// * of a linked table, the entries that an operation stored, after the last of these stores
-    ///   and before the operation ends. What it unlinked is in the gather only to be flushed, and
-    ///   so to be reused, after that.
+    ///   and before the operation ends. The tables that it unlinked are flushed, and so reused,
+    ///   only after that.
     #[inline(always)]
     fn written(&self, entries: &[Self::Cell]) {
         let _ = entries;

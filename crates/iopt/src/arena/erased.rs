@@ -1,9 +1,9 @@
 //! Table memory whose type is erased.
 //!
 //! The engine is compiled for a format and a memory. Over this one it is compiled once for each format,
-//! whatever memory a program has. What an operation asks for once, or once a table, is a virtual call;
-//! the entries and metas of an arena, which every step asks for, are not: the place where they lie is
-//! taken out of the arena beforehand.
+//! whatever memory a program has. Requests that come once for an operation, or once for a table, are
+//! virtual calls; the entries and metas of an arena, which every step asks for, are not: the place
+//! where they lie is taken out of the arena beforehand.
 
 use alloc::sync::Arc;
 

@@ -147,8 +147,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 }
 
-/// True when an entry beside the `count` from `first` on is in use. What a table still holds when some
-/// of it is removed lies there most often.
+/// True when an entry beside the `count` from `first` on is in use. The entries that a table still
+/// holds when some are removed lie there most often.
 #[inline(always)]
 pub(super) fn has_neighbour<F: Format, C: Cell>(cells: &[C], first: usize, count: usize) -> bool {
     [first.wrapping_sub(1), first + count]

@@ -33,8 +33,9 @@
 //! inlined and folded; passes that do not decide about speed take the level as a number, so that they
 //! are compiled once and not for each level.
 //!
-//! Two kinds of passes have loops of their own. Those of *map* (`map.rs`, `row.rs`) are led by the
-//! runs of a request, not by entries; the way *down* (`descend.rs`) has one entry in each table.
+//! Two kinds of passes have loops of their own. The passes of *map* (`map.rs`, `row.rs`) are led
+//! by the runs of a request, not by entries; the way *down* (`descend.rs`) has one entry in each
+//! table.
 
 use core::convert::Infallible;
 use core::marker::PhantomData;

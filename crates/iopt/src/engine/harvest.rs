@@ -101,7 +101,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// stays as it is, for the next harvest. Leaves at the ends count whole. Returns the bytes, `u64::MAX`
     /// if they are all of 2^64.
     ///
-    /// The device may go on writing to what is dirty. What is copied now must be copied again.
+    /// The device may go on writing to dirty pages. Pages that are copied now must be copied again.
     pub fn peek_dirty(
         &self,
         range: Span<Iova>,

@@ -10,7 +10,7 @@ use crate::memory::{Chain, TableMemory};
 use crate::reclaim::{DefaultReclaim, Guard, Readers, Reclaim, Unguarded};
 
 /// A place inside a table, for as long as it lives: its operations are [`TableOps`](super::TableOps) and those of
-/// [`Table`] that only read. What these say was true at some time during the call.
+/// [`Table`] that only read. Their results were true at some time during the call.
 ///
 /// From [`SharedTable::enter`](crate::SharedTable::enter) it holds the guard of a reader. A caller with several operations,
 /// as after reading a queue, stays inside for all of them. Other threads go on meanwhile; only the reuse

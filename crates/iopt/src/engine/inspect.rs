@@ -3,8 +3,8 @@
 //!
 //! The engine relies on what it has stored itself. Tables that come from a file, or from a process
 //! that is gone, are looked at first, entry by entry: an entry is empty, or a table's as the format
-//! writes it, or a leaf's as the format writes it; a group is complete. What hardware sets by itself
-//! (accessed and dirty bits) may be as it likes.
+//! writes it, or a leaf's as the format writes it; a group is complete. Bits that hardware sets by
+//! itself (accessed and dirty) may have any value.
 
 use runs::{Pa, Span};
 

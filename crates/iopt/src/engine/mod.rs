@@ -15,8 +15,8 @@
 //! *Unmap* first looks whether a leaf reaches over either end, and whether there are holes if the
 //! caller refuses them; then it cannot fail either. A table that the range covers whole is unlinked
 //! with one store and its entries are only read; from others the entries are cleared one by one, and
-//! they are unlinked when nothing is left in them and the operation owns all that they span. What was
-//! unlinked goes into the [`Gather`], never straight back to the memory.
+//! they are unlinked when nothing is left in them and the operation owns all that they span. Unlinked
+//! tables go into the [`Gather`], never straight back to the memory.
 //!
 //! *Protect* looks first and replaces then, as map does; *harvest* takes dirty bits out. Hardware's
 //! own stores and what becomes of them are the subject of `dirty.rs`, which stands for all
@@ -33,8 +33,8 @@
 //! * The way down is gone once, to the lowest table that all of the request goes through
 //!   (`descend.rs`); one page, and one leaf or one run of equal leaves, have paths of their own (`page.rs`,
 //!   `straight.rs`).
-//! * In a table, entries are handled in rows: [`Cell::set_series`] and its like. What decides about
-//!   an entry, decoding, decides about the first of a row only.
+//! * In a table, entries are handled in rows: [`Cell::set_series`] and its like. Only the first
+//!   entry of a row is decoded.
 //! * A table that will be linked is filled before it is reachable, and is zeroed only where it is not
 //!   filled.
 

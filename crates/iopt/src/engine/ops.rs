@@ -162,8 +162,8 @@ pub trait TableOps {
     }
 
     /// Unmaps what is mapped in `range`, and reports nothing of it: for callers who know what that is. No
-    /// leaf may reach over the ends of the range. Of tables that the range covers whole, those of the
-    /// lowest level are not read.
+    /// leaf may reach over the ends of the range. Tables of the lowest level that the range covers whole
+    /// are not read.
     #[inline(always)]
     fn clear(&mut self, range: Span<Iova>, gather: &mut Gather) -> Result<(), TableUnmapError> {
         let claim = self.claim(range);
@@ -247,9 +247,9 @@ pub trait TableOps {
     /// also where it reaches over the ends. `size` is one of the table's [page sizes](Table::page_sizes). Beside other
     /// operations the leaves that reach over the ends belong to this one, too.
     ///
-    /// `flush` is called as in [`Gather::flush_with`], once at the end, or as often as the format's
-    /// break-before-make asks for; it must not wait for another operation on this table. What was in the gather is flushed,
-    /// too. Where a flush fails, translations are what they were, some leaves have their new size, and the gather holds what
+    /// `flush` is called as in [`Gather::flush_with`], once at the end, or as often as the format's break-before-make
+    /// asks for; it must not wait for another operation on this table. Earlier contents of the gather are flushed, too.
+    /// Where a flush fails, translations are what they were, some leaves have their new size, and the gather holds what
     /// is still to be flushed; until that is done no leaf of this range may be changed.
     fn split<E>(
         &mut self,
@@ -326,7 +326,8 @@ pub trait TableOps {
 
     /// Moves what the device has written to in `range` out of the table, where it is clean
     /// afterwards, into `pending`, which shows it after the flush. Returns the bytes of the leaves
-    /// that were dirty. What is written to meanwhile is in this harvest or in the next one.
+    /// that were dirty. Pages that are written to meanwhile are in this harvest or in the next
+    /// one.
     ///
     /// Dirty tracking must be on. A range that begins or ends inside a large leaf is refused.
     fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(

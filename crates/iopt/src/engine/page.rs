@@ -1,8 +1,8 @@
 //! One page: a path of its own.
 //!
 //! A request of any shape needs more than one page costs. So the usual case, a page whose table is there, is gone
-//! straight through: a few checks, the way down, one store. Whatever is not as usual ends here with nothing changed,
-//! and `map.rs` and `unmap.rs` do the work or find the error.
+//! straight through: a few checks, the way down, one store. Any other case ends here with nothing changed, and `map.rs`
+//! and `unmap.rs` do the work or find the error.
 
 use core::slice;
 

@@ -1,8 +1,8 @@
 //! Map in two calls: plan and reserve, then fill.
 //!
-//! [`TableOps::map`](super::TableOps::map) takes both steps at once. Who maps the same in several tables, or in none of them, plans
-//! in all of them first: when the last plan is made every table page is reserved, nothing is stored
-//! anywhere, and no fill can fail. In between each table is borrowed, so that what was planned stays true.
+//! [`TableOps::map`](super::TableOps::map) takes both steps at once. A caller that maps the same in several tables, or
+//! in none of them, plans in all of them first: when the last plan is made every table page is reserved, nothing is
+//! stored anywhere, and no fill can fail. In between each table is borrowed, so that what was planned stays true.
 
 use core::mem;
 

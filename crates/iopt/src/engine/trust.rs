@@ -1,12 +1,12 @@
 //! Notes of operations that do not find what they were planned with.
 //!
-//! The engine asks for all that an operation needs before it stores anything. What comes afterwards
-//! cannot fail, but for a memory that gives fewer tables than it said, or fewer entries of a table, or
-//! other ones than before; for callers that let two operations change one range; and for a miscount of
-//! the engine's own. Fewer tables are refused where they are reserved, with nothing stored. Fewer entries
-//! are seen each time that the entries of a table are asked for. The rest shows where a store does not find
-//! its place or its table, and cannot be told apart. It is noted where it is seen, and every operation looks at
-//! the note before its first store and at its end.
+//! The engine asks for all that an operation needs before it stores anything. The steps afterwards cannot fail,
+//! but for a memory that gives fewer tables than it said, or fewer entries of a table, or other ones than
+//! before; for callers that let two operations change one range; and for a miscount of the engine's own. Fewer
+//! tables are refused where they are reserved, with nothing stored. Fewer entries are seen each time that the
+//! entries of a table are asked for. The rest shows where a store does not find its place or its table, and
+//! cannot be told apart. It is noted where it is seen, and every operation looks at the note before its first
+//! store and at its end.
 
 use super::Table;
 use super::map::Stop;

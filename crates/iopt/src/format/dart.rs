@@ -1,10 +1,10 @@
 //! Apple DART, versions 1 and 2.
 //!
-//! There is no public specification. What is written here is what is known from the outside: the
-//! Asahi Linux project's documentation and tools (the descriptions of the registers and entries of
-//! T8020, T6000 and T8110 DARTs in m1n1's `proxyclient`), and what can be observed of the tables
-//! that Linux's `io-pgtable-dart` leaves in memory and that the hardware accepts. Where a bit's
-//! meaning is not known, it has the value that these tables have.
+//! There is no public specification. This file follows sources from the outside: the Asahi Linux
+//! project's documentation and tools (the descriptions of the registers and entries of T8020,
+//! T6000 and T8110 DARTs in m1n1's `proxyclient`), and what can be observed of the tables that
+//! Linux's `io-pgtable-dart` leaves in memory and that the hardware accepts. Where a bit's meaning
+//! is not known, it has the value that these tables have.
 //!
 //! Version 1 is that of the M1 (T8103, DART T8020): 36 bits of output addresses, pages of 16 KiB,
 //! in some older units 4 KiB. Version 2 came with the M1 Pro (T6000) and holds 42 bits, shifted

@@ -20,7 +20,7 @@ pub struct TableCounters {
     pub descents: u64,
     /// How often a pass turned to the entries of a table.
     pub table_reads: u64,
-    /// Entries that were stored. Those of new tables all count, the empty ones too.
+    /// Entries that were stored. All entries of new tables count, the empty ones too.
     pub entry_stores: u64,
 }
 

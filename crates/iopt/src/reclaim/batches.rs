@@ -70,8 +70,8 @@ impl<R: Reclaim, C: Cell + Default> Readers<R, C> {
         }
     }
 
-    /// Waits until everyone has left who is inside now. What was stored before the call is seen by
-    /// all who come later, by the argument at the head of this module.
+    /// Waits until every reader has left that is inside now. Stores before the call are seen by
+    /// all later readers, by the argument at the head of this module.
     pub(crate) fn wait_for_all<M: TableMemory + ?Sized>(&self, memory: &M) {
         let time = self.reclaim.advance();
         let mut round = 0;

@@ -24,9 +24,9 @@
 //!
 //! One barrier serves a batch of tables, however often the reclaimer looks. There are two batches: one
 //! waits for its readers, and what is retired meanwhile gathers in the next; where the barrier is
-//! [costly](Reclaim::is_costly), until it is worth one. Nothing waits for readers:
-//! who finds them inside leaves the batch to a later call. Who finds another thread at the batch leaves
-//! it to that one.
+//! [costly](Reclaim::is_costly), until it is worth one. Nothing waits for readers: a call that finds
+//! them inside leaves the batch to a later call, and one that finds another thread at the batch leaves
+//! it to that thread.
 //!
 //! # Whose barrier
 //!
@@ -75,7 +75,7 @@ pub type DefaultReclaim = Slots;
 /// An implementation that breaks these promises causes a wrong translation at worst: table memory is a
 /// safe seam, whatever is read in it.
 pub trait Reclaim {
-    /// A reader inside; dropped, it leaves. What it read before is read before others see that it left.
+    /// A reader inside; dropped, it leaves. Its reads are complete before others see that it left.
     type Guard<'a>
     where
         Self: 'a;

@@ -30,7 +30,7 @@ impl<C: Cell> Clock<C> {
         now + FIRST
     }
 
-    /// The time. What was stored before the clock was advanced to it is visible.
+    /// The time. Stores from before the clock was advanced to it are visible.
     #[inline(always)]
     pub(super) fn now(&self) -> u64 {
         self.0.get_acquire() + FIRST

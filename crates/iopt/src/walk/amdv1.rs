@@ -1,7 +1,8 @@
 //! Host tables of AMD-Vi ("version 1"), as an AMD IOMMU reads them.
 //!
 //! AMD I/O Virtualization Technology (IOMMU) Specification, 48882 revision 3.08, section 2.2.3
-//! "I/O Page Tables for Host Translations". What it leaves open is said beside the line.
+//! "I/O Page Tables for Host Translations". Points that it leaves open are noted beside the
+//! line.
 
 use super::spec::{Entry, Shape, Spec, low_bits, shift};
 use super::walker::Walker;
@@ -83,7 +84,7 @@ impl Spec for AmdV1 {
 
     /// Section 2.2.2.1, field HAD: accessed, or accessed and dirty bits. Figures as above: bit 5 A
     /// in directory and translation entries, bit 6 D in translation entries only, where writes set
-    /// it. Of the equal entries of a larger page only the one that was read is marked.
+    /// it. Only the entry that was read is marked among the equal entries of a larger page.
     fn marked(walker: &Walker, _level: u8, leaf: bool, word: u64, access: Access) -> u64 {
         let mut word = word;
         if walker.sets_accessed {

@@ -200,7 +200,7 @@ impl Spec for ArmLpae {
     /// Hardware update (D8.5): with HA, AF of the leaf (D8.5.1); with HD as well, a write to a leaf
     /// with DBM clears AP\[2\] in stage 1 and sets S2AP\[1\] in stage 2 (D8.5.2). IHI 0070, section
     /// 3.13 "Translation table entry Access flag and dirty state". Access flags of tables
-    /// (FEAT_HAFT) are not kept. Of a contiguous group only the entry that was read is marked
+    /// (FEAT_HAFT) are not kept. Only the entry that was read is marked in a contiguous group
     /// (D8.7.1).
     fn marked(walker: &Walker, _level: u8, leaf: bool, word: u64, access: Access) -> u64 {
         if !leaf || !walker.sets_accessed {
@@ -255,8 +255,8 @@ fn stage_1_prot(walker: &Walker, word: u64) -> Prot {
     }
     // Bit 6, AP[1]: unprivileged accesses too.
     prot.set(Prot::PRIVILEGED, !bit(6));
-    // Bit 54, UXN; bit 53, PXN. What unprivileged requests can write is never executable for
-    // privileged ones.
+    // Bit 54, UXN; bit 53, PXN. Memory that unprivileged requests can write is never executable
+    // for privileged ones.
     let never = if walker.privileged {
         bit(53) || (bit(6) && writable)
     } else {
@@ -275,8 +275,8 @@ fn stage_2_prot(walker: &Walker, word: u64) -> Prot {
     prot.set(Prot::READ, bit(6));
     prot.set(Prot::WRITE, bit(7) || (bit(51) && walker.keeps_dirty()));
     // Bits 54:53, XN[1:0] (FEAT_XNX): 00 all may execute, 01 the unprivileged, 10 none, 11 the
-    // privileged. Without XNX bit 53 is RES0, and bit 54 is XN. What cannot be read is not
-    // executed.
+    // privileged. Without XNX bit 53 is RES0, and bit 54 is XN. Memory that cannot be read is
+    // not executed.
     let executable = if walker.privileged {
         bit(54) == bit(53)
     } else {

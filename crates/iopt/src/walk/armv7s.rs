@@ -4,10 +4,10 @@
 //! "Short-descriptor translation table format", B3.7 "Memory access control". The base register
 //! translates all 4 GiB (TTBCR.N is 0).
 //!
-//! Domains are not looked at: an SMMU treats every entry as one of a client domain. What a walk
-//! does not tell: memory types and shareability (TEX, C, B, S), which depend on the remap
-//! registers, nG and NS. Bits that should be zero are ignored. Of the sixteen equal entries of a
-//! supersection or large page only the one is read that the address selects.
+//! Domains are not looked at: an SMMU treats every entry as one of a client domain. A walk does
+//! not return memory types and shareability (TEX, C, B, S), which depend on the remap registers,
+//! nG or NS. Bits that should be zero are ignored. Only the entry that the address selects is
+//! read among the sixteen equal ones of a supersection or large page.
 
 use super::spec::{Entry, Shape, Spec};
 use super::walker::Walker;
@@ -83,8 +83,8 @@ impl Spec for ArmV7s {
     }
 
     /// B3.7.4 "Hardware management of the access flag" (SCTLR.HA): AP\[0\] of the leaf, where it is
-    /// the access flag: bit 10 at the first level, bit 4 at the second. Of sixteen equal entries
-    /// only the one that was read is marked. There is no dirty state.
+    /// the access flag: bit 10 at the first level, bit 4 at the second. Only the entry that was
+    /// read is marked among sixteen equal ones. There is no dirty state.
     fn marked(walker: &Walker, level: u8, leaf: bool, word: u64, _access: Access) -> u64 {
         match (leaf && walker.access_flag && walker.sets_accessed, level) {
             (false, _) => word,

@@ -1,9 +1,10 @@
 //! Apple's DART, as far as it is known how units read its tables.
 //!
-//! There is no public specification. What stands here was observed: by Asahi Linux, in its boot
-//! loader m1n1 (`src/dart.c`, `proxyclient/m1n1/hw/dart.py` and `dart8110.py`: the fields of an
-//! entry, the root registers, the error bits), and in what Linux writes, with which these units
-//! work (`io-pgtable-dart.c` and its commit messages: the fields again, and what bit 1 does).
+//! There is no public specification. This file follows observations: by Asahi Linux, in its
+//! boot loader m1n1 (`src/dart.c`, `proxyclient/m1n1/hw/dart.py` and `dart8110.py`: the fields
+//! of an entry, the root registers, the error bits), and in what Linux writes, with which these
+//! units work (`io-pgtable-dart.c` and its commit messages: the fields again, and what bit 1
+//! does).
 //!
 //! | bits | version 1 (T8020, T8103) | version 2 (T6000, T8110) |
 //! |---|---|---|

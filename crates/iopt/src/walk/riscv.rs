@@ -136,8 +136,8 @@ impl<const SECOND: bool> Spec for RiscV<SECOND> {
     }
 
     /// Step 7: where the unit updates (SADE, GADE; Svadu), bit 6 A of the leaf, and by a store bit 7
-    /// D. Both are reserved in entries that lead to tables. Of the sixteen entries of a NAPOT page
-    /// only the one that was read is marked (chapter "Svnapot Extension").
+    /// D. Both are reserved in entries that lead to tables. Only the entry that was read is marked
+    /// among the sixteen of a NAPOT page (chapter "Svnapot Extension").
     fn marked(walker: &Walker, _level: u8, leaf: bool, word: u64, access: Access) -> u64 {
         if !leaf || !walker.sets_accessed {
             word

@@ -86,7 +86,7 @@ fn go_along<const TAKE: bool>(cells: &[AtomicU64], mut series: Series) -> usize 
     let mut left = blocks.len() / BLOCK;
     // SAFETY: `left` times 64 bytes from `blocks` on are cells, which may be loaded and stored by
     // any thread at any time, and the first of them is aligned to 16 bytes; the processor has AVX
-    // (`Blocks`). What the loads and stores are is argued at the head of this file.
+    // (`Blocks`). The head of this file argues which loads and stores these are.
     unsafe {
         asm!(
             first_eight!(),

@@ -73,7 +73,7 @@ impl Extent {
     }
 }
 
-/// Goes through a range in order. What it has passed may be changed meanwhile.
+/// Goes through a range in order. Parts that it has passed may be changed meanwhile.
 #[derive(Clone)]
 pub(super) struct Scan {
     job: Job,
@@ -165,7 +165,7 @@ impl Scan {
         }
     }
 
-    /// The next leaf of more than `size` bytes. Those that go on as one do are found together.
+    /// The next leaf of more than `size` bytes. Leaves that continue each other are found together.
     fn next_larger<F: Format, M: TableMemory, E>(
         &mut self,
         table: &Table<F, M>,
