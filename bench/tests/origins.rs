@@ -1,5 +1,5 @@
 //! The figures of the origins, in the smallest sizes: every one is there, and what was published stands
-//! beside it. What is counted is as it should be; how long it takes is not asked here.
+//! beside it. Counts are as they should be; times are not checked here.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
 

@@ -332,8 +332,8 @@ impl Space {
         })
     }
 
-    /// The same by a call of the table for each page after the first, and a flush for each `most` operations. What is
-    /// by buffer is lazy, so that the flushes are one for 256 more.
+    /// The same by a call of the table for each page after the first, and a flush for each `most` operations. Maps and
+    /// unmaps by buffer are lazy, so that the flushes are one for 256 more.
     fn by_page(&self, bracket: &Bracket, most: u64) -> Option<[f64; 2]> {
         let (table, page) = (self.dma.table(), bracket.page);
         let mut held = Vec::with_capacity(HELD as usize);

@@ -2,11 +2,10 @@
 //! nothing else. No tree, no descent, no counts.
 //!
 //! The cells lie as the tables of an operation do, table by table ([`places`](crate::peers::places)), so that
-//! the caches see the same set of lines. What is mapped is stored; what is unmapped is read and
-//! zeroed; harvesting reads all, and clears what is dirty; so does unmapping with dirty bits: it would
-//! exchange what is clean, since hardware may set the bit between a load and a store, but all pages
-//! are dirty; splitting fills a table and stores
-//! its link, merging reads one and stores a leaf.
+//! the caches see the same set of lines. Mapping stores entries; unmapping reads and zeroes them; harvesting
+//! reads all, and clears dirty bits; so does unmapping with dirty bits: it would exchange clean entries,
+//! since hardware may set the bit between a load and a store, but all pages are dirty; splitting fills a
+//! table and stores its link, merging reads one and stores a leaf.
 //!
 //! Stores are relaxed ones of an entry's size, as a linked table demands them.
 

@@ -120,7 +120,7 @@ impl Results {
 }
 
 impl Origin {
-    /// Here and now, without Linux. What cannot be found out is said to be unknown.
+    /// Here and now, without Linux. Values that cannot be found out are reported as unknown.
     pub fn here() -> Self {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = info

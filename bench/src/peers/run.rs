@@ -238,7 +238,7 @@ impl Plan {
 }
 
 /// Has all entrants do the work, in turns. The first time in each round is not counted: it finds the
-/// caches as another left them. Who fails is left out, and said.
+/// caches as another left them. An entrant that fails is left out, with a message.
 fn turns(entrants: &mut [Entrant], work: &Work, rounds: u32) -> Vec<Entry> {
     let mut samples = vec![Vec::new(); entrants.len()];
     let mut out = vec![false; entrants.len()];

@@ -2,7 +2,7 @@
 //!
 //! # Where and how often
 //!
-//! A sample is the time of a *batch* of equal operations, divided by their number. What is around
+//! A sample is the time of a *batch* of equal operations, divided by their number. Work around
 //! them (undoing them, for the next batch) is not timed.
 //!
 //! | operation | batch | where |
@@ -55,8 +55,8 @@ pub enum Work {
         /// The physical runs are wanted.
         runs: bool,
     },
-    /// Map single pages in one go, a whole batch of them, each by itself: they lie apart. Those who
-    /// keep others out of a table, or let them in, do so once for all.
+    /// Map single pages in one go, a whole batch of them, each by itself: they lie apart.
+    /// Implementations that keep others out of a table, or let them in, do so once for all.
     MapSeveral {
         /// Bytes.
         page: u64,

@@ -9,14 +9,14 @@
 //!
 //! 1. A device keeps as many requests under way as it has slots. Each goes to one of its streams,
 //!    picked at random, and there to the next address or to a random one.
-//! 2. A device with a TLB of its own looks there first. What it finds goes on to step 5.
-//! 3. The unit looks into its IOTLB. What it finds goes on to step 5.
+//! 2. A device with a TLB of its own looks there first. A hit goes on to step 5.
+//! 3. The unit looks into its IOTLB. A hit goes on to step 5.
 //! 4. Otherwise the tables are walked. A request for a page (of 4 KiB) that is being walked for
 //!    already waits for that walk. At most so many walks go on at the same time, others wait for
 //!    their turn, and look into the IOTLB once more when it comes. A walk starts at the lowest table
 //!    that the unit's caches of upper levels know; it takes the time of its reads, each local or
-//!    remote by the nodes of unit and table. What it finds goes into the IOTLB with the size of its
-//!    leaf, and the answer takes the unit's own time besides.
+//!    remote by the nodes of unit and table. The translation goes into the IOTLB with the size of
+//!    its leaf, and the answer takes the unit's own time besides.
 //! 5. The data takes the link of the device, one request after the other, and with a peer that
 //!    peer's link too. The request ends when it is through, or, if that is later, after the device's
 //!    latency: the time from the start of the transfer to its answer.

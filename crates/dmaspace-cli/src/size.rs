@@ -1,6 +1,6 @@
 //! Sizes, times and counts as people write and read them.
 //!
-//! Units are binary, like everything about pages: `K` is 1024 bytes. What is printed carries three
+//! Units are binary, like everything about pages: `K` is 1024 bytes. Printed values carry three
 //! significant digits, except where it is exact: `2 MiB`, but `2.50 MiB`.
 
 use std::fmt;
@@ -206,7 +206,7 @@ pub(crate) fn counted(number: u64, thing: &str) -> String {
     format!("{} {thing}{plural}", count(number))
 }
 
-/// A part of a whole. What is not all is never rounded to 100 %, nor what is something to 0 %.
+/// A part of a whole. Less than the whole is never rounded to 100 %, and more than nothing never to 0 %.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     if part == 0 || whole == 0 {
         return "0 %".into();

@@ -28,7 +28,8 @@ const CHUNK: usize = 64 << 10;
 ///
 /// Commands may come from any thread; each waits for the one before. Addresses are what the machine's
 /// first processor calls physical ones. The names are those of the protocol: `b`, `w`, `l` and `q` are
-/// 1, 2, 4 and 8 bytes. What is read where nothing is, is for QEMU to say.
+/// 1, 2, 4 and 8 bytes. Reads of an address without memory or device have the result that QEMU gives
+/// them.
 ///
 /// # Errors
 ///

@@ -78,7 +78,7 @@ impl BalloonConfig {
     }
 
     /// The driver writes `data` at `offset`. True when `actual` is complete: its last byte was among
-    /// them. What lies outside the two fields of the driver is left as it is.
+    /// them. Bytes outside the two fields of the driver are left as they are.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> bool {
         let mut bytes = self.to_bytes();
         let mut complete = false;

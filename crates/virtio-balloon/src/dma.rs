@@ -20,7 +20,7 @@ pub trait Releaser<T = ()> {
     fn attached(&self) -> bool;
 
     /// Lets go of `parts`: unmapped from devices, flushed, unpinned, in this order. They are parts of `map`,
-    /// ascend, and touch nowhere within a region. What of them is released already is left alone.
+    /// ascend, and touch nowhere within a region. Memory of them that is released already is left alone.
     ///
     /// Memory that stays mapped for a device, or pinned, is reported to `kept`, in ascending pieces
     /// of the parts, and stays as it was. All other memory may be discarded after the call.
@@ -31,8 +31,8 @@ pub trait Releaser<T = ()> {
         kept: &mut dyn FnMut(Part, KeepReason),
     );
 
-    /// Takes `parts` back: pinned, then mapped for devices as they were before. What of them is not released
-    /// is left alone.
+    /// Takes `parts` back: pinned, then mapped for devices as they were before. Memory of them that is not
+    /// released is left alone.
     ///
     /// Failures are reported to `failed`, in ascending pieces of the parts, which stay released.
     fn restore(

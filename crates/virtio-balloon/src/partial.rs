@@ -171,8 +171,8 @@ impl<'a, A> PartialHugePages<'a, A> {
     }
 
     /// The guest has given `run`. Hands on, merged and in order, the huge pages that it touches and that
-    /// are whole now. Returns the bytes that were not in the balloon before. What of the run is outside
-    /// the region is left out, as are parts of pages of 4 KiB.
+    /// are whole now. Returns the bytes that were not in the balloon before. Addresses outside the
+    /// region are left out, as are parts of pages of 4 KiB.
     pub fn inflate(&mut self, run: Span<A>, whole: impl FnMut(Span<A>)) -> u64 {
         self.inflate_all([run], whole)
     }
@@ -203,8 +203,8 @@ impl<'a, A> PartialHugePages<'a, A> {
         bytes
     }
 
-    /// The guest takes `run` back. Returns the bytes that were in the balloon. What is outside the
-    /// region is left out.
+    /// The guest takes `run` back. Returns the bytes that were in the balloon. Addresses outside
+    /// the region are left out.
     pub fn deflate(&mut self, run: Span<A>) -> u64 {
         self.deflate_all([run])
     }

@@ -1,8 +1,8 @@
 //! Sorted runs on their way into messages.
 //!
 //! A [`MessageSource`] stands in front of the runs that a driver wants to tell: the encoders take from it as
-//! much as a message holds, and go on with the rest of a run in the next one. It looks at each run
-//! once: runs ascend, do not overlap, and are made of whole pages of the guest. What does not is a
+//! much as a message holds, and go on with the rest of a run in the next one. It looks at each run once:
+//! runs ascend, do not overlap, and are made of whole pages of the guest. A run that does not comply is a
 //! mistake of the driver's own and ends the encoding; a device checks for itself.
 
 use runs::{GuestAddr, Span, bitmap};
@@ -36,8 +36,8 @@ impl GuestPage {
         1 << self.0
     }
 
-    /// The stretches whose bits are set, bit *n* standing for the page at `base` + *n* pages. What lies
-    /// beyond 2^64 is left out.
+    /// The stretches whose bits are set, bit *n* standing for the page at `base` + *n* pages. Bits
+    /// beyond 2^64 are left out.
     pub fn stretches(self, base: u64, words: &[u64]) -> Stretches<'_> {
         Stretches {
             bits: bitmap::runs(words),
@@ -204,7 +204,7 @@ impl<'a> MessageSource<Stretches<'a>> {
     }
 }
 
-/// Why runs were not encoded. What the message holds so far is not to be sent.
+/// Why runs were not encoded. The incomplete message must not be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EncodeError {

@@ -2,7 +2,8 @@
 //! are bound to vfio-pci.
 //!
 //! The kernel pins, finds the runs and fills its tables in one call. The devices do no DMA: nothing here knows their
-//! registers. What an interface lacks is tried all the same; it must be refused by name, and nothing may have changed.
+//! registers. Operations that an interface lacks are tried all the same; they must be refused by name, and nothing may
+//! have changed.
 
 use std::sync::Arc;
 

@@ -86,7 +86,7 @@ fn breaks(text: &str) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The text in lines that fit `first` columns, then `rest`. What is not broken and too long stays whole.
+/// The text in lines that fit `first` columns, then `rest`. Text without a break stays whole, even if it is too long.
 fn lines(text: &str, first: usize, rest: usize) -> Vec<&str> {
     let mut lines = Vec::new();
     let (mut text, mut room) = (text, first);

@@ -55,7 +55,8 @@ pub(crate) fn progress_chars() -> &'static str {
     }
 }
 
-/// The same in ASCII. What is longer there takes from the next gap between columns, so that these stay where they are.
+/// The same in ASCII. Replacements that are longer take from the next gap between columns, so that columns stay where
+/// they are.
 pub(crate) fn ascii(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let (mut longer, mut before) = (0, ' ');

@@ -1,9 +1,9 @@
 //! Archive of a machine for another person: the files that `explain --machine` reads, without private parts.
 //!
 //! The archive has the files as they lie in `/sys`, `/proc` and `/dev`, links by the last name that they lead to, and
-//! first [`MARK`], by which `explain` knows it. Of the kernel's log only lines are taken that a reader asks for, of
-//! a monitor's command line only options that decide about memory and devices, of a device's configuration space not
-//! its serial number. All texts go through [`Private`].
+//! first [`MARK`], by which `explain` knows it. Only parts are taken of some files: lines of the kernel's log that a
+//! reader asks for, options of a monitor's command line that decide about memory and devices, and a device's
+//! configuration space without its serial number. All texts go through [`Private`].
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,8 +1,8 @@
 //! How long the kernel needs to map a virtual machine's memory for a device, and which change helps most.
 //!
 //! A machine that runs is read from `/proc`: how its memory is backed, what of it is present, which runs and
-//! folios it has. The process is not stopped, so two parts may be of two moments. Holes cost nothing. Of any
-//! other process, all memory that it may write is reported. What needs a privilege that is missing is left out
+//! folios it has. The process is not stopped, so two parts may be of two moments. Holes cost nothing. For any
+//! other process, all memory that it may write is reported. Figures that need a missing privilege are left out
 //! and [named](Missing).
 //!
 //! Source: Linux `Documentation/filesystems/proc.rst`, `Documentation/admin-guide/mm/pagemap.rst`.
@@ -133,8 +133,8 @@ pub struct ProcessReport {
     pub virtual_bytes: u64,
     /// The virtual machine that it runs.
     pub guest: Option<Guest>,
-    /// Bytes of it that devices could be given: a virtual machine's memory, or what may be written and is
-    /// memory. What follows is of these.
+    /// Bytes of it that devices could be given: a virtual machine's memory, or all writable memory. The
+    /// following fields are about these.
     pub mappable_bytes: u64,
     /// Bytes of that which are there: the rest would be brought in by pinning it.
     pub present_bytes: u64,

@@ -137,7 +137,7 @@ pub struct StartReport {
 }
 
 impl StartReport {
-    /// Predicts for `guest`. Of one that runs, `missing` is the part of its memory that is not present.
+    /// Predicts for `guest`. If it runs, `missing` is the part of its memory that is not present.
     pub(super) fn of(
         guest: &Guest,
         host: &Host,

@@ -1,8 +1,9 @@
 //! Which domains a policy builds, where their tables lie, and what that is worth.
 //!
 //! Table bytes are exact: they are counted as the engine builds tables, for memory that is mapped in
-//! one piece from address 0 on, in the formats that index each level with 9 bits. What devices get is
-//! predicted by a formula, the serial form of the model in `docs/numa.md`; it is no measurement.
+//! one piece from address 0 on, in the formats that index each level with 9 bits. The throughput of
+//! devices is predicted by a formula, the serial form of the model in `docs/numa.md`; it is no
+//! measurement.
 
 use std::collections::BTreeMap;
 

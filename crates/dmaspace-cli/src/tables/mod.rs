@@ -6,8 +6,8 @@
 //! said is what a unit would find.
 //!
 //! Any bytes survive. Work is bounded by what is in the file: each table is read once for each level
-//! that it stands for, however many entries lead to it, and [`Limits`] bound the rest. What was left
-//! out is said.
+//! that it stands for, however many entries lead to it, and [`Limits`] bound the rest. Reports say
+//! if something was left out.
 
 #![allow(
     unreachable_pub,

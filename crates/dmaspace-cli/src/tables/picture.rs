@@ -1,5 +1,5 @@
 //! Address spaces as a picture (SVG): a strip for each part that holes of more than all its contents set apart, all to
-//! one scale, coloured by the size of leaves. Of several address spaces the strips of a part stand below each other.
+//! one scale, coloured by the size of leaves. Strips of the same part of several address spaces stand below each other.
 //!
 //! Written by hand as text, since it is a few rectangles. The style follows the reader's choice of light or dark.
 

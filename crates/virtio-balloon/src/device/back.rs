@@ -191,8 +191,8 @@ impl<D, A, M: BalloonMonitor> Back<D, A, M> {
         );
     }
 
-    /// The guest takes these parts back, which ascend and do not touch: devices are given them. What they
-    /// lack afterwards is put into `lacking`, by guest addresses.
+    /// The guest takes these parts back, which ascend and do not touch: devices are given them. Parts
+    /// that devices lack afterwards are put into `lacking`, by guest addresses.
     pub(super) fn restore<T>(
         &mut self,
         map: MemoryMap<'_, T>,

@@ -60,7 +60,7 @@ pub enum PassthroughError {
     MustTellHost,
 }
 
-/// Why a queue was not drained, or not to its end. What was taken before stays taken.
+/// Why a queue was not drained, or not to its end. Messages taken before stay taken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueError {

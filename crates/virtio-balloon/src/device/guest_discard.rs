@@ -15,8 +15,8 @@ use crate::map::{MemoryMap, Part, Region};
 /// Gives guest memory of vm-memory back to the machine, by what backs each region.
 ///
 /// The map has the regions, each with a `hostmem::Discard`, which holds it: dropping the `GuestMemoryMmap`
-/// unmaps nothing. What can be given back is the memory of this process, and memory files that it shares;
-/// memory that another process has mapped privately, only that process can discard.
+/// unmaps nothing. Memory of this process, and memory files that it shares, can be given back; memory that
+/// another process has mapped privately can only be discarded by that process.
 ///
 /// ```
 /// use virtio_balloon::device::{BalloonDevice, GuestDiscard, BalloonSettings};

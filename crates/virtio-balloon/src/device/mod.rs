@@ -25,11 +25,11 @@
 //!
 //! 1. A decoder turns bytes into runs of guest addresses; the resolver turns runs into parts and refuses what is
 //!    no memory; [`RunCollector`](crate::RunCollector) sorts parts and merges those that touch in a region.
-//! 2. Of regions on huge pages, bits of the parts are set in the bitmaps of their region, and huge pages that are
-//!    whole now are the parts that go on. Other parts go on as they are.
-//! 3. [`Releaser::release`] and then [`Discarder::discard`] receive the parts with the map. What a monitor has in a
-//!    region, memory objects and mappings, is in the map ([`Region::memory`]), so that both find it by number. What
-//!    devices keep comes back as parts, and is subtracted.
+//! 2. In regions on huge pages, bits of the parts are set in the bitmaps of their region, and huge pages that are whole
+//!    now are the parts that go on. Other parts go on as they are.
+//! 3. [`Releaser::release`] and then [`Discarder::discard`] receive the parts with the map. The monitor's data for a
+//!    region, memory objects and mappings, is in the map ([`Region::memory`]), so that both find it by number. Memory
+//!    that devices keep comes back as parts, and is subtracted.
 //! 4. Notifications and saved state (events, hints, messages that are held) are in guest addresses
 //!    again: they outlive the map.
 //!
@@ -141,8 +141,8 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         })
     }
 
-    /// The guest's memory is another one: regions came or went. What is remembered of parts of huge
-    /// pages stays, as far as they are still memory.
+    /// The guest's memory is another one: regions came or went. Remembered parts of huge pages
+    /// stay, as far as they are still memory.
     ///
     /// # Errors
     ///
@@ -243,7 +243,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         Ok(())
     }
 
-    /// The last such device is gone. What is offered changes with the next reset.
+    /// The last such device is gone. The offered features change with the next reset.
     pub fn devices_detached(&mut self) {
         self.attached = false;
     }
@@ -258,7 +258,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         }
     }
 
-    /// Reads from the configuration space. What lies behind its end is zeros.
+    /// Reads from the configuration space. Bytes behind its end are zeros.
     pub fn read_config(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let bytes = self.config.to_bytes();

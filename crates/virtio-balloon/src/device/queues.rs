@@ -92,8 +92,8 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
     /// A drain takes no more chains than the ring has descriptors, and no new one after
     /// [`drain_bytes`](super::BalloonSettings::drain_bytes) bytes of messages and descriptors.
     ///
-    /// `memory` is where the ring and its buffers lie. Whatever the driver has put there is refused,
-    /// counted ([`refusals`](BalloonDevice::refusals)) and given back; the queue goes on.
+    /// `memory` is where the ring and its buffers lie. Invalid contents are refused, counted
+    /// ([`refusals`](BalloonDevice::refusals)) and given back; the queue goes on.
     ///
     /// # Errors
     ///

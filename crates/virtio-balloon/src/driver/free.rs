@@ -67,9 +67,9 @@ where
         self.link.offer(Queue::Stats, &[element])
     }
 
-    /// Reports free blocks, which the caller keeps from everybody until this returns; the host may discard
-    /// them (5.5.6.7). What they hold afterwards is the poison value, where there is one, or
-    /// anything. Returns the number of messages.
+    /// Reports free blocks, which the caller keeps out of use until this returns; the host may discard
+    /// them (5.5.6.7). Afterwards they hold the poison value, where there is one, or anything. Returns the
+    /// number of messages.
     ///
     /// # Errors
     ///

@@ -77,7 +77,7 @@ where
     /// # Errors
     ///
     /// As all that talks to the device: when it cannot be reached, does not answer in time, answers
-    /// wrongly, or still has the message before. What was taken stays in the balloon.
+    /// wrongly, or still has the message before. Pages that were taken stay in the balloon.
     pub fn inflate(&mut self, target: u64) -> DriverResult<TargetProgress, T> {
         self.check_running()?;
         let page = self.page.bytes();

@@ -152,8 +152,8 @@ where
     ///
     /// When the device cannot be reached or refuses the features, a queue is missing, or there is no
     /// memory for queues, for a bit for each page of [`GuestPages::span`], or for a message of page
-    /// numbers. What was taken has been given back by then; but not what the device has seen, when it
-    /// cannot be reset any more.
+    /// numbers. Memory that was taken has been given back by then; but not memory that the device has
+    /// seen, when it cannot be reset any more.
     pub fn new(
         transport: T,
         memory: M,
@@ -341,7 +341,7 @@ where
     /// # Errors
     ///
     /// As [`freeze`](Self::freeze): the device may then still take pages, so that they stay where they
-    /// are for good. Who wants to try again calls that first.
+    /// are for good. Callers that want to try again call that first.
     pub fn remove(mut self) -> DriverResult<(T, M, P), T> {
         self.freeze()?;
         Ok((self.link.transport, self.link.memory, self.pages))

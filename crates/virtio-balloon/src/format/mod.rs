@@ -1,13 +1,12 @@
 //! The seam of both formats: runs into messages, messages into runs.
 //!
-//! A message is what one buffer (descriptor chain) on inflateq or deflateq holds, in the driver's byte
-//! order of things: device-readable bytes, all numbers little-endian. Encoding takes from a
-//! [`MessageSource`] until the buffer is full and is called again for the next message. Decoding goes through
-//! a message once, front to back, in work bounded by the message's length, and hands on runs as they
-//! come; those that follow one another are merged within the message only as far as the format says
-//! (see [`RunCollector`](crate::RunCollector) for the rest). What is wrong is counted in
-//! [`Refusals`] and left out. Runs are not compared with the guest's memory here: that is
-//! [`MemoryMap`](crate::MemoryMap)'s.
+//! A message is what one buffer (descriptor chain) on inflateq or deflateq holds, in the driver's byte order
+//! of things: device-readable bytes, all numbers little-endian. Encoding takes from a [`MessageSource`] until
+//! the buffer is full and is called again for the next message. Decoding goes through a message once, front
+//! to back, in work bounded by the message's length, and hands on runs as they come; those that follow one
+//! another are merged within the message only as far as the format says (see
+//! [`RunCollector`](crate::RunCollector) for the rest). Invalid parts are counted in [`Refusals`] and left
+//! out. Runs are not compared with the guest's memory here: that is [`MemoryMap`](crate::MemoryMap)'s.
 //!
 //! The formats:
 //!

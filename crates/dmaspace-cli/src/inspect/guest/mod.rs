@@ -298,7 +298,7 @@ fn variables(text: &str) -> impl Iterator<Item = String> {
 }
 
 impl Guest {
-    /// Notes that a device is given to it by VFIO. Of several ways type 1 is the slower one, which counts.
+    /// Notes that a device is given to it by VFIO. If there are several ways, type 1 counts, the slower one.
     fn give(&mut self, iommufd: bool, address: Option<String>) {
         self.interface = match (self.interface, iommufd) {
             (Some(Interface::Type1), _) | (_, false) => Some(Interface::Type1),

@@ -30,7 +30,7 @@ pub(super) fn nodes(set: &str, mode: Option<&str>) -> Nodes {
     }
 }
 
-/// A set of cells: `0-3,^2,7`. Those behind a `^` are in none of the rest.
+/// A set of cells: `0-3,^2,7`. Cells behind a `^` are in none of the rest.
 pub(super) struct Set {
     within: Vec<RangeInclusive<u64>>,
     without: Vec<RangeInclusive<u64>>,
