@@ -13,8 +13,8 @@ const NOWHERE: u64 = 0xfed8_0000;
 /// Range that QEMU's firmware reserves.
 const RESERVED: (u64, u64) = (0xfeff_c000, 0xfeff_dfff);
 
-/// The table of the machine of this name: its signature and its bytes.
-pub fn table(machine: &str) -> Option<(&'static str, Vec<u8>)> {
+/// The DMAR of the machine of this name.
+pub fn dmar(machine: &str) -> Option<Vec<u8>> {
     let device = edu_scope(1);
     let (start, end) = RESERVED;
     let structures = match machine {
@@ -29,7 +29,7 @@ pub fn table(machine: &str) -> Option<(&'static str, Vec<u8>)> {
     let mut body = vec![47, 1];
     body.extend([0; 10]);
     body.extend(structures.concat());
-    Some(("DMAR", with_header(&body)))
+    Some(with_header(&body))
 }
 
 /// DRHD of all devices, with the I/O APIC where QEMU has it.

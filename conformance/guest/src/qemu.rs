@@ -209,13 +209,13 @@ impl Boot<'_> {
 
     /// The initramfs of `machine`: with its own table of firmware before, and QEMU behind, if it has them.
     fn initramfs_of(&self, machine: &Machine) -> anyhow::Result<PathBuf> {
-        let table = firmware::table(machine.name);
+        let table = firmware::dmar(machine.name);
         if table.is_none() && !is_monitor(machine.name) {
             return Ok(self.initramfs.to_owned());
         }
         let mut first = Initramfs::default();
-        if let Some((signature, table)) = table {
-            first.program(&format!("kernel/firmware/acpi/{signature}.aml"), &table)?;
+        if let Some(table) = table {
+            first.program("kernel/firmware/acpi/DMAR.aml", &table)?;
         }
         let mut all = first.finish()?;
         all.extend(fs::read(self.initramfs)?);

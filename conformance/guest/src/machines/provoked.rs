@@ -71,7 +71,6 @@ pub const PROVOKED: &[Machine] = &[
     provoked("riscv-iommu", Unit::RiscV, &[FAULTS, NO_DOMAIN]),
     provoked("vtd-options", Unit::Intel, OPTIONS),
     provoked("amd-vi-options", Unit::Amd, OPTIONS),
-    provoked("smmuv3-options", Unit::Smmu1, OPTIONS),
     // Tables of firmware of `crate::firmware`.
     provoked("dmar-one-to-one", Unit::Intel, FIRMWARE),
     provoked("dmar-bad-region", Unit::Intel, FIRMWARE),
@@ -90,12 +89,11 @@ pub(super) fn kernel(name: &str) -> &'static str {
     match name {
         "vtd-options" => "intel_iommu=on,fast amd_iommu=fullflush iommu.strict=never",
         "amd-vi-options" => "amd_iommu=on,enabled intel_iommu=on",
-        "smmuv3-options" => "iommu=nopt intel_iommu=on iommu.passthrough=always",
         _ => "",
     }
 }
 
-/// Whether the machine of this name has QEMU, and what of it can be given to a guest.
+/// True if the machine of this name has a QEMU of its own, and devices for the guest of that.
 pub fn is_monitor(name: &str) -> bool {
     name.ends_with("-monitor") || name == "vtd-nodes"
 }

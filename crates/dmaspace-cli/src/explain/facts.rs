@@ -154,7 +154,7 @@ pub(super) enum Line {
     RmpEntry { pfn: u64, low: u64 },
     /// Memory from a pool could not be had.
     PoolEmpty { page: Option<u64> },
-    /// A unit's registers read as all ones.
+    /// A unit's registers read as all ones, or zero.
     UnitAbsent { address: Option<u64> },
     /// The kernel calls a table damaged.
     BadTable { table: &'static str },

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(200);
 const LOADER: &str = "/qemu/ld.so";
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// What it says until it ends.
+/// Runs it until it ends; its messages.
 fn said(arguments: &str) -> anyhow::Result<String> {
     let log = "/tmp/qemu.log";
     let mut qemu = Command::new(LOADER)

@@ -36,8 +36,22 @@ const AMD: u8 = 16;
 /// A line of VFIO or iommufd that may tell of a failure.
 const VFIO: u8 = 32;
 
+/// Lines of a driver that has read its options, which it does on machines of other vendors as well.
+///
+/// Source: Linux `drivers/iommu/intel/iommu.c`, `intel_iommu_setup`; `drivers/iommu/amd/init.c`, `parse_amd_iommu_options`.
+const OF_OPTIONS: [&str; 8] = [
+    ": IOMMU enabled",
+    ": IOMMU disabled",
+    "Unknown option",
+    "deprecated; use",
+    "Disable GFX device mapping",
+    "Forcing DAC for PCI devices",
+    "Disable supported super page",
+    "Enable scalable mode if",
+];
+
 /// Words that decide which readers see a line.
-const WORDS: [(&str, u8); 87] = [
+const WORDS: [(&str, u8); 88] = [
     ("DMAR", UNIT | INTEL),
     ("AMD-Vi", UNIT | AMD),
     ("dmar", UNIT),
@@ -100,6 +114,7 @@ const WORDS: [(&str, u8); 87] = [
     ("rmpupdate", MONITOR),
     ("PFN: 0x", MONITOR),
     ("all ones", MONITOR),
+    ("cap 0 ecap 0", MONITOR),
     ("RMRR", MONITOR),
     ("IVRS", MONITOR),
     ("IOAPIC", MONITOR),
@@ -479,7 +494,8 @@ impl<'f> Text<'f> {
 
     fn vendor(&mut self, interest: u8, number: u64, raw: &str) {
         for (bit, vendor) in [(INTEL, Vendor::Intel), (AMD, Vendor::Amd)] {
-            if interest & bit != 0 && self.vendors & bit == 0 {
+            let first = interest & bit != 0 && self.vendors & bit == 0;
+            if first && !OF_OPTIONS.iter().any(|words| raw.contains(words)) {
                 self.vendors |= bit;
                 let known = super::facts::Known {
                     fact: vendor,

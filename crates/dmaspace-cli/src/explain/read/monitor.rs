@@ -239,6 +239,14 @@ fn firmware(text: &str) -> Option<Line> {
             .and_then(|(_, rest)| hexadecimal(rest.trim_start_matches("0x").split(' ').next()?));
         return Some(Line::UnitAbsent { address });
     }
+    // DMAR: dmar0: reg_base_addr fed80000 ver 0:0 cap 0 ecap 0
+    if let Some((_, rest)) = text
+        .split_once("reg_base_addr ")
+        .filter(|_| text.ends_with("cap 0 ecap 0"))
+    {
+        let address = hexadecimal(rest.split(' ').next()?);
+        return Some(Line::UnitAbsent { address });
+    }
     if has("RMRR [") {
         let inside = text.split_once("RMRR [")?.1.split(']').next()?;
         let (first, last) = inside.trim_start_matches("mem ").split_once('-')?;
@@ -514,6 +522,12 @@ mod tests {
             ),
             Some(Line::UnitAbsent {
                 address: Some(0xfed9_1000)
+            })
+        );
+        assert_eq!(
+            line("DMAR: dmar0: reg_base_addr fed80000 ver 0:0 cap 0 ecap 0"),
+            Some(Line::UnitAbsent {
+                address: Some(0xfed8_0000)
             })
         );
         assert_eq!(

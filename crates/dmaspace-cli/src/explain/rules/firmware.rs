@@ -350,10 +350,10 @@ fn lines(facts: &Facts, found: &mut Vec<Finding>) {
     for one in &facts.lines {
         match &one.fact {
             Line::UnitAbsent { address } => {
-                let mut finding = Finding::certain("firmware.bad-table", "Linux drivers/iommu/intel/dmar.c, dmar_validate_one_drhd")
+                let mut finding = Finding::certain("firmware.bad-table", "Linux drivers/iommu/intel/dmar.c, dmar_validate_one_drhd, alloc_iommu")
                     .evidence([&one.evidence])
                     .say(
-                        "The table names a unit whose registers read as all ones: nothing answers there. The unit is \
+                        "The table names a unit whose registers read as all ones, or zero: nothing answers there. The unit is \
                          switched off, or the address is wrong.",
                     )
                     .advise(Advice::text("Switch VT-d on in the firmware's setup, or update the firmware."));

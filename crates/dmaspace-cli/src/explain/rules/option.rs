@@ -606,7 +606,15 @@ fn other_vendor(
     let Some((vendor, places)) = vendor(facts) else {
         return;
     };
-    for (of, option) in options.iter().filter(|(of, _)| *of != vendor) {
+    // The kernel reads the options of all drivers, and these set the mode of any unit (`iommu_set_dma_strict`).
+    let of_any = |option: &str| {
+        let mut values = option.split(['=', ',']).skip(1);
+        values.any(|value| ["strict", "fullflush"].contains(&value))
+    };
+    let others = options
+        .iter()
+        .filter(|(of, option)| *of != vendor && !of_any(option));
+    for (of, option) in others {
         let name = |vendor: Vendor| match vendor {
             Vendor::Intel => "Intel's",
             Vendor::Amd => "AMD's",
@@ -799,7 +807,18 @@ mod tests {
         assert_eq!(causes(&of_text(line)), [""; 0]);
         let amd = format!("{line}[  1.0] AMD-Vi: Interrupt remapping enabled\n");
         assert_eq!(causes(&of_text(&amd)), ["option.other-vendor"]);
-        let both = format!("{amd}[  1.0] DMAR: IOMMU enabled\n");
+        let both = format!("{amd}[  1.0] DMAR: Host address width 46\n");
         assert_eq!(causes(&of_text(&both)), [""; 0]);
+    }
+
+    #[test]
+    fn a_line_of_a_driver_that_reads_its_options_tells_of_no_unit() {
+        let amd = "root=/dev/sda1 intel_iommu=on\n[  0.0] DMAR: IOMMU enabled\n";
+        assert_eq!(causes(&of_text(amd)), [""; 0]);
+        let amd = format!("{amd}[  1.0] AMD-Vi: Interrupt remapping enabled\n");
+        assert_eq!(causes(&of_text(&amd)), ["option.other-vendor"]);
+        // Sets the mode of Intel's unit, too.
+        let intel = "root=/dev/sda1 amd_iommu=fullflush\n[  1.0] DMAR: Host address width 46\n";
+        assert_eq!(causes(&of_text(intel)), [""; 0]);
     }
 }
