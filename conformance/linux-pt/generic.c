@@ -49,7 +49,7 @@ static unsigned int features(void)
 	if (config.options & FORCE_COHERENT)
 		bits |= config.format == VTD_SS ? BIT(PT_FEAT_VTDSS_FORCE_COHERENCE) :
 						  BIT(PT_FEAT_AMDV1_FORCE_COHERENCE);
-	/* What Linux's own files force on: without its checks it wants to be asked for them. */
+	/* Features forced on in Linux's own files: without its checks it wants to be asked for them. */
 	if (config.format == AMD_V1_GROWING)
 		bits |= BIT(PT_FEAT_DYNAMIC_TOP) | BIT(PT_FEAT_AMDV1_ENCRYPT_TABLES);
 	if (config.format == RISCV)
@@ -118,7 +118,7 @@ static int map(u64 iova, u64 address, u64 bytes, int prot)
 	return -result;
 }
 
-/* What a driver would have in the operations of its domain. */
+/* Operations of a domain, as a driver would have them. */
 struct domain_operations {
 	phys_addr_t (*iova_to_phys)(struct iommu_domain *domain, dma_addr_t iova);
 	int (*read_and_clear_dirty)(struct iommu_domain *domain, unsigned long iova, size_t bytes,
@@ -145,7 +145,7 @@ static u64 translate(u64 iova)
 	return domain_operations()->iova_to_phys(&table.iommu.domain, iova);
 }
 
-/* Where a unit is told to begin, as each format's driver learns it. */
+/* Root of a unit, as each format's driver learns it. */
 static void geometry(struct geometry *geometry)
 {
 	geometry->page_sizes = table.iommu.domain.pgsize_bitmap;

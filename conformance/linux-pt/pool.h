@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* What the server sees of the pool beside what Linux's code sees of it (shim.h). */
+/* Side of the pool that the server sees, beside what Linux's code sees of it (shim.h). */
 #ifndef DMASPACE_POOL_H
 #define DMASPACE_POOL_H
 

@@ -26,7 +26,7 @@ enum request {
 	/* Levels or 0, number of roots, roots; then each block of memory: address, bytes, number of
 	   words that are not 0, and index and value of each of them. */
 	DUMP,
-	/* Pages of memory that nobody gave back. */
+	/* Pages of memory that were not given back. */
 	DESTROY,
 	/* kind of work, bytes of a page, pages, flags, batches (timing.h). An errno; for each
 	   batch the thousandth parts of nanoseconds of one operation. */

@@ -160,7 +160,7 @@ static struct note *note_of(void *block)
 {
 	struct note *note = &notes[((char *)block - shim_pool) / PAGE_SIZE];
 
-	/* What is given back was given out, and once. */
+	/* Blocks given back were given out, and once. */
 	if (note->pages == 0)
 		exit(3);
 	return note;

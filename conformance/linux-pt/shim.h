@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * What Linux's I/O page-table code asks of a kernel, as a plain C11 program for one thread.
+ * A kernel for Linux's I/O page-table code, as a plain C11 program for one thread.
  *
  * Written for this project against the names that the compiler found missing, with the simplest
  * bodies that do what each name promises to its caller. It is included before every file of
@@ -146,7 +146,7 @@ enum {
 #define check_add_overflow(a, b, sum) __builtin_add_overflow(a, b, sum)
 
 /*
- * Memory order: one thread, and nobody reads the tables while it runs. So these cost nothing, also
+ * Memory order: one thread, and no other reads the tables while it runs. So these cost nothing, also
  * where a kernel on this machine would wait for its stores (wmb, smp_mb).
  */
 #define READ_ONCE(place) (*(const volatile __typeof__(place) *)&(place))
@@ -202,7 +202,7 @@ static inline void INIT_LIST_HEAD(struct list_head *list)
 
 /* Table memory: blocks of the pool, zeroed, aligned to their size (shim.c). */
 extern char *shim_pool;
-/* What is added to a "physical" address to get to its byte. */
+/* Offset from a "physical" address to its byte. */
 extern uintptr_t shim_offset;
 void *shim_alloc(size_t bytes);
 void shim_free(void *block);
@@ -288,7 +288,7 @@ static inline void iommu_iotlb_gather_init(struct iommu_iotlb_gather *gather)
 	*gather = (struct iommu_iotlb_gather){ .start = ULONG_MAX };
 	INIT_LIST_HEAD(&gather->freelist.pages);
 }
-/* What the unit caches is flushed, which costs nothing here, and then the tables are freed. */
+/* Flush of what the unit caches, which costs nothing here; then the tables are freed. */
 void iommu_iotlb_sync(struct iommu_domain *domain, struct iommu_iotlb_gather *gather);
 static inline bool iommu_iotlb_gather_queued(const struct iommu_iotlb_gather *gather)
 {

@@ -41,9 +41,9 @@ struct config {
 	enum format format;
 	u64 options;
 	unsigned int input_bits, output_bits;
-	/* Of generic_pt; io-pgtable derives them from the sizes. */
+	/* Used by generic_pt; io-pgtable derives them from the sizes. */
 	unsigned int levels;
-	/* Of io-pgtable; generic_pt derives them from the format. */
+	/* Used by io-pgtable; generic_pt derives them from the format. */
 	u64 page_sizes;
 };
 
@@ -53,7 +53,7 @@ struct geometry {
 	u64 root[4];
 };
 
-/* What READ and WRITE are to Linux's core, in memory that is coherent. */
+/* Linux's flags for READ and WRITE, in memory that is coherent. */
 #define TIMED_PROT (IOMMU_READ | IOMMU_WRITE | IOMMU_CACHE)
 
 /*
@@ -82,7 +82,7 @@ struct operations {
 	void (*destroy)(void);
 
 	/*
-	 * What is timed (timing.c): the loops lie here, so that nothing is between two operations but
+	 * Timed work (timing.c): the loops lie here, so that nothing is between two operations but
 	 * the indirect call that Linux's core makes too.
 	 */
 	int (*map_batch)(const struct batch *batch);

@@ -13,7 +13,7 @@
  * all from IOVA on; every operation maps the same addresses from PA on. A page below IOVA keeps the
  * upper tables alive. Tables of 32 bits have no such addresses, and use lower ones.
  *
- * What is around an operation (undoing it for the next batch, making pages dirty) is not timed, nor
+ * Work around an operation (undoing it for the next batch, making pages dirty) is not timed, nor
  * is the first batch, which brings tables, caches and the pool into the state that lasts.
  */
 #include "timing.h"
@@ -37,7 +37,7 @@ struct run {
 	const struct work *work;
 	/* The smallest page, and bits of an index into a table of the lowest level. */
 	unsigned int granule_log2, index_log2;
-	/* What a table of the page's level spans. */
+	/* Bytes that a table of the page's level spans. */
 	u64 span;
 	struct batch batch;
 	u64 iovas[TRANSLATIONS];
@@ -392,7 +392,7 @@ static int one_batch(struct run *run, bool first, bool last, u64 *sample)
 	}
 }
 
-/* What is there before the first batch. */
+/* State before the first batch. */
 static int prepare(struct run *run)
 {
 	int result = renew(run);

@@ -25,7 +25,7 @@ enum work_flag {
 	WORK_QUEUED = 1 << 1,
 	/* All pages are dirty. */
 	WORK_DIRTY = 1 << 2,
-	/* What the last batch mapped stays, to be looked at. */
+	/* Mappings of the last batch stay, to be looked at. */
 	WORK_KEEP = 1 << 3,
 };
 

@@ -9,14 +9,14 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-/// Whose signatures count.
+/// Trusted keys.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// An apt with its own sources, lists and cache, which believes that nothing is installed.
 #[derive(Debug)]
 pub struct Apt {
     directory: PathBuf,
-    /// Whose packages these are, if it is not the machine's own.
+    /// Architecture of the packages, if it is not the machine's own.
     architecture: Option<&'static str>,
 }
 

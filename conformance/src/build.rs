@@ -32,7 +32,7 @@ const HEADERS: &[&str] = &["linux/generic_pt", "linux/io-pgtable.h"];
 /// Headers that the C library asks for too, so they must be the machine's.
 const SYSTEM: &[&str] = &["linux/errno.h", "linux/limits.h"];
 
-/// Of both: kernel code is written for these.
+/// Flags of both: kernel code is written for these.
 const FLAGS: &[&str] = &[
     "-std=gnu11",
     "-O2",
@@ -47,7 +47,7 @@ pub const COMPILERS: [&str; 2] = ["gcc", "clang"];
 /// The same where time counts: a newer version of Clang may make faster code of this.
 pub const TIMED_COMPILERS: [&str; 3] = ["gcc", "clang", "clang-16"];
 
-/// What the program is built for.
+/// Purpose of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Comparisons: Linux's code checks itself as it goes.

@@ -20,7 +20,7 @@ pub trait Words {
     fn word(&self, address: u64) -> Option<u64>;
 }
 
-/// What was compared.
+/// Compared entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Entries that hold leaves.

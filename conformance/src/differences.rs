@@ -16,7 +16,7 @@ pub struct Difference {
     pub name: &'static str,
     /// The tables that it concerns.
     pub applies: fn(&LinuxConfig) -> bool,
-    /// What differs.
+    /// The difference.
     pub kind: Kind,
     /// Where it is specified.
     pub source: &'static str,
@@ -24,7 +24,7 @@ pub struct Difference {
     pub why: &'static str,
 }
 
-/// What differs.
+/// A difference.
 #[derive(Debug)]
 pub enum Kind {
     /// Linux's leaf is this of ours, always.

@@ -26,7 +26,7 @@ pub struct Amount {
     pub operations: u64,
 }
 
-/// What was done and seen.
+/// Record of a comparison.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Requests that both sides took.
@@ -209,7 +209,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
         Ok(())
     }
 
-    /// What a request that both sides took leaves behind.
+    /// Checks after a request that both sides took.
     fn taken(&mut self) -> anyhow::Result<()> {
         let complaints = self.server.take_complaints();
         ensure!(complaints == 0, "Linux's code complained: {complaints}");
@@ -217,7 +217,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
         self.check()
     }
 
-    /// What a request that both sides refused leaves behind: all as before.
+    /// Checks after a request that both sides refused: all is as before.
     fn refused(&mut self) -> anyhow::Result<()> {
         // io-pgtable complains of what its callers ask for.
         self.server.take_complaints();
@@ -377,7 +377,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
                     .find(|row| matches!(row.kind, Kind::TakesAnyInput));
                 let row = row.with_context(|| format!("Linux maps {iova:#x}"))?;
                 self.done.seen.note(row.name);
-                // What lies behind the root's part that is used is not compared, so it goes.
+                // Entries behind the used part of the root are not compared, so the page goes.
                 ensure!(self.server.unmap(iova, page)? == page, "{iova:#x}");
                 self.server.take_complaints();
                 return self.begin_anew();

@@ -72,7 +72,7 @@ impl Initramfs {
     pub fn with_libraries(&mut self, path: &str, from: &Path) -> io::Result<()> {
         let ldd = Command::new("ldd").arg(from).output()?;
         let said = String::from_utf8_lossy(&ldd.stdout);
-        // Of a name, an arrow, a path and an address; the loader has a path alone.
+        // Lines of a name, an arrow, a path and an address; the loader has a path alone.
         for library in said.split_whitespace() {
             let Some(name) = library.strip_prefix('/') else {
                 continue;

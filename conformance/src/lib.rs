@@ -7,7 +7,7 @@
 //! Linux is stored, copied or linked into this crate.
 //!
 //! The same program, built without Linux's checks of itself, times work of its tables in its own
-//! process ([`timing`]), for whoever measures ours beside it.
+//! process ([`timing`]), to be compared with ours.
 //!
 //! For the other rigs there are kernels ([`kernel`]) with a record of what they were built of ([`inputs`]), packages of Debian ([`apt`]), a QEMU of a later release
 //! ([`newer_qemu`]), the oldest Rust compiler that is supported ([`oldest_rustc`]), QEMU's monitor ([`qmp`]), and what a

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 
 use crate::{apt, initramfs::Initramfs, kernel::Arch};
 
-/// What all machines have. Software emulation, whatever the machine offers: results are the same everywhere.
+/// Arguments of all machines. Software emulation, whatever the machine offers: results are the same everywhere.
 pub const MACHINE: &[&str] = &[
     "-nodefaults",
     "-no-user-config",

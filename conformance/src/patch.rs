@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 
-/// What is put into a kernel.
+/// A change to a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Patch {
     /// Nothing: Linux's own lines, linked anew.
@@ -19,7 +19,7 @@ pub enum Patch {
     NodeDomains,
 }
 
-/// What stands before lines: a file, and the text before which they go, or its end.
+/// Mark before lines: a file, and the text before which they go, or its end.
 const GOES: &str = "//@ ";
 
 impl Patch {

@@ -27,7 +27,7 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// When nobody does, or what does is no QEMU.
+    /// When no program does, or it is no QEMU.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
         let begun = Instant::now();
         let stream = loop {
@@ -53,11 +53,11 @@ impl Qmp {
         Ok(serde_json::from_str(&line)?)
     }
 
-    /// What a command returns. Events on the way are left out.
+    /// Result of a command. Events on the way are left out.
     ///
     /// # Errors
     ///
-    /// What QEMU says, or that it says nothing.
+    /// Error of QEMU, or that it says nothing.
     pub fn command(&mut self, name: &str, arguments: Value) -> anyhow::Result<Value> {
         let command = json!({"execute": name, "arguments": arguments});
         writeln!(self.lines.get_mut(), "{command}")?;

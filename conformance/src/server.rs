@@ -282,7 +282,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It ends by itself when its input does; this one was told nothing more to do.
+        // Servers end by themselves when their input does; this one has nothing more to do.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! What is compared: a table of Linux and the same table of ours.
+//! Sides of a comparison: a table of Linux and the same table of ours.
 
 use std::sync::atomic::AtomicU32;
 
@@ -49,7 +49,7 @@ impl Setup {
         (self.drive)(self, server, amount)
     }
 
-    /// What a request of Linux's means in our words.
+    /// Meaning of a request of Linux's in our words.
     pub fn prot(&self, flags: u32) -> Prot {
         let has = |bits| flags & bits != 0;
         let mut prot = Prot::empty();
@@ -60,7 +60,7 @@ impl Setup {
         prot.set(Prot::DEVICE, has(flag::MMIO));
         let memory = !has(flag::MMIO);
         match self.linux.format {
-            // Whether accesses are snooped is one choice for the whole table.
+            // Snooping of accesses is one choice for the whole table.
             LinuxFormat::AmdV1 | LinuxFormat::AmdV1Growing | LinuxFormat::VtdSs => {
                 prot.set(Prot::COHERENT, self.linux.has(option::FORCE_COHERENT));
             }

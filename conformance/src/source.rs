@@ -16,7 +16,7 @@ use crate::apt::Apt;
 pub(crate) const PACKAGE: &str = "linux-source-7.2";
 const SUITE: &str = "trixie-backports";
 
-/// What is unpacked, below the archive's top directory.
+/// Files to unpack, below the archive's top directory.
 const PATHS: &[&str] = &[
     "drivers/iommu/generic_pt",
     "drivers/iommu/io-pgtable-arm.c",

@@ -1,10 +1,10 @@
 //! Linux's tables at work, timed in their own process.
 //!
-//! What an operation is, where it lies, how many make a batch and what surrounds them stands at the
-//! head of `linux-pt/timing.c`. Each request makes the table anew, does one batch that is not
-//! counted and in which every address is looked at, and then so many that are.
+//! The head of `linux-pt/timing.c` says what an operation is, where it lies, how many make a batch and
+//! what surrounds them. Each request makes the table anew, does one batch that is not counted and in
+//! which every address is looked at, and then so many that are.
 //!
-//! Of Linux's code only what an IOMMU driver calls is timed: no page-size search of the core, no
+//! Linux's code is timed as far as an IOMMU driver calls it: no page-size search of the core, no
 //! locks, no flush of a unit, no barrier that waits for stores. Table memory is recycled, dirty, and
 //! zeroed when it is taken, within the time.
 

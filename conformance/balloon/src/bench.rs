@@ -19,7 +19,7 @@ use crate::daemon::Daemon;
 use crate::guest::{Attached, Driver, Guest, Parts};
 use crate::page_by_page::PageByPage;
 
-/// What is timed.
+/// Options of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Bench {
     /// MiB of each guest.
@@ -32,7 +32,7 @@ pub struct Bench {
     pub scattered: bool,
 }
 
-/// Who is timed.
+/// Device and driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     PageByPage,
@@ -55,15 +55,15 @@ impl Way {
     }
 }
 
-/// What one inflate or deflate took.
+/// Times of one inflate or deflate.
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
     total: Duration,
-    /// Of the guest's kernel, without waiting for answers; where the driver tells.
+    /// Time in the guest's kernel, without waiting for answers; where the driver tells.
     kernel: Option<Duration>,
     /// From messages to answers, without the device's work.
     send: Option<Duration>,
-    /// Of the device's work, without the discards.
+    /// Time of the device's work, without the discards.
     translate: Duration,
     discard: Duration,
     messages: u64,
@@ -222,7 +222,7 @@ impl Clocks {
         })
     }
 
-    /// Of our driver: the time of its work so far, and that of it between messages and answers.
+    /// Time of our driver's work so far, and the part of it between messages and answers.
     fn driver(&self, guest: &mut Guest) -> anyhow::Result<Option<(Duration, Duration)>> {
         if self.driver == Driver::Stock {
             return Ok(None);

@@ -1,6 +1,6 @@
-//! What is asked of a stock guest and a balloon together.
+//! Checks of a stock guest and a balloon together.
 //!
-//! What the balloon did is seen from outside: the pages that the machine holds for the guest's memory
+//! Effects of the balloon are seen from outside: the pages that the machine holds for the guest's memory
 //! ([`Guest::held`]), and what the guest's own kernel counts.
 
 use std::thread;
@@ -14,13 +14,13 @@ use crate::guest::{Driver, Guest, until};
 /// Bytes of a mebibyte.
 pub const MIB: u64 = 1 << 20;
 
-/// What the guest's own doings may take or give meanwhile.
+/// Bytes that the guest's own work may take or give meanwhile.
 const SLACK: u64 = 8 * MIB;
 
 /// The bit of the feature that the device knows what free pages are filled with.
 const PAGE_POISON: usize = 4;
 
-/// A balloon, as whoever sets its target sees it.
+/// A balloon, as the setter of its target sees it.
 pub trait Balloon {
     /// Wants `bytes` in it.
     ///
@@ -62,14 +62,14 @@ pub trait Balloon {
 ///
 /// # Errors
 ///
-/// What it left.
+/// The leaks.
 pub fn nothing_leaks(guest: &mut Guest) -> anyhow::Result<()> {
     guest.run("mkdir -p /debug && mount -t debugfs debug /debug 2> /dev/null; true")?;
     if guest.run("[ -e /debug/kmemleak ]").is_err() {
         return Ok(());
     }
     guest.run("rmmod /dmaspace_balloon.ko && echo clear > /debug/kmemleak || true")?;
-    // What is younger than five seconds is not reported.
+    // Blocks younger than five seconds are not reported.
     guest.run("insmod /dmaspace_balloon.ko && sleep 1 && rmmod /dmaspace_balloon.ko && sleep 6")?;
     let said = guest
         .run("echo scan > /debug/kmemleak; echo scan > /debug/kmemleak; cat /debug/kmemleak")?;
@@ -299,7 +299,7 @@ pub fn features(guest: &mut Guest, offered: &[usize]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the guest fills free pages. Those are reported, but not given back: they would be zeros (VIRTIO 1.3,
+/// True if the guest fills free pages. Those are reported, but not given back: they would be zeros (VIRTIO 1.3,
 /// 5.5.6.7.2).
 ///
 /// # Errors
@@ -309,11 +309,11 @@ pub fn poisons(guest: &mut Guest) -> anyhow::Result<bool> {
     Ok(guest.run("cat /proc/cmdline")?.contains("page_poison=1"))
 }
 
-/// What the guest says of itself is what its kernel says, each time it is asked.
+/// Statistics of the guest agree with its kernel's counters, at each request.
 ///
 /// # Errors
 ///
-/// When it is not.
+/// When they do not.
 pub fn statistics(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
     let total = 1024 * guest.number("awk '/^MemTotal/ { print $2 }' /proc/meminfo")?;
     // The buffer that comes back first was filled when the driver was loaded.
@@ -388,11 +388,11 @@ pub fn hinting(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest that wants more than is left takes it out of the balloon, and nobody is killed for it.
+/// A guest that wants more than is left takes it out of the balloon, and no process is killed for it.
 ///
 /// # Errors
 ///
-/// When somebody is, or it does not.
+/// When one is, or it does not.
 pub fn out_of_memory(
     guest: &mut Guest,
     balloon: &mut impl Balloon,
@@ -410,7 +410,7 @@ pub fn out_of_memory(
         Ok((balloon.actual()? <= bytes - 32 * MIB).then_some(()))
     })?;
     guest.run("rm /tmp/fill")?;
-    // The target is the same, and is reached again when it is told again.
+    // The same target is set again, and reached again.
     balloon.reach(bytes)
 }
 

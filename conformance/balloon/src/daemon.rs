@@ -21,7 +21,7 @@ pub struct Daemon {
     program: Child,
     lines: ChildStdin,
     events: mpsc::Receiver<Value>,
-    /// Those that nobody has waited for yet.
+    /// Events not waited for yet.
     heard: VecDeque<Value>,
     /// The latest of the kind `balloon`.
     balloon: Value,

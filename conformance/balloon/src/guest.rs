@@ -75,7 +75,7 @@ impl Driver {
     }
 }
 
-/// What the guest consists of.
+/// Parts of a guest.
 #[derive(Clone, Debug)]
 pub struct Parts {
     pub(crate) kernel: PathBuf,
@@ -86,7 +86,7 @@ pub struct Parts {
     /// MiB that the kernel needs for itself, beside what guests are to have.
     own: u32,
     initramfs: Vec<u8>,
-    /// What every kernel is told.
+    /// Words for every kernel.
     words: Vec<String>,
 }
 
@@ -130,13 +130,13 @@ impl Parts {
 /// The device of a guest's balloon.
 #[derive(Clone, Copy, Debug)]
 pub enum Attached<'a> {
-    /// By vhost-user, over this socket.
+    /// A vhost-user device at this socket.
     VhostUser(&'a Path),
     /// QEMU's own.
     Qemu {
         /// The socket at which it is led.
         monitor: &'a Path,
-        /// Whether it has free page reporting.
+        /// True if it has free page reporting.
         reporting: bool,
     },
 }
@@ -160,7 +160,7 @@ fn start(mut kernel: Command) -> anyhow::Result<Child> {
             .spawn()
             .context("the guest's kernel cannot be started");
     }
-    // What is refused is refused to a thread, and to what it starts.
+    // Refusals hold for a thread, and for what it starts.
     let started = thread::spawn(move || {
         registers::refuse()?;
         kernel
@@ -279,7 +279,7 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// Those of [`run`](Self::run), and when it said something else.
+    /// Errors of [`run`](Self::run), and when it said something else.
     pub fn number(&mut self, command: &str) -> anyhow::Result<u64> {
         let said = self.run(command)?;
         said.trim()
@@ -318,7 +318,7 @@ impl Guest {
             .len())
     }
 
-    /// What the kernel said.
+    /// Log of the kernel.
     pub fn log(&self) -> String {
         let said = fs::read(self.directory.path().join("log")).unwrap_or_default();
         String::from_utf8_lossy(&said).into_owned()
@@ -358,7 +358,7 @@ impl Guest {
         last.unwrap_or_default().join("\n  | ")
     }
 
-    /// What was said up to the line that begins with `end`, and the rest of this.
+    /// Output up to the line that begins with `end`, and the rest of this line.
     fn answer(&mut self, end: &str) -> anyhow::Result<(String, String)> {
         let deadline = Instant::now() + PATIENCE;
         let mut said = String::new();
@@ -426,7 +426,7 @@ impl Drop for Guest {
 ///
 /// # Errors
 ///
-/// Those of `step`, and when it has none after [`PATIENCE`]: then `what` is what was waited for.
+/// Errors of `step`, and when it has no answer after [`PATIENCE`]: `what` says what was waited for.
 pub fn until<T>(
     what: &str,
     mut step: impl FnMut() -> anyhow::Result<Option<T>>,

@@ -17,7 +17,7 @@ use crate::checks::{self, MIB};
 use crate::guest::{Attached, Driver, Guest, Parts, until};
 use crate::page_by_page::accept;
 
-/// What is wrong with the device.
+/// Fault of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
     /// It never answers a message.
@@ -52,7 +52,7 @@ impl Wrong {
         Self::Bytes,
     ];
 
-    /// Whether messages arrive and are answered.
+    /// True if messages arrive and are answered.
     const fn serves(self) -> bool {
         matches!(
             self,

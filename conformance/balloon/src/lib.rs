@@ -2,7 +2,7 @@
 //!
 //! The guest ([`guest`]) is a machine of QEMU, or User-Mode Linux: a Linux kernel that is a program, which boots in a
 //! few seconds and attaches a vhost-user device. It gets a one-file initramfs of
-//! busybox, the kernel's own `virtio_balloon.ko` and a script, `init.sh`, which does what it is told.
+//! busybox, the kernel's own `virtio_balloon.ko` and a script, `init.sh`, which runs commands.
 //! The device is the program `dmaspace balloon` ([`daemon`]), QEMU's ([`mod@qemu`]), one that is hostile ([`hostile`]), or,
 //! to compare with, one that gives memory back page by page ([`page_by_page`]). [`checks`] are asked of both sides together,
 //! and [`mod@bench`] times them. Every wait has an end.

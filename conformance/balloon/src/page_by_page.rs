@@ -25,7 +25,7 @@ use crate::bench::Timed;
 use crate::checks::Balloon;
 use crate::guest::{Attached, Guest, Parts, until};
 
-/// What a page number counts.
+/// Unit of page numbers, in bytes.
 const PAGE: u64 = 4096;
 /// `VIRTIO_F_VERSION_1`.
 const VERSION_1: u64 = 1 << 32;

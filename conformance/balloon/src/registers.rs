@@ -29,7 +29,7 @@ const NO_SUCH_RECORD: u32 = 5;
 const WITHOUT_AVX: &str = "GLIBC_TUNABLES=glibc.cpu.hwcaps=\
     -AVX2,-AVX512F,-AVX512VL,-AVX512BW,-AVX_Fast_Unaligned_Load";
 
-/// What the guest's kernel is told of the processor.
+/// Words for the guest's kernel about the processor.
 pub(crate) fn words() -> &'static [&'static str] {
     match are_too_many() {
         true => &[WITHOUT_AVX],

@@ -1,4 +1,4 @@
-//! What the guest says about its tests, a line each, and what the host makes of it.
+//! Lines of the guest about its tests, and their evaluation on the host.
 //!
 //! The lines go through a serial port of their own, since the kernel writes to the first one
 //! whenever it likes, also into the middle of a line:
@@ -72,7 +72,7 @@ impl Line {
     }
 }
 
-/// What became of the tests that were expected.
+/// Results of the tests that were expected.
 #[derive(Debug)]
 pub struct Results<'a> {
     expected: Vec<(&'a str, State)>,
@@ -90,7 +90,7 @@ enum State {
 }
 
 impl<'a> Results<'a> {
-    /// Of these tests, none of which has begun.
+    /// Results of these tests, none of which has begun.
     pub fn new(expected: impl IntoIterator<Item = &'a str>) -> Self {
         Self {
             expected: expected

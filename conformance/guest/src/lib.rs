@@ -5,7 +5,7 @@
 //! [`machines`], and reads what `guest-init` has to say ([`console`]). All of it is emulated in
 //! software: it takes no privilege, and nothing of the machine itself is touched.
 //!
-//! Which tests a machine runs is told by one table, [`machines::MACHINES`], that both sides are
+//! Tests of each machine stand in one table, [`machines::MACHINES`], that both sides are
 //! compiled from: the guest runs them, and the host waits for each of them by name. What only the host
 //! needs stands behind the feature `host`, so that the guest's program is built quickly.
 //!

@@ -1,7 +1,7 @@
 //! The machines that are booted, and the tests that each of them runs.
 //!
 //! All have the same three devices below the root complex, each in a group of its own:
-//! `edu`, a device made for lessons whose DMA engine does what it is told; an NVMe device with a
+//! `edu`, a device made for lessons, with a DMA engine; an NVMe device with a
 //! small disk; and `ivshmem-plain`, whose BAR is memory. They differ in the IOMMU, which says what they are, a q35 or
 //! the `virt` of Arm or RISC-V; and one has two memory nodes, with devices below each.
 
@@ -27,7 +27,7 @@ pub const NVME_SERIAL: &str = "dmaspace";
 /// Blocks of its disk.
 pub const DISK_BLOCKS: u64 = 2048;
 
-/// What the 512 bytes of a block of that disk are when the machine starts: no two words are alike.
+/// Bytes of a block of that disk, 512, when the machine starts: no two words are alike.
 pub fn disk_block(block: u64) -> impl Iterator<Item = u8> {
     let words = block * 64..(block + 1) * 64;
     words.flat_map(|word| (word + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
@@ -64,7 +64,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Those behind which is measured, with the names of the machines that have nothing else.
+    /// Units that are measured, with the names of the machines that have nothing else.
     pub const MEASURED: [(&'static str, Self); 4] = [
         ("intel", Self::Intel),
         ("amd", Self::Amd),
@@ -115,8 +115,8 @@ impl Unit {
         }
     }
 
-    /// What the kernel must be told on its command line. VFIO wants interrupts remapped or to
-    /// hear that nobody minds.
+    /// Words for the kernel's command line. VFIO wants interrupts remapped, or an option that says
+    /// that they need not be.
     pub const fn kernel(self) -> &'static str {
         match self {
             Self::Intel => "intel_iommu=on",
@@ -130,7 +130,7 @@ impl Unit {
         }
     }
 
-    /// What the names of its units in `/sys/class/iommu` begin with.
+    /// Prefix of the names of its units in `/sys/class/iommu`.
     pub const fn sysfs(self) -> &'static str {
         match self {
             Self::Intel | Self::IntelSecond | Self::IntelFirst => "dmar",
@@ -174,7 +174,7 @@ pub const MACHINES: &[Machine] = &[
             TYPE1,
             IOMMUFD,
             WINDOWS,
-            // What takes time, mocks, faults that are planted, and a unit whose tables are shown.
+            // Tests that take time, mocks, faults that are planted, and a unit whose tables are shown.
             &[
                 "tables_that_the_kernel_shows_are_read",
                 "iommufd_answers_as_the_table_says",
@@ -343,7 +343,7 @@ pub const MACHINES: &[Machine] = &[
 /// The machine whose kernel is replaced by the next one.
 const LIVE_UPDATE: &str = "live-update";
 
-/// What the others count on.
+/// Base of the other tests.
 const PLATFORM: &[&str] = &[
     "the_kernel_is_linux_7_2",
     "vfio_and_iommufd_are_there",
@@ -446,10 +446,10 @@ const WINDOWS: &[&str] = &[
     "every_row_that_is_not_shown_is_in_the_table",
 ];
 
-/// Whose tables the kernel has.
+/// Tables that the kernel has.
 const NAMED: &[&str] = &["kernel_tables_are_those_named"];
 
-/// What is tried in scalable mode: that what is mapped is where devices find it, and what is not mapped is not.
+/// Tests in scalable mode: devices find mapped memory where it is mapped, and nothing elsewhere.
 const SCALABLE: &[&str] = &[
     "the_unit_is_there_and_has_the_devices",
     "the_unit_walks_tables_of_one_stage",

@@ -80,7 +80,7 @@ impl Device {
     }
 }
 
-/// What lies in a directory, in order.
+/// Names in a directory, in order.
 pub fn names(directory: &Path) -> anyhow::Result<Vec<String>> {
     let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
     let mut names = entries

@@ -38,17 +38,17 @@ const NO_DRIVER: &str = "initcall_blacklist=nvme_init";
 /// or busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What belongs to the guests, below the directory of the rigs.
+/// Directory of the guests, below that of the rigs.
 pub fn directory(work: &Path) -> PathBuf {
     work.join("guest")
 }
 
-/// What is booted.
+/// Options of a boot.
 #[derive(Clone, Copy, Debug)]
 pub struct Boot<'a> {
     /// The kernel's image.
     pub kernel: &'a Path,
-    /// Whose I/O page tables it has.
+    /// I/O page tables of the kernel.
     pub tables: Tables,
     /// The initramfs.
     pub initramfs: &'a Path,
@@ -102,7 +102,7 @@ impl Boot<'_> {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        // Those that come after the last word are wrong, and the end of all is the power off.
+        // Lines after the last word are wrong, and the end of all is the power off.
         if results.done() {
             while let Ok(line) = guest.lines.recv_timeout(PATIENCE) {
                 results.take(&line);
@@ -254,7 +254,7 @@ impl Boot<'_> {
     }
 }
 
-/// What a machine behind `unit` is, and what its kernel hears of its first serial port and its clock.
+/// Architecture of a machine behind `unit`, and its kernel's words for the first serial port and the clock.
 pub fn arch(unit: Unit) -> (Arch, &'static str) {
     match unit {
         Unit::Smmu1 | Unit::Smmu2 => (Arch::Arm, "console=ttyAMA0"),
@@ -303,7 +303,7 @@ pub(crate) fn remove(path: &Path) -> anyhow::Result<()> {
 pub(crate) struct Guest<L> {
     qemu: Child,
     input: Option<ChildStdin>,
-    /// What it says on the port of the results.
+    /// Lines from the port of the results.
     pub(crate) lines: mpsc::Receiver<L>,
 }
 

@@ -1,4 +1,4 @@
-//! What the guest that measures says: a line each, in nanoseconds of its clock.
+//! Lines of the guest that measures, in nanoseconds of its clock.
 //!
 //! The clock counts instructions: QEMU lets [`NS`] of them pass with each instruction that a processor of the guest
 //! executes, and a halted processor costs nothing. Processors take turns, so while all of [`THREADS`] execute, each of
@@ -30,7 +30,7 @@ pub const SECONDS: u32 = 1;
 /// How often all is measured.
 pub const REPEATS: u32 = 5;
 
-/// Whose map and unmap it is.
+/// Implementation of map and unmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     /// Linux's DMA API, in a domain without translation.
@@ -51,12 +51,12 @@ const WHO: [(&str, Who); 4] = [
     ("software", Who::Software),
 ];
 
-/// What was measured, and how long an operation took, nanoseconds: the mean of many of each thread.
+/// A measurement: nanoseconds of an operation, the mean of many of each thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Whose operations.
+    /// Implementation.
     pub who: Who,
-    /// Whether flushes come later.
+    /// True if flushes come later.
     pub lazy: bool,
     /// Threads at a time.
     pub threads: u32,
@@ -87,7 +87,7 @@ pub const SPACES: [Kind; 9] = [
 /// Transparent huge pages of 64 KiB and no larger ones.
 pub const FOLIOS_64K: &str = "thp-64k";
 
-/// What pins and maps it.
+/// Interface that pins and maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// VFIO's type 1.
@@ -107,10 +107,10 @@ impl Way {
     ];
 }
 
-/// What an address space has taken, nanoseconds.
+/// Times of an address space, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpaceSample {
-    /// By what.
+    /// Interface.
     pub way: Way,
     /// The memory: one of [`SPACES`].
     pub kind: Kind,

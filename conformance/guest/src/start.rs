@@ -1,4 +1,4 @@
-//! What each first process of a guest does: file systems, results, the end.
+//! Work of each first process of a guest: file systems, results, the end.
 
 use std::{
     fmt::Display,

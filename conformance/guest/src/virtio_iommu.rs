@@ -45,7 +45,7 @@ use crate::{
 
 /// Pages of tables that there can be: for some times what the guest maps.
 const TABLES: u64 = 4096;
-/// What is pinned at a time, at most; where the kernel does not allow so much, pins are only counted.
+/// Bytes pinned at a time, at most; where the kernel does not allow so much, pins are only counted.
 const PINNED: u64 = 256 << 20;
 /// The longest transfer.
 const MOST_BYTES: u64 = 64 << 20;
@@ -60,7 +60,7 @@ pub struct Host {
     ledger: Arc<Ledger>,
     tables: Arc<HeapTables>,
     endpoints: [u16; 3],
-    /// What each endpoint has read last.
+    /// Words that each endpoint has read last.
     buffers: BTreeMap<u16, Vec<u64>>,
     listener: UnixListener,
     socket: PathBuf,
@@ -90,7 +90,7 @@ impl Host {
         let formats = [FormatId::VtdSs];
         let mut units = Units::new(tables.clone(), DomainIds::new(16), formats);
         let mut config = VirtioIommuConfig {
-            // What the tables of four levels reach.
+            // Addresses that tables of four levels reach.
             input: Some(0..=(1 << 48) - 1),
             ..VirtioIommuConfig::default()
         };
@@ -244,7 +244,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// What is left, and what was wrong before.
+    /// Leftovers, and earlier faults.
     pub fn end(mut self) -> anyhow::Result<()> {
         let link = self.link.take().context("QEMU never came")?;
         if let Some(wrong) = link.close() {
@@ -279,7 +279,7 @@ struct Spaces {
     pinner: Option<Arc<Pinner>>,
     ledger: Arc<Ledger>,
     known: Vec<(Which, MemoryRegion)>,
-    /// What no driver of Linux's brings about.
+    /// Requests that no driver of Linux's makes.
     wrong: Vec<String>,
 }
 
@@ -345,7 +345,7 @@ impl Spaces {
             data.insert(address, cells)?;
             known.push((which, region));
         }
-        // What is gone may still be mapped, so its words stay.
+        // Removed regions may still be mapped, so their words stay.
         self.known = known;
         Ok(self
             .known

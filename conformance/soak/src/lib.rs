@@ -32,7 +32,7 @@ pub use scenario::{Counted, Totals};
 pub(crate) const MEMORIES: u64 = 3;
 pub(crate) const MEMORY: u64 = 16 << 20;
 pub(crate) const GUEST: u64 = 1 << 30;
-/// What may be charged: less than there is.
+/// Bytes that may be charged: less than there is.
 const LIMIT: u64 = 40 << 20;
 /// Pages of device addresses, on both sides of a multiple of 1 GiB.
 pub(crate) const PAGES: u64 = 16384;
@@ -47,7 +47,7 @@ const PIECE: u64 = 4 << 20;
 /// keeps and the logs of this program.
 const TOLERANCE: u64 = 4 << 20;
 
-/// What to do.
+/// Settings of a soak.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// From which everything follows but the order of threads.
@@ -64,7 +64,7 @@ pub struct Settings {
     pub clear_every: u64,
 }
 
-/// What was counted at a quiet point.
+/// Counts at a quiet point.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sample {
     /// Since the begin.
@@ -73,7 +73,7 @@ pub struct Sample {
     pub operations: u64,
     /// Accesses of devices so far that found what they were to find.
     pub accesses: u64,
-    /// What is in use.
+    /// Totals in use.
     pub totals: Totals,
     /// Anonymous memory of this process.
     pub anonymous: u64,
@@ -83,16 +83,16 @@ pub struct Sample {
     pub cleared: bool,
 }
 
-/// What came of it.
+/// Result of a soak.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// At the quiet points.
     pub samples: Vec<Sample>,
-    /// By name: how often an operation was done, and how often it was refused.
+    /// Operations by name: how often they were done, and refused.
     pub counts: Vec<(&'static str, u64, u64)>,
     /// Accesses that were to fault, and did.
     pub faulted: u64,
-    /// What was wrong.
+    /// Complaints.
     pub wrong: Vec<String>,
     /// The last operations.
     pub log: Vec<String>,
@@ -132,12 +132,12 @@ pub fn run(
 /// A world, and what is done with it.
 struct Soak {
     world: World,
-    /// Of each mutator.
+    /// Generators by mutator.
     randoms: Vec<fastrand::Rng>,
     book: Book,
 }
 
-/// What kinds of units there are: two of them have no way to force DMA to be coherent.
+/// Kinds of units: two of them have no way to force DMA to be coherent.
 const UNITS: [Kind; 5] = {
     const fn kind(format: FormatId, node: u32, coherent: bool) -> Kind {
         let node = NodeId(node);
@@ -278,7 +278,7 @@ fn drift(samples: &[Sample]) -> Vec<String> {
             wrong.push(format!("something is left: {sample:?}"));
         }
     }
-    // Behind a quarter of the time everything was there once.
+    // Everything was there once after a quarter of the time.
     if let (Some(early), Some(last)) = (cleared.get(cleared.len() / 4), cleared.last()) {
         if last.anonymous > early.anonymous + TOLERANCE {
             let (from, to) = (early.anonymous >> 10, last.anonymous >> 10);

@@ -4,7 +4,7 @@
 //! one operation of [`ELSEWHERE`] is anywhere, and comes in the way of others. Neighbours have leaf tables in common.
 //! Memory is for all: the same pages are pinned for several at once.
 //!
-//! What an operation does where it was alone, the shadow model predicts; where several were, the areas say which came
+//! The shadow model predicts what an operation does where it was alone; where several were, the areas say which came
 //! last. An error of those that another operation can bring about is expected only if one was at work there; and a
 //! fault is armed for one thread, so that it excuses no error of another.
 //!
@@ -39,7 +39,7 @@ pub(crate) struct Mutator<'a> {
     pub(crate) of: usize,
 }
 
-/// What mutators write down.
+/// Records of the mutators.
 #[derive(Default)]
 pub(crate) struct Book {
     operations: AtomicU64,
@@ -49,7 +49,7 @@ pub(crate) struct Book {
 #[derive(Default)]
 struct Lines {
     log: VecDeque<String>,
-    /// By name: how often it was done, and how often it was refused.
+    /// Operations by name: how often they were done, and refused.
     counts: BTreeMap<&'static str, (u64, u64)>,
 }
 
@@ -59,7 +59,7 @@ impl Book {
         self.operations.load(Ordering::Relaxed)
     }
 
-    /// By name how often an operation was done and refused, and the last ones.
+    /// Operations by name, how often they were done and refused, and the last ones.
     pub(crate) fn read(&self) -> (Vec<(&'static str, u64, u64)>, Vec<String>) {
         let lines = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = lines.counts.iter();
@@ -92,7 +92,7 @@ impl Mutator<'_> {
     pub(crate) fn note(&self, name: &'static str, what: &str, result: Said) {
         let world = self.world;
         let fired = world.faults.disarm();
-        // What a flush that failed has left behind is made up for.
+        // A flush makes up for one that failed.
         if fired && let Err(cause) = world.space.flush() {
             let text = format!("a flush after a failure: {cause}");
             world.scene.complain(text);

@@ -12,7 +12,7 @@ use crate::mutator::{Mutator, everywhere};
 use crate::scenario::{Fault, INTACT, World, sentence};
 use crate::{DEVICES, GUEST, MEMORIES, MEMORY};
 
-/// What may wait for a lazy flush.
+/// Limits of lazy flushing.
 const LAZY: Flushing = Flushing::Lazy {
     holds: 24,
     age: Duration::from_millis(40),
@@ -35,7 +35,7 @@ fn of_guest(memory: usize, parts: Vec<Span<Offset>>) -> Vec<Span<GuestAddr>> {
         .collect()
 }
 
-/// What is said of an operation: done, or why not and whether that was to be expected.
+/// Result of an operation: done, or why not and whether that was to be expected.
 pub(crate) type Said = Result<(), (String, bool)>;
 
 /// An error that only a fault that was armed explains.
@@ -103,7 +103,7 @@ impl Mutator<'_> {
         }
     }
 
-    /// Whether areas begin and end where `range` does, still.
+    /// True if areas begin and end where `range` does, still.
     fn is_whole(&self, range: Span<Iova>) -> bool {
         let at = |at| self.world.space.area_at(at).map(|area| area.range());
         at(range.start).is_some_and(|area| area.start == range.start)

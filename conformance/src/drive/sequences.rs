@@ -31,7 +31,7 @@ impl<F: Format, A: Heap> Pair<'_, F, A> {
         self.translate(range, random)
     }
 
-    /// What is to be mapped: runs of which some allow large leaves and some do not.
+    /// Runs to map, of which some allow large leaves and some do not.
     fn random_runs(&self, random: &mut Rng) -> Option<(u64, Vec<Span<Pa>>)> {
         let page = self.smallest();
         let output = 1u64 << self.table.format().output_bits();
@@ -89,7 +89,7 @@ impl<F: Format, A: Heap> Pair<'_, F, A> {
         Some((iova, runs))
     }
 
-    /// What is to be unmapped: mostly leaves that are there.
+    /// Range to unmap: mostly leaves that are there.
     fn random_range(&self, random: &mut Rng) -> Option<Span<Iova>> {
         let page = self.smallest();
         if random.u64(..4) == 0 {

@@ -1,4 +1,4 @@
-//! The tables that are timed, and whether Linux does to them what the clock is told it does.
+//! The tables that are timed, and whether Linux does to them what the clock assumes.
 
 use std::{collections::BTreeMap, path::Path};
 

@@ -8,7 +8,7 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 impl Board {
-    /// What QEMU is told of the machine.
+    /// Arguments of QEMU for the machine.
     pub(crate) const fn arguments(self) -> &'static [&'static str] {
         match self {
             // So that there is memory beyond 1 TiB: with a processor of AMD's all that does not fit below

@@ -52,7 +52,7 @@ impl<'r> Case<'r> {
         Ok(Tables::new(self.rig, support.page_sizes)?)
     }
 
-    /// A table is told to be the one of a device.
+    /// Gives a device the table.
     pub(crate) fn attach(&self, device: usize, domain: u32, table: &Tables) -> anyhow::Result<()> {
         let domain = DomainId(domain);
         Ok(self.driver.attach(id(device), domain, table.root())?)
@@ -95,7 +95,7 @@ impl<'r> Case<'r> {
         Ok(())
     }
 
-    /// What the unit was told so far.
+    /// Commands to the unit so far.
     pub(crate) fn counters(&self) -> CommandCounters {
         self.driver.counters()
     }
@@ -142,7 +142,7 @@ impl<'r> Case<'r> {
         Ok(())
     }
 
-    /// What the unit has recorded.
+    /// Recorded faults.
     pub(crate) fn faults(&self) -> Vec<Fault> {
         let mut faults = Vec::new();
         self.driver.drain_faults(&mut |fault| faults.push(fault));

@@ -134,23 +134,23 @@ impl Kind {
     }
 }
 
-/// Whether QEMU records accesses that a leaf does not allow.
+/// QEMU's record of accesses that a leaf does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
-    /// It does.
+    /// All are recorded.
     Recorded,
     /// Unless the leaf is cached: the access is blocked without a word.
     RecordedUncached,
 }
 
-/// What QEMU lets be seen of a unit.
+/// Properties that QEMU shows of a unit.
 #[derive(Clone, Copy, Debug)]
 pub struct Tells {
     /// Translations are cached, so that a stale one is seen.
     pub caches: bool,
     /// Faults of devices without an entry are recorded.
     pub strangers: bool,
-    /// Whether faults are recorded where a leaf does not allow the access.
+    /// Recording of faults where a leaf does not allow the access.
     pub denied: Denied,
     /// They name the address.
     pub address: bool,
@@ -261,7 +261,7 @@ impl Unit {
         !matches!(self, Self::AmdVi)
     }
 
-    /// What QEMU lets be seen of it.
+    /// Properties that QEMU shows of it.
     pub const fn tells(self) -> Tells {
         let all = Tells {
             caches: true,

@@ -21,7 +21,7 @@ const ROUNDS: u32 = 1000;
 /// The registers of a unit, by offset in bytes.
 ///
 /// A driver has no words for a machine that does not answer. So such an error is kept: reads yield all
-/// ones from then on, as they do on a bus where nobody is, and the [`Rig`](crate::Rig) tells.
+/// ones from then on, as they do on a bus without a device, and the [`Rig`](crate::Rig) tells.
 ///
 /// A command to QEMU and its answer pass through the kernel, so what this process stored before it is
 /// seen by the unit, and what the unit stored is seen here afterwards.

@@ -1,4 +1,4 @@
-//! What was checked, as a document: `docs/conformance.md`.
+//! Results of the checks, as a document: `docs/conformance.md`.
 //!
 //! It has no times, and all choices are made from the same seeds each time: with the same QEMU the
 //! document is the same.
@@ -12,26 +12,26 @@ use runs::PageSizes;
 
 use crate::{Board, Unit, checks::CHECKS, lives::Counts, qemu::Kind};
 
-/// What one check found.
+/// Result of one check.
 #[derive(Clone, Debug)]
 pub struct Done {
-    /// Of which unit.
+    /// Its unit.
     pub unit: Unit,
-    /// With which tables.
+    /// Its tables.
     pub kind: Kind,
-    /// What.
+    /// Its name.
     pub check: &'static str,
     /// Copies by DMA.
     pub copies: u64,
     /// How many went through leaves of each size.
     pub leaves: BTreeMap<u64, u64>,
-    /// What flushes took: which, commands, waits.
+    /// Costs of flushes: which, commands, waits.
     pub costs: Vec<(&'static str, u64, u64)>,
     /// Counts of a life, if it was one.
     pub life: Option<Counts>,
 }
 
-/// What was run.
+/// Results of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// The programs, by what they say of their versions.

@@ -141,7 +141,7 @@ pub struct Rig {
 /// A place in memory as a device addresses it, and where it should really be.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
-    /// What the device says.
+    /// Device address.
     pub iova: u64,
     /// Where that leads.
     pub address: u64,
@@ -157,12 +157,12 @@ impl At {
     }
 }
 
-/// What became of the bytes of a DMA.
+/// Fate of the bytes of a DMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// They are where they should be.
     Copied,
-    /// What was there before is still there.
+    /// The old bytes are still there.
     Untouched,
     /// Something else is there.
     Otherwise,
@@ -323,7 +323,7 @@ impl Rig {
         &self.structures
     }
 
-    /// The same memory as whoever comes after this process would have it: mapped a second time.
+    /// The same memory as a successor of this process would have it: mapped a second time.
     pub(crate) fn structures_again(&self) -> anyhow::Result<MappedStorage> {
         let file = self.structures.storage().mapping().fd();
         let file = file.context("shared memory has no file")?;
@@ -391,7 +391,7 @@ impl Rig {
         self.costs.borrow_mut().push((what, commands, waits));
     }
 
-    /// What was noted: of which flush, commands, waits.
+    /// Noted costs: of which flush, commands, waits.
     pub fn costs(&self) -> Vec<(&'static str, u64, u64)> {
         self.costs.borrow().clone()
     }

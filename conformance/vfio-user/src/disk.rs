@@ -100,7 +100,7 @@ pub enum Interrupts {
     Intx,
 }
 
-/// What a disk with `queues` queues has.
+/// Description of a disk with `queues` queues.
 pub fn description(queues: u16, interrupts: Interrupts) -> Description {
     let mut description = Description::default();
     description.regions[0] = BAR;

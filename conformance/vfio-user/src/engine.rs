@@ -36,7 +36,7 @@ pub struct Engine<M> {
     config: Mutex<ConfigSpace>,
 }
 
-/// What it has.
+/// Its description.
 pub fn description() -> Description {
     let mut description = Description::default();
     description.regions[CONFIG_REGION] = BYTES as u64;

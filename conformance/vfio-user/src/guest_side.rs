@@ -1,4 +1,4 @@
-//! What the rig and the guest's program agree on: machines, tests, the lines between them, and what is in files.
+//! Contract of the rig and the guest's program: machines, tests, the lines between them, and contents of files.
 
 /// A machine that is booted.
 #[derive(Clone, Copy, Debug)]

@@ -23,9 +23,9 @@ pub struct ConfigSpace {
 /// Which device it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
-    /// Of the vendor.
+    /// The vendor.
     pub vendor: u16,
-    /// Of the device.
+    /// The device.
     pub device: u16,
     /// Class, subclass and programming interface.
     pub class: u32,

@@ -33,10 +33,10 @@ pub(crate) const NO_VECTOR: u16 = 0xffff;
 /// Bits of the ISR status.
 pub(crate) const ISR_QUEUE: u8 = 1;
 pub(crate) const ISR_CONFIG: u8 = 2;
-/// What a driver reads as the disk's name.
+/// Name of the disk, as a driver reads it.
 const ID: &[u8; 20] = b"dmaspace-vfio-user\0\0";
 
-/// What all queues have in common.
+/// State that all queues share.
 pub(crate) struct Shared {
     pub(crate) memory: Arc<ClientMemory>,
     pub(crate) irqs: Arc<Irqs>,
@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     pub(crate) sectors: u64,
     /// Requests that were served.
     pub(crate) requests: AtomicU64,
-    /// Of these, with more than one piece of data.
+    /// Requests with more than one piece of data.
     pub(crate) gathered: AtomicU64,
 }
 
@@ -133,7 +133,7 @@ impl Slot {
             }
             let done = state.drain(shared);
             state.broken = done.is_err();
-            // Who is called may wait for one that waits for this queue.
+            // Callees may wait for a thread that waits for this queue.
             drop(state);
             if let Err(error) = done {
                 broken(&error.to_string());
@@ -156,7 +156,7 @@ impl State {
             if waiting > self.queue.size() {
                 return Err(virtio_queue::Error::InvalidAvailRingIndex);
             }
-            // What these requests name was mapped before they came.
+            // Memory of these requests was mapped before they came.
             let view = shared.memory.view();
             for _ in 0..waiting {
                 let Some(chain) = self.queue.pop_descriptor_chain(view.clone()) else {
@@ -280,7 +280,7 @@ impl State {
     }
 }
 
-/// Of `pieces` the bytes from `from` on, `len` at most.
+/// Bytes of `pieces` from `from` on, `len` at most.
 fn part(pieces: &[Piece], mut from: u64, mut len: u64) -> Vec<Piece> {
     let mut found = Vec::new();
     for (address, bytes, writes) in pieces {

@@ -1,4 +1,4 @@
-//! What is pinned and charged: by whom, how often, and given back to the byte.
+//! Pins and charges: of which process, how often, and given back to the byte.
 
 use anyhow::{Context as _, bail, ensure};
 use guest::machines::{EDU, NVME};
@@ -18,7 +18,7 @@ use crate::{
 
 const MIB: u64 = 1 << 20;
 
-/// What a counter shows more than in the beginning.
+/// Growth of a counter since the beginning.
 pub(crate) struct Count {
     name: &'static str,
     before: u64,
@@ -159,7 +159,7 @@ pub(crate) fn once() -> anyhow::Result<()> {
     in_two::<Iommufd>([owner.clone(), owner], 1)
 }
 
-/// iommufd counts against the limit of the process instead of that of its user, when it is told to.
+/// iommufd can count against the limit of the process instead of that of its user.
 pub(crate) fn by_process() -> anyhow::Result<()> {
     unprivileged(MIB, || {
         let count = Count::new("VmLck")?;

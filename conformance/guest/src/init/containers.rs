@@ -133,7 +133,7 @@ pub(crate) fn on_both_nodes<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::R
     };
     dma::check(mapping.cells(), copied)?;
 
-    // What is mapped later is there for both; and a part that goes is gone for both.
+    // Memory mapped later is there for both; and a part that goes is gone for both.
     let more = dma::memory(Backing::Anon4K, MIB)?;
     let later = host_memory(&more, &ledger)?;
     let whole = Span::new(0, MIB);
@@ -157,7 +157,7 @@ pub(crate) fn on_both_nodes<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::R
     )
     .context("what is mapped later")?;
 
-    // What is left of a node keeps its container; the last one takes it along, and its charge.
+    // Devices that stay on a node keep its container; the last one takes it along, and its charge.
     let mut users = users.into_iter();
     for left in [2 * SIZE, SIZE, SIZE, 0] {
         let user = users.next().context("four devices")?;
@@ -201,7 +201,7 @@ pub(crate) fn undone_in_both<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::
             user.edu.write(IOVA, BUFFER)?;
         }
         dma::check(mapping.cells(), |nth| nth).context("what was undone")?;
-        // What fits twice fits.
+        // Half of it fits twice.
         let half = Span::new(0, MIB);
         space.map(IOVA, &memory, half, Prot::RW)?;
         count.is(2 * MIB)?;

@@ -46,7 +46,7 @@ pub(crate) fn memory(backing: Backing, len: u64) -> anyhow::Result<Arc<Mapping>>
     Ok(Arc::new(memory))
 }
 
-/// What cell `nth` holds at first: no two hold the same.
+/// Value of cell `nth` at first: no two are the same.
 fn pattern(nth: u64) -> u64 {
     (nth + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -98,7 +98,7 @@ pub(crate) fn copies<I: Interface>(backing: Backing) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is unmapped is out of reach at once, and what lies beside it is not.
+/// Unmapped memory is out of reach at once, and memory beside it is not.
 pub(crate) fn unmap<I: Interface>() -> anyhow::Result<()> {
     let (mut space, edu) = open::<I>()?;
     let [gone, stays] = [

@@ -72,7 +72,7 @@ pub(crate) fn in_one_space<I: Interface>(_: &Machine) -> anyhow::Result<()> {
                 let words = BUFFER / 8;
                 if nth / words <= 4 { nth % words } else { nth }
             })?;
-            // Those of the other node stay, and see the memory.
+            // Devices of the other node stay, and see the memory.
             let rest = users.split_off(2);
             users
                 .into_iter()

@@ -7,7 +7,7 @@ use guest::machines::{DISK_BLOCKS, EDU, NVME, NVME_SERIAL, disk_block};
 
 use crate::pci::Device;
 
-/// `examples/nvme.rs` by one of its ways: the controller says who it is by DMA to where it was told, and
+/// `examples/nvme.rs` by one of its ways: the controller identifies itself by DMA to the address given, and
 /// reads the blocks that the machine began with.
 pub(crate) fn nvme(way: &str) -> anyhow::Result<()> {
     Device(NVME).bind_to_vfio()?;
@@ -63,7 +63,7 @@ pub(crate) fn vfio_ioctls() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the program says; an error is what it complains of.
+/// Output of the program; an error has its complaint.
 fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(program)
         .args(arguments)

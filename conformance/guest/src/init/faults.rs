@@ -27,7 +27,7 @@ const MIB: u64 = 1 << 20;
 /// More steps than any operation has.
 const MOST: u32 = 1000;
 
-/// What must not change.
+/// State that must not change.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
     areas: Vec<Span<Iova>>,
@@ -113,7 +113,7 @@ pub(crate) fn everywhere<I: Interface>() -> anyhow::Result<()> {
         |space| Ok(space.unmap(there).map(|_| ())?),
     )?;
 
-    // What is cut is two pieces at its ends.
+    // Both ends cut a piece.
     let part = Span::new(IOVA + MIB / 2, MIB);
     let of_cut = tried.try_out(
         |space| space.ioas.unmap_cutting(part, Interruption::Allowed),

@@ -55,7 +55,7 @@ const AREAS: [(u64, Span<Offset>); 2] = [
     (IOVA + (1 << 30), Span::new(SIZE / 2, SIZE / 2)),
 ];
 
-/// What makes this program a second process, and of which interface.
+/// First argument of a second process, followed by its interface.
 const TAKE_OVER: &str = "take-over";
 
 /// Files of a process: of its own, or on their way.
@@ -129,7 +129,7 @@ impl HandedOver for Iommufd {
 }
 
 /// The first process's part: without the privilege to lock without limit, since iommufd does not move
-/// what it has mapped for somebody who has it.
+/// the mappings of a process that has it.
 pub(crate) fn to_a_second_process<I: HandedOver>() -> anyhow::Result<()> {
     unprivileged(I::LIMIT, first_process::<I>)
 }
@@ -153,7 +153,7 @@ fn first_process<I: HandedOver>() -> anyhow::Result<()> {
     ensure!(pieces.len() == 2, "{pieces:?}");
     ensure!(space.ledger.in_use() == 0, "charged to whom gave up");
     ensure!(locked()? == SIZE, "{:#x} bytes locked", locked()?);
-    // Nobody says where the memory is, and the device goes on.
+    // No process says where the memory is, and the device goes on.
     edu.write(IOVA + BUFFER, BUFFER)?;
 
     let (ours, theirs) = UnixStream::pair()?;
@@ -184,7 +184,7 @@ fn first_process<I: HandedOver>() -> anyhow::Result<()> {
     })
 }
 
-/// What cannot be handed over stays as it is, and the device goes on: what the compatibility layer maps,
+/// Mappings that cannot be handed over stay, and the device goes on: those of the compatibility layer,
 /// and memory of iommufd that is no file.
 pub(crate) fn stays<I: Interface>() -> anyhow::Result<()> {
     let mapping = memory(Backing::Anon4K, SIZE)?;
@@ -229,7 +229,7 @@ pub(crate) fn second_process(arguments: &[String]) -> anyhow::Result<()> {
         [TAKE_OVER, Iommufd::NAME] => take_over::<Iommufd>(&socket),
         _ => bail!("guest-init is the first process of a guest, started by its kernel"),
     };
-    // Whoever listens says it.
+    // The first process reports it.
     result.inspect_err(|error| drop((&socket).write_all(format!("{error:#}\n").as_bytes())))
 }
 

@@ -51,7 +51,7 @@ fn ask(question: String) -> anyhow::Result<String> {
     Ok(answer.trim_end().to_owned())
 }
 
-/// What became of a transfer.
+/// Outcome of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transfer {
     /// All of it was done.
@@ -101,7 +101,7 @@ impl Endpoint {
     }
 }
 
-/// What the host's IOMMU holds for all devices together.
+/// Totals of the host's IOMMU, over all devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     /// Domains.
@@ -116,7 +116,7 @@ pub(crate) struct Held {
     pub(crate) tables: u64,
 }
 
-/// What the host's IOMMU holds now.
+/// Asks the host for its totals.
 pub(crate) fn held() -> anyhow::Result<Held> {
     let answer = ask("held".into())?;
     let numbers: Result<Vec<u64>, _> = answer.split(' ').map(str::parse).collect();

@@ -1,4 +1,4 @@
-//! What the kernel shows of a device's tables in debugfs, read by `dmaspace tables`: each address leads to the
+//! Tables of a device as the kernel shows them in debugfs, read by `dmaspace tables`: each address leads to the
 //! frame that this process has there, and nothing else is mapped.
 //!
 //! Source: Linux, `Documentation/ABI/testing/debugfs-intel-iommu`.

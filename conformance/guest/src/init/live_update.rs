@@ -102,7 +102,7 @@ fn learn(memories: &[Arc<Mapping>]) -> anyhow::Result<RunMap<Cells>> {
     Ok(RunMap::new(pieces)?)
 }
 
-/// What is in a word of a memory when the first kernel ends.
+/// Word of a memory when the first kernel ends.
 const fn word(memory: usize, nth: u64) -> u64 {
     ((nth << 8) | (memory as u64 + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -124,7 +124,7 @@ fn device_reads(unit: &SoftUnit, expected: impl Fn(usize, u64) -> u64) -> anyhow
     Ok(())
 }
 
-/// What all words of a mapping are.
+/// Hash of all words of a mapping.
 fn digest(mapping: &Mapping) -> u64 {
     let mut hasher = DefaultHasher::new();
     for cell in mapping.cells() {
@@ -144,7 +144,7 @@ fn again(file: &Mapping) -> anyhow::Result<Mapping> {
     Ok(Mapping::of_file(fd.try_clone_to_owned()?)?)
 }
 
-/// Whether this is the second kernel, by its command line.
+/// True if this is the second kernel, by its command line.
 pub(crate) fn goes_on(words: &str) -> bool {
     words.split_whitespace().any(|word| word == UPDATED)
 }
@@ -203,7 +203,7 @@ fn first(words: &str) -> anyhow::Result<Infallible> {
         "{taken:?}"
     );
     session.preserve(TABLES, file.fd().context("no file")?)?;
-    // What is preserved was pinned, and has not moved.
+    // Preserved memory was pinned, and has not moved.
     device_reads(&unit, word)?;
     let leaving = space.hand_over(&memories)?;
     let mut description = File::from(memfd_create("description", MemfdFlags::empty())?);
@@ -213,7 +213,7 @@ fn first(words: &str) -> anyhow::Result<Infallible> {
     next_kernel(words)
 }
 
-/// What Linux 7.2 cannot preserve.
+/// Files that Linux 7.2 cannot preserve.
 fn refused_by_name(session: &LiveUpdate) -> anyhow::Result<()> {
     let huge = Mapping::new(Backing::Hugetlb2M, 2 << 20, None)?;
     let huge = huge.fd().context("no file")?.try_clone_to_owned()?;

@@ -21,7 +21,7 @@ use iommufd_bindings::{
 use runs::{Iova, Span};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
-/// What the unit translates: first and last.
+/// Aperture of the unit: first and last.
 pub(crate) const APERTURE: (u64, u64) = (1 << 24, (1 << 31) - 1);
 
 /// `IOMMU_TEST_OP_…`.
@@ -78,7 +78,7 @@ const fn second(pair: u64) -> u32 {
 ///
 /// # Safety
 ///
-/// What lies behind an address in `body` is there, and nobody writes to it.
+/// Memory at each address in `body` is valid, and nothing else writes to it.
 unsafe fn call(
     iommufd: &Iommufd,
     operation: &'static str,
@@ -102,8 +102,8 @@ unsafe fn call(
 ///
 /// # Safety
 ///
-/// It takes this structure, which begins with its size. What lies behind an address in it is there,
-/// and nobody writes to it.
+/// It takes this structure, which begins with its size. Memory at each address in it is valid,
+/// and nothing else writes to it.
 unsafe fn request<const OPCODE: Opcode, T>(
     iommufd: &Iommufd,
     operation: &'static str,
@@ -278,7 +278,7 @@ impl Attachable for Any {
     }
 }
 
-/// A driver in the kernel that uses pages of an address space, and lets go when it is told to.
+/// A driver in the kernel that uses pages of an address space, and lets go on request.
 #[derive(Debug)]
 pub(crate) struct Access {
     iommufd: Iommufd,

@@ -65,13 +65,13 @@ pub(crate) fn planned(_: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `dmaspace` takes from sysfs and from the firmware is what is there: nodes of devices and of the
-/// unit, and by what a driver says which unit it means.
+/// `dmaspace` reads from sysfs and from the firmware what is there: nodes of devices and of the
+/// unit, and the address by which a driver names its unit.
 pub(crate) fn topology(machine: &Machine) -> anyhow::Result<()> {
     let plan = program::report(&["numa", "--memory", "1G"])?;
     let list = |name: &str| plan["topology"][name].as_array().context("no topology");
     let read = |path: &Path| fs::read_to_string(path).map(|text| text.trim().to_owned());
-    // Below 0: nobody tells.
+    // Values below 0: unknown.
     let node = |path: &Path| anyhow::Ok(u32::try_from(read(path)?.parse::<i32>()?).ok());
     let devices = list("devices")?;
     ensure!(!devices.is_empty(), "no devices");
@@ -216,7 +216,7 @@ pub(crate) fn iommufd(_: &Machine) -> anyhow::Result<()> {
     for (node, device) in &devices {
         lie_on(*node, &tables_of(*device)?)?;
     }
-    // What is left of a node keeps its table, and the last one takes it along.
+    // Devices that stay on a node keep its table, and the last one takes it along.
     for (nth, bound) in bound.iter().enumerate() {
         space.detach(bound)?;
         let left = space.places().len();

@@ -51,7 +51,7 @@ impl MemoryObject for DmaBuf {
     }
 }
 
-/// Memory in which some cannot be pinned. It stays for good, and nobody looks at it.
+/// Memory in which some cannot be pinned. It stays for good, and is not accessed here.
 #[derive(Debug)]
 pub(crate) struct Patchwork {
     address: u64,
@@ -64,7 +64,7 @@ impl Patchwork {
         // SAFETY: without an address the kernel chooses a free one.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), MEMORY as usize, prot, flags) }?;
         let none = start.wrapping_byte_add(BAD as usize);
-        // SAFETY: a part of what was just mapped, of which nobody holds a reference.
+        // SAFETY: a part of what was just mapped, to which there is no reference.
         unsafe { mprotect(none, PAGE as usize, MprotectFlags::empty()) }?;
         let address = start.addr() as u64;
         Ok(Self { address })
@@ -100,7 +100,7 @@ impl MemoryObject for Patchwork {
     }
 
     fn in_process(&self) -> Option<ProcessMemory> {
-        // SAFETY: it is never unmapped, and nobody looks at it.
+        // SAFETY: it is never unmapped, and this process does not access it.
         Some(unsafe { ProcessMemory::new(self.address) })
     }
 }
@@ -130,7 +130,7 @@ pub(crate) fn with_a_page(
     let start = unsafe { mmap_anonymous(ptr::null_mut(), len as usize, prot, MapFlags::PRIVATE) }?;
     let page = start.wrapping_byte_add(at as usize);
     let flags = MapFlags::SHARED | MapFlags::FIXED;
-    // SAFETY: it takes the place of a part of what was just mapped, of which nobody holds a reference.
+    // SAFETY: it takes the place of a part of what was just mapped, to which there is no reference.
     unsafe { mmap(page, PAGE as usize, prot, flags, device, offset) }?;
     let owner = Arc::new(Mapped(start.expose_provenance(), len as usize));
     let start = NonNull::new(start.cast()).context("mapped at 0")?;

@@ -123,7 +123,7 @@ pub(crate) fn not_charged() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What mapping the registers of the peer by their address gives.
+/// Result of mapping the registers of the peer by their address.
 fn try_address<I: Interface>() -> anyhow::Result<Result<(), MapError>> {
     let (_peer, registers) = peer::<I>()?;
     let (mut space, _edu) = open::<I>()?;
@@ -143,7 +143,7 @@ pub(crate) fn refused_by_the_kernel() -> anyhow::Result<()> {
     }
 }
 
-/// Of iommufd that is known, and said by name.
+/// iommufd's refusal is known, and has a name.
 pub(crate) fn refused_by_name() -> anyhow::Result<()> {
     match try_address::<Iommufd>()? {
         Err(MapError::Unsupported(refused)) => {

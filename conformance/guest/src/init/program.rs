@@ -49,7 +49,7 @@ fn run(arguments: &[&str]) -> anyhow::Result<(Output, String)> {
 /// The report of a command that succeeds.
 pub(crate) fn report(arguments: &[&str]) -> anyhow::Result<Value> {
     let (output, said) = run(arguments)?;
-    // Of a job with something wrong there is a report, which says what.
+    // A failed job has a report, too, which names the failure.
     let report = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.success(), "{}: {said}{report}", output.status);
     serde_json::from_str(&report).context("no report")
@@ -291,7 +291,7 @@ pub(crate) fn interrupted(_: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `devices` says of one.
+/// Entry of a device in `devices`.
 fn listed(device: Device) -> anyhow::Result<Value> {
     let report = report(&["devices"])?;
     says(&report, "/vfio", &json!(true))?;

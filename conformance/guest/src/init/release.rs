@@ -27,8 +27,8 @@ const GONE: Span<Offset> = Span::new(PIECE, PIECE);
 /// Transfers beside it while it comes and goes.
 const TRANSFERS: u64 = 16;
 
-/// What is released is not reached, what is restored is, with the pages that it has then; and what
-/// lies beside is reached at every moment.
+/// Released memory is not reached, restored memory is, with the pages that it has then; and memory
+/// beside it is reached at every moment.
 pub(crate) fn and_restore<I: Interface>() -> anyhow::Result<()> {
     let count = Count::new(counter_of(I::COLUMN))?;
     let ledger = Ledger::new("what may be mapped", Some(SIZE), 0);

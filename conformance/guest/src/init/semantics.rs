@@ -93,7 +93,7 @@ pub(crate) const fn counter_of(column: Column) -> &'static str {
     }
 }
 
-/// What is more on the counter than in the beginning, and the devices that are open.
+/// Value of the counter in the beginning, and the devices that are open.
 struct Around<I: Shown> {
     before: u64,
     open: Vec<VfioDevice>,
@@ -166,7 +166,7 @@ impl<const COMPATIBILITY: bool> Shown for InContainer<COMPATIBILITY> {
         Ok((Self::mapper(&())?, devices))
     }
 
-    /// Of a container that iommufd plays, groups are attached when one of their devices is opened.
+    /// Groups of a container that iommufd plays are attached when one of their devices is opened.
     fn open(group: &Group) -> Result<Option<VfioDevice>, KernelError> {
         if !COMPATIBILITY {
             return Ok(None);

@@ -23,7 +23,7 @@ use crate::{pci, semantics::table::Column};
 pub(crate) trait Interface {
     /// The operations of one address space.
     type Mapper: Mapper;
-    /// What devices are opened with.
+    /// File by which devices are opened.
     type File;
 
     /// Which of the table of semantics it is.
@@ -39,7 +39,7 @@ pub(crate) trait Interface {
         Ok(None)
     }
 
-    /// What of the device is attached.
+    /// Group or device to attach.
     fn attachable(file: &Self::File, device: pci::Device) -> anyhow::Result<DeviceOf<Self>>;
 
     /// The device itself, once that is attached.
@@ -51,9 +51,9 @@ pub(crate) type DeviceOf<I> = <<I as Interface>::Mapper as Mapper>::Device;
 
 /// An open device.
 pub(crate) enum Opened {
-    /// By its group.
+    /// A device of a group.
     OfGroup(vfio::VfioDevice),
-    /// By its own file.
+    /// A device with its own file.
     Bound(Arc<BoundDevice>),
 }
 
@@ -219,7 +219,7 @@ impl<I: Interface> Space<I> {
         Ok(())
     }
 
-    /// What of the device can be attached here.
+    /// Group or device to attach here.
     pub(crate) fn attachable(&self, device: pci::Device) -> anyhow::Result<Arc<DeviceOf<I>>> {
         device.bind_to_vfio()?;
         Ok(Arc::new(I::attachable(&self.file, device)?))
@@ -238,13 +238,13 @@ impl<I: Interface> Space<I> {
         Ok(&plugged.device)
     }
 
-    /// What of it is attached.
+    /// The attached group or device.
     pub(crate) fn attached(&self) -> anyhow::Result<&DeviceOf<I>> {
         let plugged = self.plugged.as_ref().context("no device")?;
         Ok(&plugged.attached)
     }
 
-    /// What devices are opened with.
+    /// File by which devices are opened.
     pub(crate) const fn file(&self) -> &I::File {
         &self.file
     }

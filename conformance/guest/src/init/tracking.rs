@@ -1,5 +1,5 @@
-//! What devices have written to: on the units of QEMU, which cannot tell, and on the mocks of
-//! iommufd's own tests, which can. And memory that drivers in the kernel hold.
+//! Dirty pages: on the units of QEMU, which do not report them, and on the mocks of iommufd's own
+//! tests, which do. And memory that drivers in the kernel hold.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ const PAGE: u64 = 4096;
 /// Bytes of each memory.
 const SIZE: u64 = 1 << 20;
 
-/// What is dirty in `span`, and whether some device cannot tell.
+/// Dirty memory in `span`, and whether some device cannot tell.
 fn harvest(ioas: &Ioas, span: Span<Iova>) -> anyhow::Result<(Vec<Span<Iova>>, bool)> {
     let words = (span.len / PAGE).div_ceil(64) as usize;
     let mut pending = Pending::new(vec![0; words], span, PAGE)?;
@@ -129,7 +129,7 @@ impl Mocked {
     }
 }
 
-/// What was written is told once, exactly; also what is unmapped.
+/// Writes are reported once, exactly; also those to unmapped memory.
 pub(crate) fn dirty() -> anyhow::Result<()> {
     let mut mocked = Mocked::new()?;
     ensure!(mocked.ioas.capabilities().page_dirty, "it cannot tell");
@@ -183,7 +183,7 @@ pub(crate) fn one_is_blind() -> anyhow::Result<()> {
     mocked.look(&[Span::new(6, 1)])
 }
 
-/// Who uses pages in the kernel is told to let go when they are unmapped, and has done so then.
+/// Drivers in the kernel let go of their pages before an unmap of them has ended.
 pub(crate) fn users_let_go() -> anyhow::Result<()> {
     let mocked = Mocked::new()?;
     let access = Access::new(&mocked.owner, mocked.number)?;
@@ -197,7 +197,7 @@ pub(crate) fn users_let_go() -> anyhow::Result<()> {
     }
 }
 
-/// What a queue of the hardware lies in is not unmapped: the error has a name, and nothing has
+/// Memory with a queue of the hardware is not unmapped: the error has a name, and nothing has
 /// changed.
 pub(crate) fn queues_hold_on() -> anyhow::Result<()> {
     let mut mocked = Mocked::new()?;

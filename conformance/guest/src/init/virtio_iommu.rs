@@ -23,7 +23,7 @@ const LARGE: u64 = 64 << 20;
 /// Areas of one page each, with one page between them.
 const AREAS: u64 = 2000;
 
-/// What the host says that devices may not use, the kernel knows: it asks for each device (PROBE).
+/// Addresses that the host reserves are known to the kernel: it asks for each device (PROBE).
 pub(crate) fn reserved(_: &Machine) -> anyhow::Result<()> {
     let line = |(first, last): (u64, u64), kind| format!("{first:#018x} {last:#018x} {kind}");
     let right = [
@@ -173,7 +173,7 @@ fn copied(memory: &Arc<Mapping>, to: u64, from: u64) -> anyhow::Result<()> {
     })
 }
 
-/// What is left when nobody has an address space: nothing that is mapped, nothing that is charged.
+/// State without an address space: nothing is mapped, nothing is charged.
 pub(crate) fn empty(_: &Machine) -> anyhow::Result<()> {
     let held = host::held()?;
     let right = Held {

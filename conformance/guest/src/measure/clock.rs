@@ -1,4 +1,4 @@
-//! What the clock counts, and what it costs to read it.
+//! Clock of the guest: its unit, and the cost of a reading.
 
 use std::{arch::asm, time::Instant};
 

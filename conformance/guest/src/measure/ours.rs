@@ -129,7 +129,7 @@ impl Ours {
         Ok(all.1.map(|time| time.as_nanos() as f64 / f64::from(all.0)))
     }
 
-    /// What a thread does: how many times, and the time of all maps and all unmaps.
+    /// Work of a thread: the number of rounds, and the time of all maps and all unmaps.
     fn work(
         &self,
         thread: u64,

@@ -24,7 +24,7 @@ use crate::space::Space;
 
 const TRACING: &str = "/sys/kernel/tracing";
 
-/// Those on the way of a page, as far as the compiler has left them functions.
+/// Functions on the way of a page, as far as the compiler has not inlined them.
 const FUNCTIONS: [&str; 20] = [
     "vfio_*",
     "pin_run",
@@ -85,7 +85,7 @@ fn calls(stat: &Path) -> anyhow::Result<BTreeMap<String, (u64, f64)>> {
         if !of_functions {
             continue;
         }
-        // Behind two lines of headings: function, hits, microseconds.
+        // Rows, after two lines of headings: function, hits, microseconds.
         for line in fs::read_to_string(&path)?.lines().skip(2) {
             let mut words = line.split_whitespace();
             let (Some(function), Some(hits), Some(us)) = (words.next(), words.next(), words.next())

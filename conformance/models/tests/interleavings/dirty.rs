@@ -1,4 +1,4 @@
-//! What the unit sets at any moment is found by somebody.
+//! Dirty bits that the unit sets at any moment are found.
 
 use iopt::format::Entry;
 use iopt::{
@@ -46,7 +46,7 @@ fn range(page: u64, pages: u64) -> Span<Iova> {
     Span::new(page * PAGE, pages * PAGE)
 }
 
-/// What is dirty in the first `pages`.
+/// Dirty memory in the first `pages`.
 fn harvest(table: &Shared, pages: u64) -> Vec<Span<Iova>> {
     let all = range(0, pages);
     let mut pending = Pending::new([0; 1], all, PAGE).unwrap();

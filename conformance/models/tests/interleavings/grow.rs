@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Of two levels, which can become three.
+/// A table of two levels, which can become three.
 fn growing(memory: &Arc<Tables>) -> Arc<Shared<true>> {
     let format = Tiny::<true> { levels: 2 };
     let table = Table::new(format, Arc::clone(memory)).unwrap();

@@ -21,10 +21,10 @@ fn unmap_lazily(table: &Shared, page: u64, gather: &mut Gather) {
         .unwrap();
 }
 
-/// What the unit finds for page 0 in the table that it has cached: its frame, or nothing, but never what
+/// The unit's result for page 0 in the table that it has cached: its frame, or nothing, but never what
 /// the table is used for afterwards.
 fn access(memory: &Tables, cache: &Mutex<Option<u64>>) {
-    // Who flushes waits for accesses under way.
+    // A flush waits for accesses under way.
     let cache = cache.lock().unwrap();
     if let Some(leaf) = *cache {
         let word = memory.entries(leaf, 2)[0].get();

@@ -84,7 +84,7 @@ fn unmap_owning<const GROWS: bool>(
     bytes
 }
 
-/// What is mapped, page by page; every page is mapped to its own frame or not at all.
+/// State of each page: mapped to its own frame, or not at all.
 fn pages<const GROWS: bool>(table: &Shared<GROWS>) -> Vec<bool> {
     (0..8)
         .map(|page| match table.enter().translate(page * PAGE) {
@@ -126,7 +126,7 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
     model_of(3, f);
 }
 
-/// Of as many preemptions at most.
+/// A model of so many preemptions at most.
 fn model_of(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);

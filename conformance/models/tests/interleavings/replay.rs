@@ -1,4 +1,4 @@
-//! Replay: a domain that comes later has all areas mapped before its unit is told of the root, while tables
+//! Replay: a domain that comes later has all areas mapped before its unit gets the root, while tables
 //! of another domain come and go in the same memory.
 
 use loom::sync::atomic::{AtomicU64, Ordering};

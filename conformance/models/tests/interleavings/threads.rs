@@ -1,6 +1,6 @@
 //! Readers by thread, with a barrier that the reclaimer has every reader execute.
 //!
-//! What a reader does is what `iopt::reclaim::Threads` does: the same [`Record`] and [`Clock`], over the
+//! A reader does what `iopt::reclaim::Threads` does: the same [`Record`] and [`Clock`], over the
 //! checker's cells, and no fence at all. The barrier is an interrupt (as `membarrier` is): at any access to
 //! memory, before it takes effect, the reader's [`Processor`] may find that one is wanted, and executes a
 //! fence. The same accesses are where a signal arrives, whose handler goes inside itself: once in each run
@@ -15,7 +15,7 @@ use loom::sync::atomic::{AtomicBool, Ordering, fence};
 
 use super::*;
 
-/// Of a reader: the interrupt that is wanted of it.
+/// Interrupt that is wanted of a reader.
 #[derive(Default)]
 struct Processor {
     wanted: AtomicBool,
@@ -40,7 +40,7 @@ impl Processor {
     }
 }
 
-/// What runs on a processor, as far as its interrupts see it.
+/// A thread on a processor, as far as its interrupts see it.
 struct Running {
     processor: Arc<Processor>,
     fenced: Plain<bool>,

@@ -13,7 +13,7 @@ use super::threads::access;
 
 /// The device may write.
 pub(crate) const WRITABLE: u64 = 1 << 4;
-/// What hardware sets.
+/// Bits that hardware sets.
 pub(crate) const ACCESSED: u64 = 1 << 2;
 pub(crate) const DIRTY: u64 = 1 << 3;
 
@@ -207,7 +207,7 @@ impl TableMemory for Tables {
         let mut free = self.free.lock().unwrap();
         while let Some(table) = chain.pop(self) {
             if self.garbage {
-                // A leaf that nobody has mapped.
+                // A leaf that was never mapped.
                 self.entries(table, 2)
                     .iter()
                     .for_each(|cell| cell.set(0xbad_0001));

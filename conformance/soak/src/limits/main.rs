@@ -1,6 +1,6 @@
 //! `cargo xtask limits`: the largest that is promised, tried, with what it takes.
 //!
-//! Everything but times and the size of this process is checked; times are printed and judged by nobody.
+//! Everything but times and the size of this process is checked; times are printed, and not judged.
 
 mod leaves;
 mod many;
@@ -20,7 +20,7 @@ struct Options {
     /// The most GiB that are mapped in leaves of 4 KiB.
     #[arg(long, default_value_t = 1024)]
     gib: u64,
-    /// What each of 64 threads does so often.
+    /// Rounds of each of 64 threads.
     #[arg(long, default_value_t = 2000)]
     rounds: u64,
 }

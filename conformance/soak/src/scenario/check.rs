@@ -12,7 +12,7 @@ use shadow::Page;
 use super::PAGE;
 use super::world::World;
 
-/// What the kernel counts for this process, as `/proc/self/status` has it.
+/// Counts of the kernel for this process, as `/proc/self/status` has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Locked memory, `VmLck`.
@@ -22,11 +22,11 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// What it counts now.
+    /// Reads the counts.
     ///
     /// # Errors
     ///
-    /// When it does not tell.
+    /// When that fails.
     pub(crate) fn now() -> Result<Self, LimitsError> {
         Ok(Self {
             locked_bytes: Limits::in_use(Counter::MmLockedVm)?.known,
@@ -34,7 +34,7 @@ impl Counted {
         })
     }
 
-    /// What has come on since `before`.
+    /// Growth since `before`.
     pub(crate) const fn since(self, before: Self) -> Self {
         Self {
             locked_bytes: self.locked_bytes.saturating_sub(before.locked_bytes),
@@ -51,7 +51,7 @@ impl Counted {
     }
 }
 
-/// What a check has counted.
+/// Totals of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Areas.
@@ -64,7 +64,7 @@ pub struct Totals {
     pub(crate) charged: u64,
     /// Table pages in use, those set aside among them.
     pub(crate) tables: u64,
-    /// What the kernel counts, more than before.
+    /// Growth of the kernel's counts.
     pub(crate) kernel: Counted,
 }
 
@@ -131,12 +131,12 @@ impl World {
         self.space.len() as u64
     }
 
-    /// What the kernel counts for this process, more than before.
+    /// Growth of the kernel's counts for this process.
     pub(crate) fn kernel(&self) -> Result<Counted, LimitsError> {
         Ok(Counted::now()?.since(self.counted))
     }
 
-    /// What is charged, more than before.
+    /// Growth of the charge.
     pub(crate) fn charged(&self) -> u64 {
         self.ledger.in_use() - self.charged
     }

@@ -26,7 +26,7 @@ const PAUSE: u64 = 16;
 
 pub(crate) type DevicePort = Port<Arc<HostTables>, Arc<Physical>>;
 
-/// What a software device is.
+/// A software device.
 pub(crate) struct Player<'a> {
     pub(crate) scene: &'a Scene,
     pub(crate) number: usize,

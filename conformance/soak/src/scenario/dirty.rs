@@ -1,4 +1,4 @@
-//! What devices have written to, beside what a harvest finds.
+//! Writes of devices, compared with what a harvest finds.
 //!
 //! A write that was over when a harvest began is found by it, or was found by the one before; and what a
 //! harvest finds was written to since the one before began. Pages at which an operation was at work in between
@@ -15,7 +15,7 @@ pub(crate) struct Touched {
     now: Vec<u64>,
     /// Leaves may be larger than a page: more is found than was written to.
     pub(crate) blurred: bool,
-    /// What is under way and makes them so.
+    /// Operations under way that make them so.
     pub(crate) blurring: u32,
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn add(to: &mut [u64], more: &[u64]) {
     to.iter_mut().zip(more).for_each(|(to, more)| *to |= more);
 }
 
-/// What harvests have found: one is under way at a time.
+/// Findings of harvests: one is under way at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     /// It is tracked.
@@ -69,7 +69,7 @@ pub(crate) struct Dirty {
     perhaps: Vec<u64>,
 }
 
-/// What belongs to a harvest, by words of 64 pages.
+/// Pages of a harvest, by words of 64 pages.
 pub(crate) struct Period {
     /// Written to since the last harvest, for sure and at most.
     pub(crate) sure: Vec<u64>,
@@ -98,7 +98,7 @@ impl Dirty {
             on: true,
             fired,
             found: vec![0; words],
-            // What was written on the way here may or may not be found.
+            // Writes on the way here may or may not be found.
             perhaps: vec![u64::MAX; words],
         };
     }

@@ -24,13 +24,13 @@ impl Fault {
 }
 
 thread_local! {
-    /// By kind, which call of this thread fails: none at first.
+    /// Call of this thread that fails, by kind: none at first.
     static LEFT: Cell<[u64; 4]> = const { Cell::new([0; 4]) };
     /// One has.
     static FIRED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What has failed on demand, in all threads.
+/// Failures on demand, in all threads.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     fired: AtomicU64,

@@ -26,12 +26,12 @@ pub(crate) struct Kind {
     pub(crate) format: FormatId,
     /// The node that it says it belongs to.
     pub(crate) node: NodeId,
-    /// Whether DMA can be forced to be coherent: x86-64 has no bit for that.
+    /// True if DMA can be forced to be coherent: x86-64 has no bit for that.
     pub(crate) coherent: bool,
 }
 
 impl Kind {
-    /// What such a unit can do.
+    /// Capabilities of such a unit.
     pub(crate) fn capabilities(self) -> UnitCapabilities {
         let mut capabilities = UnitCapabilities::new();
         capabilities.snoop_control = self.coherent;
@@ -52,7 +52,7 @@ const fn device(unit: usize, number: usize) -> DeviceId {
     DeviceId::pci(unit as u8 + 1, number as u8, 0)
 }
 
-/// A unit that does not answer when it is told so.
+/// A unit that does not answer on demand.
 pub(crate) struct Rigged {
     unit: SoftUnit,
     faults: Arc<Faults>,

@@ -67,7 +67,7 @@ pub(crate) enum Error {
     /// There is no bitmap for it.
     #[error("cannot make a bitmap of pages that devices write to")]
     Pending(#[from] iopt::PendingError),
-    /// What devices have written to cannot be learned.
+    /// Pages that devices have written to cannot be learned.
     #[error("cannot learn what devices have written to")]
     Harvest(#[from] ioas::HarvestError),
     /// Units did not invalidate it in time.

@@ -58,7 +58,7 @@ impl Model {
         }
     }
 
-    /// What devices may expect at `page`.
+    /// Expected state of `page`.
     pub(crate) fn expect(&self, page: usize) -> Expect {
         expect(self.pages[page])
     }

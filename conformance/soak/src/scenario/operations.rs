@@ -26,7 +26,7 @@ use super::{Error, PAGE};
 /// A cut leaves the rest where it is.
 pub(crate) const INTACT: Interruption = Interruption::Refused;
 
-/// What a harvest has found, beside what devices say.
+/// Result of a harvest, compared with what devices say.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Harvest {
     /// A unit cannot tell: everything counts as written to.
@@ -37,11 +37,11 @@ pub(crate) struct Harvest {
     pub(crate) more: u32,
 }
 
-/// What [`World::before`] says.
+/// Result of [`World::before`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alone {
     range: Span<Iova>,
-    /// What is counted after an operation that was alone.
+    /// Count after an operation that was alone.
     after: Option<u64>,
 }
 
@@ -139,7 +139,7 @@ impl World {
         }
     }
 
-    /// What the areas say about `page`. `area` is the last that was found.
+    /// State of `page` by the areas. `area` is the last that was found.
     fn page_of_area(&self, page: usize, area: &mut Option<Area>) -> Option<Page> {
         let iova = self.scene.base + page as u64 * PAGE;
         if area
@@ -168,7 +168,7 @@ impl World {
         self.model().times(pages.start.saturating_sub(1)..end)
     }
 
-    /// What [`was_alone`](Self::was_alone) is asked with after an operation on `range`.
+    /// Argument for [`was_alone`](Self::was_alone) after an operation on `range`.
     pub(crate) fn before(&self, range: Span<Iova>) -> Alone {
         let once = 2 * self.scene.pages_of(range).len() as u64;
         let after = self.times(range).map(|times| times + once);
@@ -197,7 +197,7 @@ impl World {
     ///
     /// # Errors
     ///
-    /// Those of [`Ioas::map`].
+    /// Errors of [`Ioas::map`].
     pub(crate) fn map(
         &self,
         iova: u64,
@@ -210,7 +210,7 @@ impl World {
         let part_of = &self.parts[number];
         let kept = part_of.discarding.read();
         let kept = kept.unwrap_or_else(PoisonError::into_inner);
-        // What is there already stays as it is, and the map is refused.
+        // Pages that are mapped already stay, and the map is refused.
         self.begin_at(&mut self.model(), pages.clone(), Option::is_none);
         let memory = &part_of.memory;
         let done = self.space.map(iova, memory, part, prot);
@@ -246,7 +246,7 @@ impl World {
     ///
     /// # Errors
     ///
-    /// Those of [`Ioas::take_out`].
+    /// Errors of [`Ioas::take_out`].
     pub(crate) fn take_out(&self, range: Span<Iova>) -> Result<u64, UnmapError> {
         let pages = self.scene.pages_of(range);
         self.begin(pages.clone());
@@ -260,7 +260,7 @@ impl World {
     ///
     /// # Errors
     ///
-    /// Those of [`Ioas::put_back`].
+    /// Errors of [`Ioas::put_back`].
     pub(crate) fn put_back(&self, range: Span<Iova>) -> Result<(), MapError> {
         let pages = self.scene.pages_of(range);
         self.begin(pages.clone());
@@ -274,7 +274,7 @@ impl World {
     ///
     /// # Errors
     ///
-    /// Those of [`Ioas::attach`].
+    /// Errors of [`Ioas::attach`].
     pub(crate) fn attach(&self, number: usize) -> Result<(), AttachError> {
         let hardware = &self.hardware;
         let was = self.is_attached(number);
@@ -299,7 +299,7 @@ impl World {
     ///
     /// # Errors
     ///
-    /// Those of [`Ioas::detach`].
+    /// Errors of [`Ioas::detach`].
     pub(crate) fn detach(&self, number: usize) -> Result<(), DetachError> {
         let hardware = &self.hardware;
         let (_, id) = hardware.device(number);
@@ -317,7 +317,7 @@ impl World {
     ///
     /// # Errors
     ///
-    /// Those of [`Ioas::track_dirty`].
+    /// Errors of [`Ioas::track_dirty`].
     pub(crate) fn track(&self, leaf: Option<u64>) -> Result<(), TrackingError> {
         let tracking = Tracking {
             leaf,

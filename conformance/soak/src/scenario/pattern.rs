@@ -1,4 +1,4 @@
-//! What is written to memory: every word follows from its offset, so that no two places hold the
+//! Contents of memory: every word follows from its offset, so that no two places hold the
 //! same, and a page that is reached by a wrong address is noticed at its first word.
 
 /// The word for `offset`: a mix that takes every offset to another word (the finalizer of SplitMix64, which is a

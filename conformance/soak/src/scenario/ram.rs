@@ -32,7 +32,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Of `len` bytes, in chunks of `chunk` bytes; 0 for one chunk.
+    /// Layout of `len` bytes, in chunks of `chunk`; 0 for one chunk.
     pub(crate) fn new(base: u64, len: u64, chunk: u64) -> Self {
         let chunk = if chunk == 0 { len.max(1) } else { chunk };
         let chunks = len / chunk;
@@ -113,7 +113,7 @@ struct Piece {
     pin: PinNumber,
 }
 
-/// What a process has pinned, by physical address.
+/// Pins of a process, by physical address.
 #[derive(Debug, Default)]
 pub(crate) struct Frames(BTreeMap<u64, Piece>);
 
@@ -188,7 +188,7 @@ impl Frames {
     }
 }
 
-/// What is left of `span` without `part`: none, one or two spans.
+/// Rest of `span` without `part`: none, one or two spans.
 pub(crate) fn without<A>(span: Span<A>, part: &Span<A>) -> impl Iterator<Item = Span<A>> + use<A> {
     let both = span.intersection(part);
     let both = both.unwrap_or(Span::new(span.start + span.len, 0));
@@ -271,7 +271,7 @@ impl TargetMemory for Physical {
     }
 }
 
-/// Memory of the host whose pins are told, and can be made to fail.
+/// Memory of the host whose pins are recorded, and can be made to fail.
 pub(crate) struct Ram {
     pub(crate) inner: HostMemory,
     pub(crate) number: usize,

@@ -1,4 +1,4 @@
-//! What devices may expect, what they have found, and how the one that directs them waits for that.
+//! Expectations of devices, their findings, and how the thread that directs them waits for that.
 //!
 //! Each page of device addresses is a hole (an access must fault), mapped to a page of memory (an access must find
 //! exactly its bytes), or on its way (anything may happen, and nothing is written). An access holds the gate from
@@ -20,7 +20,7 @@ use super::PAGE;
 /// Complaints that are kept.
 const KEPT: usize = 16;
 
-/// What a device may expect at a page.
+/// Expected state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
     Hole,
@@ -49,7 +49,7 @@ impl Expect {
     }
 }
 
-/// Whether a device has the address space.
+/// Attachment of a device to the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attached {
     No = 0,
@@ -57,7 +57,7 @@ pub(crate) enum Attached {
     Yes = 2,
 }
 
-/// What a device has done.
+/// Counts of a device.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceCounts {
     /// Bytes that were read and compared.
@@ -67,17 +67,17 @@ pub(crate) struct DeviceCounts {
     attached: AtomicU8,
 }
 
-/// What the threads that play devices share with the one that directs them.
+/// State that the threads that play devices share with the one that directs them.
 #[derive(Debug)]
 pub(crate) struct Scene {
     /// The first device address, and the pages from there on.
     pub(crate) base: u64,
     gate: RwLock<()>,
     pages: Vec<AtomicU32>,
-    /// By page of memory.
+    /// Versions by page of memory.
     pub(crate) versions: Vec<AtomicU32>,
     devices: Vec<DeviceCounts>,
-    /// By page of device addresses: before a write, and after it.
+    /// Bits by page of device addresses: before a write, and after it.
     before: Vec<AtomicU64>,
     after: Vec<AtomicU64>,
     stop: AtomicBool,
@@ -142,12 +142,12 @@ impl Scene {
         self.gate.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What devices may expect at `page` from now on. Held by [`quiet`](Self::quiet).
+    /// Sets the expected state of `page`. Held by [`quiet`](Self::quiet).
     pub(crate) fn set(&self, page: usize, expect: Expect) {
         self.pages[page].store(expect.pack(), Ordering::SeqCst);
     }
 
-    /// What `device` may expect at `page`: where it is detached, all is a hole.
+    /// Expected state of `page` for `device`: where it is detached, all is a hole.
     pub(crate) fn expect(&self, device: usize, page: usize) -> Expect {
         let expect = Expect::unpack(self.pages[page].load(Ordering::SeqCst));
         match self.devices[device].attached.load(Ordering::SeqCst) {
@@ -208,7 +208,7 @@ impl Scene {
         self.wrong.load(Ordering::SeqCst) == 0
     }
 
-    /// What was wrong so far.
+    /// Complaints so far.
     pub(crate) fn complaints(&self) -> Vec<String> {
         match self.wrong.load(Ordering::SeqCst) {
             0 => Vec::new(),

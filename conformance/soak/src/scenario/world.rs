@@ -37,7 +37,7 @@ pub(crate) struct Setup {
     pub(crate) range: Span<Iova>,
     /// The memories, all of one length.
     pub(crate) memories: Vec<Source>,
-    /// What pins are charged to.
+    /// Ledger of the pins.
     pub(crate) ledger: Arc<Ledger>,
 }
 
@@ -65,18 +65,18 @@ pub(crate) struct World {
     pub(crate) hardware: Hardware,
     /// The guest's memory.
     pub(crate) parts: Vec<Part>,
-    /// What pins are charged to.
+    /// Ledger of the pins.
     pub(crate) ledger: Arc<Ledger>,
-    /// What ledger and kernel counted before.
+    /// Counts of ledger and kernel before.
     pub(crate) charged: u64,
     pub(crate) counted: Counted,
-    /// What devices may expect.
+    /// Expectations of devices.
     pub(crate) scene: Arc<Scene>,
     /// Locked for a moment, before a call of the address space and after it.
     model: Mutex<Model>,
     /// Locked while tracking begins or ends, and during a harvest.
     pub(crate) dirty: Mutex<Dirty>,
-    /// What is to fail.
+    /// Calls that fail.
     pub(crate) faults: Arc<Faults>,
 }
 
@@ -215,12 +215,12 @@ impl World {
         self.model().attached.len()
     }
 
-    /// Whether this device is attached.
+    /// True if this device is attached.
     pub(crate) fn is_attached(&self, device: usize) -> bool {
         self.model().attached[device]
     }
 
-    /// Whether it is tracked what devices write to.
+    /// True if writes of devices are tracked.
     pub(crate) fn tracks(&self) -> bool {
         self.space.tracks_dirty()
     }
@@ -239,7 +239,7 @@ impl World {
     }
 }
 
-/// What the balloon asks: the address space.
+/// DMA side of the balloon: the address space.
 pub(crate) fn dma(space: &Arc<Ioas>) -> BalloonDma {
     let mut dma = BalloonDma::new();
     dma.add_space(Arc::clone(space));

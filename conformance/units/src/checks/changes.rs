@@ -36,7 +36,7 @@ pub(super) fn resize(rig: &Rig) -> anyhow::Result<()> {
         step += 1;
         let mut gather = Gather::new();
         let nth = random.u64(..area.len / page);
-        // What is changed, in pages.
+        // Range to change, in pages.
         let kind = random.u64(..5);
         resizes += u32::from(kind < 3);
         let (what, from, count) = match kind {
@@ -129,7 +129,7 @@ impl Area {
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     area: Option<Area>,
-    /// What was reached last, and may be remembered by the unit when it should not.
+    /// Place that was reached last, and may be remembered by the unit when it should not.
     touched: Option<At>,
 }
 
@@ -187,7 +187,7 @@ pub(super) fn mixture(rig: &Rig) -> anyhow::Result<()> {
     case.end()
 }
 
-/// What a table above the first one reaches, once the unit has its root.
+/// Reach of a table above the first one, once the unit has its root.
 pub(super) fn grows(rig: &Rig) -> anyhow::Result<()> {
     const DOMAIN: u32 = 12;
     let case = Case::new(rig)?;
@@ -299,7 +299,7 @@ pub(super) fn dirty(rig: &Rig) -> anyhow::Result<()> {
         let written: u64 = write_some(None)?;
         let again = u64::from(written.trailing_zeros());
         let (found, meanwhile) = harvest(&mut || write_some(Some(again)))?;
-        // What is written between harvest and flush is seen now or with the next harvest.
+        // Writes between harvest and flush are seen now or with the next harvest.
         let (next, _) = harvest(&mut || Ok(0))?;
         let (all, shown) = (written | meanwhile, found | next);
         ensure!(

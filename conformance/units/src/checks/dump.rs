@@ -45,7 +45,7 @@ pub(super) fn walks(rig: &Rig) -> anyhow::Result<()> {
         iova: base + offset,
         address: address + offset,
     };
-    // Of the sizes, each at twice itself, so that none meets another.
+    // Leaves of each size, at twice itself, so that none meets another.
     let mut sizes = sizes(&table, GIB);
     sizes.retain(|size| size * 4 - 1 <= stretch.1 - stretch.0);
     let largest = *sizes.last().context("no sizes")?;
@@ -182,7 +182,7 @@ impl Judge<'_> {
     }
 }
 
-/// What the unit has reported, as the word that an event has for it.
+/// Reported reason, as the word that an event has for it.
 fn reason(board: Board, fault: &Fault) -> anyhow::Result<String> {
     let FaultReason::Reported { code, meaning, .. } = fault.reason else {
         bail!("{fault}");

@@ -1,4 +1,4 @@
-//! What is checked, each on a machine of its own.
+//! Checks, each on a machine of its own.
 
 use anyhow::ensure;
 use iopt::FormatId;
@@ -17,9 +17,9 @@ mod vtd_by_hand;
 /// A check.
 #[derive(Debug)]
 pub struct Check {
-    /// What holds.
+    /// Checked property.
     pub name: &'static str,
-    /// Of which unit and tables; each has a machine of its own.
+    /// Units and tables that have it; each has a machine of its own.
     pub applies: fn(Unit, Kind) -> bool,
     /// Where the machine has its memory.
     pub place: Place,
@@ -52,13 +52,13 @@ const fn by_hand(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Che
     )
 }
 
-/// Of every unit, with every table.
+/// Check of every unit, with every table.
 const fn any(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Check {
     check(name, |_, _| true, run)
 }
 
-/// Of every unit, with every table that is larger than a page: one level reaches 2 MiB, and has no
-/// place for what these put at several addresses.
+/// Check of every unit, with every table that is larger than a page: one level reaches 2 MiB, and
+/// has no place for what these put at several addresses.
 const fn every(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Check {
     check(name, |_, kind| kind.levels > 1, run)
 }

@@ -1,4 +1,4 @@
-//! What only the RISC-V IOMMU has: directories of several shapes, and an interface by which it can be asked
+//! Features of the RISC-V IOMMU alone: directories of several shapes, and an interface by which it can be asked
 //! for a translation (section "Translation-request"), also with a PASID, which `edu` does not use.
 
 use anyhow::{Context as _, ensure};
@@ -162,7 +162,7 @@ pub(super) fn processes(rig: &Rig) -> anyhow::Result<()> {
                 attached[nth] = true;
                 compare(attached)?;
             }
-            // By DMA the one without a PASID.
+            // DMA uses the one without a PASID.
             let at = At {
                 iova: 0x5000,
                 address: address(0),

@@ -1,4 +1,4 @@
-//! What holds for every unit and every table that it walks.
+//! Checks of every unit and every table that it walks.
 //!
 //! Sizes and places follow from the table: its smallest leaf is called a page, and the addresses that it
 //! translates are one stretch or, where they are sign-extended, two.
@@ -186,7 +186,7 @@ pub(super) fn permissions(rig: &Rig) -> anyhow::Result<()> {
     case.end()
 }
 
-/// What is not mapped, and a copy that begins in a mapped page and ends behind it.
+/// Unmapped addresses, and a copy that begins in a mapped page and ends behind it.
 pub(super) fn holes(rig: &Rig) -> anyhow::Result<()> {
     let case = Case::new(rig)?;
     let table = case.table()?;
@@ -263,7 +263,7 @@ pub(super) fn two_domains(rig: &Rig) -> anyhow::Result<()> {
     case.end()
 }
 
-/// A translation goes on after its leaf is gone, until the unit is told.
+/// A translation goes on after its leaf is gone, until a flush.
 pub(super) fn stale(rig: &Rig) -> anyhow::Result<()> {
     const DOMAIN: u32 = 3;
     let case = Case::new(rig)?;

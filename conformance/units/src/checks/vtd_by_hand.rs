@@ -184,7 +184,7 @@ pub(super) fn translates_through_a_table_of_ours(rig: &Rig) -> anyhow::Result<()
     for levels in [3, 4] {
         let unit = Vtd::new(rig)?;
         let mut table = Table::new(VtdSs::new(levels)?, rig.structures())?;
-        // Of each size one leaf, at both ends of what the levels reach.
+        // One leaf of each size, at both ends of what the levels reach.
         let top = 1 << (12 + 9 * u32::from(levels));
         let mut places = Vec::new();
         for (nth, size) in [PAGE, 2 * MIB, GIB].into_iter().enumerate() {
@@ -288,7 +288,7 @@ pub(super) fn records_faults(rig: &Rig) -> anyhow::Result<()> {
         };
         ensure!(fault == expected, "{what}: {fault:x?}, not {expected:x?}");
     }
-    // What is allowed goes on.
+    // Allowed accesses go on.
     for (from, to) in [(good, write_only), (read_only, good)] {
         expect(
             rig.copy(0, at(from), at(to), LONGEST)?,

@@ -24,7 +24,7 @@ pub(super) struct Accesses<'p> {
     done: std::cell::Cell<u64>,
 }
 
-/// What is different between architectures.
+/// Differences between architectures.
 pub(super) struct Isa {
     /// Its pages that lead to themselves, and what is allowed there.
     pub(super) pages: Span<Iova>,
@@ -43,7 +43,7 @@ pub(super) struct Isa {
     pub(super) flush: Flush,
 }
 
-/// What makes a processor forget all translations.
+/// Invalidation of all translations of a processor.
 pub(super) enum Flush {
     /// These writes to registers.
     Registers(Vec<(&'static str, u64)>),
@@ -211,7 +211,7 @@ fn dirty_bits<F: Format, const LOG2: u32>(
     for round in 0..ROUNDS {
         let written = random.u64(..) & random.u64(..);
         store(written)?;
-        // What is only read stays clean.
+        // Pages that are only read stay clean.
         for nth in 0..PAGES {
             let found = accesses.load(all.start + nth * page)?;
             ensure!(found.is_some(), "page {nth} cannot be read");
@@ -225,7 +225,7 @@ fn dirty_bits<F: Format, const LOG2: u32>(
             shown.acknowledge();
             anyhow::Ok(found)
         };
-        // What is written between harvest and flush is seen now or with the next harvest.
+        // Writes between harvest and flush are seen now or with the next harvest.
         let meanwhile = random.u64(..) & random.u64(..) & random.u64(..);
         let (found, next) = (harvest(meanwhile)?, harvest(0)?);
         ensure!(

@@ -92,9 +92,9 @@ where
     Ok(questions)
 }
 
-/// At exception level 1. The monitor's questions do not look at the access flag, so the walker is told that
-/// hardware sets it. `K64` is left out: blocks of 4 TiB are reserved in it, but not on a processor with
-/// FEAT_LPA as this one.
+/// At exception level 1. The monitor's questions do not look at the access flag, so the walker assumes
+/// that hardware sets it. `K64` is left out: blocks of 4 TiB are reserved in it, but not on a processor
+/// with FEAT_LPA as this one.
 pub(super) fn damage(emulator: Emulator<'_>) -> anyhow::Result<u64> {
     Ok(damaged::<K4, 12>(emulator, 48)?
         + damaged::<K16, 14>(emulator, 48)?
@@ -143,7 +143,7 @@ where
     turn_on(&processor, &table, format.mair())?;
     let isa = Isa {
         pages: Span::new(HERE.code(), 1 << LOG2),
-        // What others may write to cannot be executed at this level.
+        // Pages that others may write to cannot be executed at this level.
         prot: Prot::READ | Prot::EXECUTE | Prot::PRIVILEGED,
         code: HERE.code(),
         // `ldr x1, [x0]`, `str x1, [x0]`.

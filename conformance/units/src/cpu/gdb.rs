@@ -49,7 +49,7 @@ const LONGEST_DESCRIPTION: usize = 1 << 20;
 /// [`NotWritten`](Self::NotWritten) the stub can be asked further.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    /// Nobody listens there, or the connection does not work.
+    /// No stub listens there, or the connection does not work.
     #[error("the debugger stub cannot be reached for `{request}`: {source}")]
     Io {
         /// The request.
@@ -71,12 +71,12 @@ pub(super) enum Error {
         /// How long was waited.
         after: Duration,
     },
-    /// What came is damaged, also when it was sent again.
+    /// The answer is damaged, also when it was sent again.
     #[error("`{request}`: {damage}")]
     Damaged {
         /// The request.
         request: String,
-        /// What is wrong with it.
+        /// Its damage.
         damage: String,
     },
     /// The stub does not understand what is sent, also when it is sent again.
@@ -93,12 +93,12 @@ pub(super) enum Error {
         /// Its answer.
         answer: String,
     },
-    /// What came is no answer to the request.
+    /// The answer does not fit the request.
     #[error("`{answer}` is no answer to `{request}`")]
     Garbled {
         /// The request.
         request: String,
-        /// What came.
+        /// The answer.
         answer: String,
     },
     /// The processor has no register of this name, as far as the stub tells.
@@ -109,9 +109,9 @@ pub(super) enum Error {
     NotWritten {
         /// The register.
         register: String,
-        /// What was written.
+        /// Value written.
         wanted: u64,
-        /// What it holds.
+        /// Value found.
         found: u64,
     },
     /// An earlier request has failed.
@@ -148,7 +148,7 @@ impl Stub {
     /// The stub at the other end of `stream`.
     pub(super) fn over(stream: UnixStream) -> Result<Self> {
         let mut stub = Self::unasked(stream);
-        // Until it is told that the other side knows descriptions, it has none.
+        // Descriptions are sent only to a client that says that it knows them.
         stub.ask("qSupported:xmlRegisters=i386,arm,riscv")?;
         let whole = stub.description("target.xml")?;
         let parts = target::parts(&whole)
@@ -170,7 +170,7 @@ impl Stub {
         }
     }
 
-    /// What a register holds.
+    /// Value of a register.
     pub(super) fn register(&mut self, name: &str) -> Result<u64> {
         let register = self.find(name)?;
         let request = format!("p{:x}", register.number);

@@ -2,7 +2,7 @@
 //!
 //! Some tables are walked by no IOMMU that QEMU emulates: x86-64's with five levels, ARMv7's short
 //! descriptors, RISC-V's with Svnapot and Svpbmt, Arm's with 52 bits. But its processors walk the same
-//! formats. A processor stands still, is told a table of ours, and is asked where addresses
+//! formats. A processor stands still, is given a table of ours, and is asked where addresses
 //! lead; a few checks (`suite`) are the same for all formats.
 //!
 //! `units --processors` runs the checks, each on machines of its own.
@@ -73,7 +73,7 @@ pub struct Emulator<'q> {
 /// A check.
 #[derive(Debug)]
 pub struct Check {
-    /// What holds.
+    /// Checked property.
     pub name: &'static str,
     /// For which processor.
     pub architecture: Architecture,

@@ -1,10 +1,10 @@
-//! What is mapped, told in runs: the model beside a table.
+//! Mapped memory, in runs: the model beside a table.
 
 use std::collections::BTreeMap;
 
 use runs::{Iova, Run, Span};
 
-/// What is mapped. Nothing in it reaches the end of the address space.
+/// Mapped runs. None reaches the end of the address space.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model(BTreeMap<u64, Run>);
 
@@ -16,7 +16,7 @@ impl Model {
         (offset < run.len).then(|| run.pa + offset)
     }
 
-    /// What is mapped in `span`, in order.
+    /// Mapped runs in `span`, in order.
     pub(super) fn inside(&self, span: Span<Iova>) -> Vec<Run> {
         let part = |run: &Run| Some(run.part(run.input().intersection(&span)?));
         self.0.values().filter_map(part).collect()

@@ -2,7 +2,7 @@
 //!
 //! `$data#nn`, where `nn` is the sum of the bytes of the data modulo 256 in hexadecimal. In the data
 //! `}` says that the next byte has its bit 5 turned over, and `*` that the byte before it comes so many
-//! times more as the next one says, less 29. Whoever gets a packet answers `+`, or `-` to have it again.
+//! times more as the next one says, less 29. The receiver of a packet answers `+`, or `-` to have it again.
 //!
 //! Source: GDB, "Remote Serial Protocol", sections "Overview" and "Standard Replies".
 
@@ -15,7 +15,7 @@ const REPEAT: u8 = b'*';
 /// A count of repetitions is a printable character: from 3 on, plus this.
 const REPEAT_BASE: u8 = 29;
 
-/// What came.
+/// Received piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     /// The packet before was understood.
@@ -32,9 +32,9 @@ pub(super) enum Damage {
     /// On the way something was lost or changed.
     #[error("the sum is {computed:#04x}, not {said:#04x}")]
     Sum {
-        /// What the packet says.
+        /// Sum in the packet.
         said: u8,
-        /// What it is.
+        /// Sum of its data.
         computed: u8,
     },
     /// The two bytes behind `#` are no number.

@@ -146,7 +146,7 @@ impl Processor {
         self.questions.get()
     }
 
-    /// What a register holds.
+    /// Value of a register.
     pub(super) fn get(&self, register: &str) -> anyhow::Result<u64> {
         Ok(self.stub.borrow_mut().register(register)?)
     }

@@ -12,8 +12,8 @@ use super::{
     processor::{Processor, Tables},
 };
 
-/// Of ranges of so many pages each page is asked for; of longer ones as many pages as that, and the ends
-/// of as many leaves.
+/// Longest range, in pages, of which each page is asked for; of longer ones as many pages as that, and
+/// the ends of as many leaves.
 const EACH: u64 = 24;
 
 /// Memory whose tables the processor walks.

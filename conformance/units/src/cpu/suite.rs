@@ -1,4 +1,4 @@
-//! What is checked of every format.
+//! Checks of every format.
 //!
 //! Output addresses are anywhere in the format's range: a processor that is only asked needs no memory
 //! there.

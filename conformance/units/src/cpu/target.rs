@@ -1,4 +1,4 @@
-//! What a debugger stub says of its target: which registers there are.
+//! Registers of a target, as a debugger stub describes them.
 //!
 //! The description is XML, of which only two kinds of elements matter: `<xi:include href="…"/>`, a file with
 //! a part of it, and `<reg name="…" bitsize="…" regnum="…"/>`. A register without a number has the one behind
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// A register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Register {
-    /// What it is called in requests.
+    /// Number in requests.
     pub(super) number: u64,
     /// Its bytes.
     pub(super) bytes: usize,
@@ -50,7 +50,7 @@ pub(super) fn value(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, byte)
 }
 
-/// What is between `<name ` and `>`, outside of comments.
+/// Text between `<name ` and `>`, outside of comments.
 fn elements<'t>(text: &'t str, name: &'t str) -> impl Iterator<Item = String> + 't {
     let spoken = text.split("<!--").enumerate().map(|(nth, part)| match nth {
         0 => part,

@@ -160,7 +160,7 @@ fn verify(_: &Machine) -> anyhow::Result<()> {
         options.custom_flags(OFlags::DIRECT.bits() as i32);
         let file = options.open(path)?;
         file.set_len(BLOCK * BLOCKS)?;
-        // What each block holds: 0 for zeros.
+        // Seed of each block: 0 for zeros.
         let mut seeds = vec![0_u64; BLOCKS as usize];
         let mut buffer = Aligned::new(16 * BLOCK as usize);
         let mut right = vec![0; BLOCK as usize];
@@ -284,8 +284,8 @@ fn outside(machine: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// By a program of others: threads with many requests under way write blocks of all lengths past the page cache, each place
-/// once, and read each back with its checksum.
+/// A check by fio: threads with many requests under way write blocks of all lengths past the page cache, each
+/// place once, and read each back with its checksum.
 fn fio(_: &Machine) -> anyhow::Result<()> {
     attach()?;
     let mut command = Command::new(PROGRAM);

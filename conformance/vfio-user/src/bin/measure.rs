@@ -1,4 +1,4 @@
-//! What the memory side costs, seen by a client on the socket: rust-vmm's, with the DMA engine in a process of its own.
+//! Cost of the memory side, seen by a client on the socket: rust-vmm's, with the DMA engine in a process of its own.
 //!
 //! Maps and unmaps of single pages, each with its answer, as a guest with an IOMMU has them; and the time from the
 //! connection to the first DMA that has arrived, for several sizes of guest memory.

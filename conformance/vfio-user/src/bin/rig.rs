@@ -161,7 +161,7 @@ impl Drop for Process {
     }
 }
 
-/// What a device says of its clients.
+/// Counts of a device's client.
 #[derive(Clone, Copy, Debug, Default)]
 struct Left {
     maps: u64,
@@ -259,7 +259,7 @@ impl Boot<'_> {
         Ok(())
     }
 
-    /// What is the device `vfio-user-pci` on `socket`.
+    /// The device `vfio-user-pci` on `socket`.
     fn device(socket: &Path, id: &str, bus: &str) -> serde_json::Value {
         json!({
             "driver": "vfio-user-pci",
@@ -278,7 +278,7 @@ impl Boot<'_> {
     ) -> anyhow::Result<()> {
         let [log, qemu_log, monitor] =
             ["log", "qemu.log", "qmp"].map(|kind| self.path(machine, kind));
-        // What comes and goes is behind a port.
+        // The hot-plugged device is behind a port.
         let (disk_bus, engine_bus, moves) = match machine.line {
             true => ("root5", "pcie.0", ("disk", &sockets[0])),
             false => ("pcie.0", "root5", ("engine", &sockets[1])),
@@ -359,7 +359,7 @@ impl Boot<'_> {
         Ok(())
     }
 
-    /// What the devices say when QEMU has ended: both of the disk's clients, and the engine's.
+    /// Checks the devices' counts after QEMU's end: both of the disk's clients, and the engine's.
     fn check_devices(&self, machine: &Machine, disk: &Said, engine: &Said) -> anyhow::Result<()> {
         let disks = &disk.clients;
         let Some(left) = disks.first() else {

@@ -4,7 +4,7 @@ use std::thread::{self, JoinHandle};
 
 use super::*;
 
-/// What the stub reads, byte by byte, and what it says to that.
+/// Bytes that the stub reads, and its answer to them.
 type Line = (&'static str, &'static str);
 
 /// A client, and the other side, which ends when the script does; it yields what was left to be read.
