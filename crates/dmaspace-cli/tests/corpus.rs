@@ -1,5 +1,5 @@
-//! Replays the findings of the fuzz targets: every file of `fuzz/corpus` through the body of its
-//! target. Further inputs are long, or have no end.
+//! Regression test of the fuzz targets: every file of `fuzz/corpus` through the body of its target.
+//! Further inputs are changed files, and ones that are long or have no end.
 
 #![allow(
     clippy::unwrap_used,

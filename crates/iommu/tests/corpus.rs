@@ -1,5 +1,5 @@
-//! Replays the findings of the fuzz targets: every file of `fuzz/corpus` through the body of its
-//! target. And hostile units at random, the same in each run.
+//! Regression test of the fuzz targets: every file of `fuzz/corpus` through the body of its target.
+//! Random tests of hostile units follow, the same in each run.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,4 @@
-//! Replays the findings of the fuzz targets: every file of `fuzz/corpus` through the body of its
-//! target.
+//! Regression test of the fuzz targets: every file of `fuzz/corpus` through the body of its target.
 
 #![allow(
     clippy::unwrap_used,

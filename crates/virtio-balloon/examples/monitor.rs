@@ -34,7 +34,7 @@ impl Events for Interrupts {
             BalloonEvent::Progress { target, actual } => {
                 println!("balloon: {} of {}", Bytes(actual), Bytes(target));
             }
-            // What devices keep, what could not be discarded, and so on.
+            // Kept parts, failed discards and so on.
             other => println!("balloon: {other:?}"),
         }
     }
@@ -82,7 +82,7 @@ impl<T> Releaser<T> for Passthrough {
 struct Monitor {
     memory: GuestMemoryMmap,
     device: BalloonDevice<GuestDiscard, Passthrough, Interrupts, Discard>,
-    /// By queue number.
+    /// Rings by queue number.
     rings: Vec<Ring>,
     /// Queues with messages left by a drain.
     again: Vec<u16>,

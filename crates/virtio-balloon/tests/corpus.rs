@@ -1,5 +1,5 @@
-//! Replays the findings of the fuzz targets: every file of `fuzz/corpus` through the body of its
-//! target. And random bytes through that of the device.
+//! Regression test of the fuzz targets: every file of `fuzz/corpus` through the body of its target.
+//! The device gets random bytes, too.
 
 #![allow(
     clippy::unwrap_used,
