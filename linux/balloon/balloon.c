@@ -70,7 +70,7 @@ struct balloon {
 	/* The driver in Rust, once it is made. */
 	void *driver;
 
-	/* By number: those that were negotiated, without gaps. */
+	/* Negotiated queues by number, without gaps. */
 	struct virtqueue *queues[QUEUES];
 	unsigned int queue_count;
 	/* A bit for each queue: it was notified of. */
@@ -83,7 +83,7 @@ struct balloon {
 
 	/* Pages that may be migrated. */
 	struct balloon_dev_info pages;
-	/* A page that the device was told of in a migration that it did not end. */
+	/* A page that the device knows from a migration that it did not end. */
 	struct page *stray;
 	/* The pages that may be in the balloon, from a pageblock's first on. */
 	unsigned long first, end;
@@ -437,7 +437,7 @@ void dmaspace_give_back(struct balloon *balloon, u64 address, u64 bytes)
 	cond_resched();
 }
 
-/* What mm/balloon.c does for the pages of its list. */
+/* Counts as in mm/balloon.c for the pages of its list. */
 static void count_block(struct balloon *balloon, struct page *page, bool held, bool managed)
 {
 	long pages = held ? BLOCK_PAGES : -BLOCK_PAGES;
@@ -630,7 +630,7 @@ void dmaspace_panic(void)
 	panic(KBUILD_MODNAME ": the driver in Rust panicked\n");
 }
 
-/* What the kernel and the device want. */
+/* Work for the kernel and the device. */
 
 static void follow(struct work_struct *work)
 {
@@ -725,7 +725,7 @@ static int memory_is_short(struct notifier_block *block, unsigned long unused, v
 
 	if (!lock_urgently(balloon))
 		return NOTIFY_OK;
-	/* What was only hinted costs the host nothing. */
+	/* Pages that were only hinted cost the host nothing. */
 	pages = give_back_hinted(balloon, balloon->hinted);
 	if (!pages) {
 		bytes = dmaspace_balloon_out_of_memory(balloon->driver);
@@ -852,7 +852,7 @@ static int freeze_driver(struct balloon *balloon)
 
 /* The virtio driver. */
 
-/* What free pages are filled with, if with anything. */
+/* Pattern of free pages, if they have one. */
 static bool poisons(u32 *value)
 {
 	if (want_init_on_free())

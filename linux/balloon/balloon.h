@@ -18,7 +18,7 @@ struct dmaspace_run {
 	u64 bytes;
 };
 
-/* What an inflate came to. */
+/* Results of an inflate. */
 #define DMASPACE_REACHED 0
 #define DMASPACE_STARVED 1
 

@@ -84,7 +84,7 @@ unsafe extern "C" {
 const ELEMENTS: usize = 32;
 /// How long the device has for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The most that is taken before the host is told, in bytes: the lock is held for so long.
+/// Most bytes taken before a message to the host: the lock is held for so long.
 const ROUND: u64 = 1 << 30;
 
 const STARVED: c_int = 1;
@@ -206,7 +206,7 @@ impl Queues for Kernel {
 
     fn offer(&mut self, queue: u16, buffer: &[Element]) -> Result<(), Errno> {
         let mut runs = [CRun::default(); ELEMENTS];
-        // What the device writes goes by itself: no buffer of the balloon has both.
+        // Elements that the device writes go alone: no buffer of the balloon has both.
         let write = buffer.first().is_some_and(|element| element.write);
         if buffer.len() > ELEMENTS || buffer.iter().any(|element| element.write != write) {
             return Err(Errno(-EINVAL));
@@ -416,7 +416,7 @@ impl fmt::Write for Line {
     }
 }
 
-/// What the kernel gets of an error. What is no matter of trying again is logged.
+/// Error number for the kernel. Errors that no retry mends are logged.
 fn errno(kernel: Kernel, error: &BalloonError) -> c_int {
     let code = match error {
         DriverError::Busy | DriverError::Frozen => return -EAGAIN,
@@ -461,13 +461,13 @@ fn bulk_bit(bit: c_int) -> Option<BulkBit> {
         .and_then(|bit| BulkBit::new(bit).ok())
 }
 
-/// Whether this bit may stand for messages in bulk.
+/// True if this bit may stand for messages in bulk.
 #[unsafe(no_mangle)]
 pub extern "C" fn dmaspace_balloon_bit_is_free(bit: c_int) -> bool {
     bulk_bit(bit).is_some()
 }
 
-/// Whether messages in bulk, as this configuration space describes them, are known here.
+/// True if messages in bulk, as this configuration space describes them, are known here.
 ///
 /// # Safety
 ///
@@ -603,7 +603,7 @@ calls! {
         if let Err(DriverError::NotHeld { .. } | DriverError::BadBlock { .. }) = migrated {
             return -EAGAIN;
         }
-        // Busy before anything was told is -EAGAIN; what was told and not answered is none.
+        // Busy before any message is -EAGAIN; a message without an answer is not.
         match migrated {
             Err(DriverError::Seam(Errno(code))) if code == -EAGAIN => -EIO,
             migrated => result(driver, migrated),
