@@ -32,7 +32,7 @@ pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Resul
 }
 
 fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
-    // What is measured is built as users build it.
+    // Measured programs are built as users build them.
     let programs = match options.contains(&"--bench") {
         true => Programs::optimized(
             &["-pdmaspace-cli", "-pdmaspace-balloon-rig"],

@@ -8,7 +8,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, Package
 
 use crate::{cargo::Repository, parts::Outcome};
 
-/// What foreign crates may be under, and no more than they are.
+/// Licences of foreign crates, and no more than they have.
 const LICENCES: &[&str] = &[
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
@@ -147,7 +147,7 @@ fn size_fault(package: &Package) -> Option<String> {
     Some(format!("{name} cannot do without {}", more.name))
 }
 
-/// What a registry shows of a published crate, and is missing.
+/// Missing fields of a published crate that a registry shows.
 fn description_fault(package: &Package, repository: &Repository) -> Option<String> {
     if !is_published(package) {
         return None;
@@ -157,7 +157,7 @@ fn description_fault(package: &Package, repository: &Repository) -> Option<Strin
         ("description", package.description.is_none()),
         ("license", package.license.is_none()),
         ("repository", package.repository.is_none()),
-        // Of its own: of another directory's file the registry would follow links from here.
+        // Its own readme: of another directory's file the registry would follow links from here.
         (
             "readme",
             package.readme.as_deref() != Some("README.md".into()),
@@ -194,7 +194,7 @@ fn differs(
     text.is_err() || std::fs::read(directory.join(file)).ok() != text.ok()
 }
 
-/// Whether one way to read an SPDX expression takes nothing but [`LICENCES`].
+/// True if one way to read an SPDX expression takes nothing but [`LICENCES`].
 fn fits(expression: &str) -> bool {
     // `/` is the older spelling of OR.
     spdx::Expression::parse_mode(expression, spdx::ParseMode::LAX).is_ok_and(|expression| {

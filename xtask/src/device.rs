@@ -12,7 +12,7 @@ use crate::{
     programs::{Passed, Programs},
 };
 
-/// What the guests need, and what makes a file system and looks at it.
+/// Packages for the guests, and for making and checking a file system.
 pub(crate) const NEEDS: &[Need] = &[
     Need::Package("debian-archive-keyring"),
     Need::Package("e2fsprogs"),

@@ -1,6 +1,6 @@
 //! The fuzz targets, each for a bounded time: `cargo xtask fuzz`.
 //!
-//! What a target does stands in its crate, in `tests/fuzz_bodies`; ordinary tests replay the corpus
+//! The body of a target stands in its crate, in `tests/fuzz_bodies`; ordinary tests replay the corpus
 //! through it. Here it meets new bytes. They are kept below the target directory, so that a run
 //! goes on where the last one ended and leaves the committed corpus as it is.
 

@@ -1,4 +1,4 @@
-//! What the machine offers: Debian packages, and parts of Cargo that may be left out.
+//! Offers of the machine: Debian packages, and parts of Cargo that may be left out.
 
 use std::{
     collections::BTreeSet,
@@ -57,7 +57,7 @@ impl Host for Debian {
     }
 }
 
-/// What a program says; nothing when it fails.
+/// Output of a program; nothing when it fails.
 fn said(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program)
         .args(arguments)

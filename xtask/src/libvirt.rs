@@ -15,7 +15,7 @@ use crate::{
 
 const SCHEMA: &str = "/usr/share/libvirt/schemas/domain.rng";
 
-/// What a domain has beside what a plan says.
+/// Start of a domain, which a plan does not have.
 const BEFORE: &str = "<domain type='kvm'><name>guest</name>\
     <os><type arch='x86_64' machine='q35'>hvm</type></os>\n";
 

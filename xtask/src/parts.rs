@@ -60,9 +60,9 @@ pub(crate) struct Part {
     pub(crate) name: &'static str,
     /// When it runs.
     pub(crate) group: Group,
-    /// What it should take at most; more is reported and is no failure, since machines differ.
+    /// Time that it should take at most; more is reported and is no failure, since machines differ.
     pub(crate) budget: Duration,
-    /// What the machine must have.
+    /// Needs of the part.
     pub(crate) needs: &'static [Need],
     /// The part itself; an error is a failure.
     pub(crate) run: fn(&Repository) -> anyhow::Result<Outcome>,
@@ -165,7 +165,7 @@ pub(crate) fn suites(repository: &Repository) -> Command {
     command
 }
 
-/// By nextest where it is installed: it runs tests side by side.
+/// Runs tests by nextest where it is installed: side by side.
 fn runner_of_tests(repository: &Repository) -> Command {
     if cargo::has_subcommand("nextest") {
         repository.cargo(&["nextest", "run", "--no-fail-fast"])

@@ -1,7 +1,7 @@
 //! The programs that the rigs start, built once for all of them.
 //!
 //! Without optimization and with every feature, as the tests are: the libraries are compiled for them already.
-//! What is measured, and what does the same millions of times, is built with `--release` where it is started.
+//! Programs that are measured, or do the same millions of times, are built with `--release` where they are started.
 
 use std::{env, ffi::OsString, process::Command};
 
@@ -31,7 +31,7 @@ impl Programs {
         })
     }
 
-    /// Those that `options` of Cargo choose, for what is measured, or runs in an emulator.
+    /// Programs that `options` of Cargo choose, for measurements, or an emulator.
     pub(crate) fn optimized(
         options: &[&str],
         variables: &[(&str, &str)],
@@ -83,7 +83,7 @@ impl Programs {
     }
 }
 
-/// What a command hands on to the program that it starts.
+/// Options handed on to the program that a command starts.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Passed {
     /// Options of the program; `--help` names them.

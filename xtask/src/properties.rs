@@ -16,7 +16,7 @@ use crate::{
     parts,
 };
 
-/// What proptest takes its seed from.
+/// Variable with proptest's seed.
 const SEED: &str = "PROPTEST_RNG_SEED";
 
 /// The options of `cargo xtask properties`.
@@ -55,7 +55,7 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     Ok(failed.is_empty())
 }
 
-/// In CI, and unless somebody has chosen a seed: always the same inputs.
+/// Fixes the inputs in CI, unless a seed was chosen.
 pub(crate) fn settle(command: &mut Command, ci: bool) {
     if ci && std::env::var_os(SEED).is_none() {
         command.env(SEED, "1");

@@ -1,7 +1,7 @@
 //! Runs the parts one after the other and sums them up.
 //!
 //! A failure does not stop the run: one look at the summary shows everything that is wrong.
-//! A part whose needs are not met is "not run", which fails only where nobody would see it: on
+//! A part whose needs are not met is "not run", which fails only where it would stay unseen: on
 //! a CI machine.
 
 use std::{
@@ -104,7 +104,7 @@ pub(crate) fn run(
     Ok(well)
 }
 
-/// Whether `CI` is set.
+/// True if `CI` is set.
 pub(crate) fn in_ci() -> bool {
     env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false")
 }
@@ -130,7 +130,7 @@ fn choose<'a>(parts: &'a [Part], options: &Options) -> anyhow::Result<Vec<&'a Pa
     Ok(parts.iter().filter(wanted).collect())
 }
 
-/// What `--all` would add, and the packages that it would need first.
+/// Parts that `--all` would add, and the packages that it would need first.
 fn left_out(parts: &[Part], host: &mut dyn Host) -> String {
     let rigs: Vec<_> = parts.iter().filter(|p| p.group == Group::Rig).collect();
     let names: Vec<_> = rigs.iter().map(|part| part.name).collect();
@@ -191,7 +191,7 @@ fn prepare(parts: &[&Part], install: bool, host: &mut dyn Host) -> Vec<Option<St
         .collect()
 }
 
-/// What the part `name` lacks, for a command that does the same by itself: told before it builds for minutes.
+/// Missing packages of the part `name`, for a command that does the same by itself, before it builds for minutes.
 /// It may run all the same, on another distribution, or with programs of one's own.
 pub(crate) fn lacking(name: &str, parts: &[Part], host: &mut dyn Host) -> Option<String> {
     let part = parts.iter().find(|part| part.name == name)?;
@@ -275,7 +275,7 @@ mod tests {
 
     use super::*;
 
-    /// A machine that has what it is told to have.
+    /// A machine that has what a test says.
     struct Machine {
         packages: BTreeSet<&'static str>,
         installs: bool,

@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 
 use crate::{cargo::Repository, host::Need, programs::Passed, programs::Programs};
 
-/// What was checked, for people: `--document` writes it, the part compares.
+/// Document of the checks: `--document` writes it, the part compares.
 const DOCUMENT: &str = "docs/conformance.md";
 
 /// Keys of the packages of QEMU.
