@@ -145,7 +145,7 @@ static u64 translate(u64 iova)
 	return domain_operations()->iova_to_phys(&table.iommu.domain, iova);
 }
 
-/* Root of a unit, as each format's driver learns it. */
+/* Root for the unit, as each format's driver learns it. */
 static void geometry(struct geometry *geometry)
 {
 	geometry->page_sizes = table.iommu.domain.pgsize_bitmap;

@@ -27,7 +27,7 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// When no program does, or it is no QEMU.
+    /// When no program listens, or it is no QEMU.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
         let begun = Instant::now();
         let stream = loop {
@@ -57,7 +57,7 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// Error of QEMU, or that it says nothing.
+    /// Error of QEMU, or its silence.
     pub fn command(&mut self, name: &str, arguments: Value) -> anyhow::Result<Value> {
         let command = json!({"execute": name, "arguments": arguments});
         writeln!(self.lines.get_mut(), "{command}")?;

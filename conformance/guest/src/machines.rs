@@ -174,7 +174,7 @@ pub const MACHINES: &[Machine] = &[
             TYPE1,
             IOMMUFD,
             WINDOWS,
-            // Tests that take time, mocks, faults that are planted, and a unit whose tables are shown.
+            // Slow tests, mocks, faults that are planted, and a unit whose tables are shown.
             &[
                 "tables_that_the_kernel_shows_are_read",
                 "iommufd_answers_as_the_table_says",

@@ -279,7 +279,7 @@ struct Spaces {
     pinner: Option<Arc<Pinner>>,
     ledger: Arc<Ledger>,
     known: Vec<(Which, MemoryRegion)>,
-    /// Requests that no driver of Linux's makes.
+    /// Errors that no driver of Linux's causes.
     wrong: Vec<String>,
 }
 

@@ -52,7 +52,7 @@ const fn device(unit: usize, number: usize) -> DeviceId {
     DeviceId::pci(unit as u8 + 1, number as u8, 0)
 }
 
-/// A unit that does not answer on demand.
+/// A unit whose flushes fail on demand.
 pub(crate) struct Rigged {
     unit: SoftUnit,
     faults: Arc<Faults>,
