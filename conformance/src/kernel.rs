@@ -23,7 +23,7 @@ use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use walkdir::WalkDir;
 
-/// What a kernel runs on.
+/// Platform of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arch {
     /// x86-64: QEMU boots it.
@@ -46,7 +46,7 @@ impl Arch {
         }
     }
 
-    /// What the names of the compiler's programs begin with.
+    /// Prefix of the names of the compiler's programs.
     const fn compiler(self) -> &'static str {
         match self {
             Self::X86 | Self::Um => "",
@@ -55,12 +55,12 @@ impl Arch {
         }
     }
 
-    /// Whether it has IOMMUs, so that a kernel is linked again with our tables.
+    /// True if it has IOMMUs, so that a kernel is linked again with our tables.
     pub const fn has_tables(self) -> bool {
         !matches!(self, Self::Um)
     }
 
-    /// What is built, and where it is then.
+    /// Target of the build, and where it is then.
     const fn image(self) -> (&'static str, &'static str) {
         match self {
             Self::X86 => ("bzImage", "arch/x86/boot/bzImage"),
@@ -76,7 +76,7 @@ impl Arch {
 pub struct Kernel {
     /// As commands call it, and its directory below `linux` in that of the rigs.
     pub name: &'static str,
-    /// What it runs on.
+    /// Its platform.
     pub arch: Arch,
     /// The options that are on, with those that they need.
     pub options: &'static str,
@@ -194,7 +194,7 @@ pub const KERNELS: [Kernel; 11] = [
     RISCV,
 ];
 
-/// What stays whole of a tree: what a module is built with.
+/// Parts of a tree that stay whole: a module is built with them.
 const KEPT: [&str; 9] = [
     ".config",
     "Kbuild",
@@ -207,7 +207,7 @@ const KEPT: [&str; 9] = [
     "tools",
 ];
 
-/// What goes elsewhere, unless an object was made of it.
+/// Files elsewhere that go, unless an object was made of them.
 const SOURCES: [&str; 8] = [".c", ".h", ".S", ".rst", ".txt", ".yaml", ".json", ".rs"];
 
 /// Where a tree has its IOMMUs, and what links our tables with them.
@@ -230,23 +230,23 @@ const EXACT_COUNTS: &str = concat!(
 );
 const UNMAPS: &str = include_str!("../guest/unmaps.c");
 
-/// What Linux lacks for RISC-V.
+/// Code that Linux lacks for RISC-V.
 const LACKING: &str = include_str!("../../linux/patches/riscv.c");
 
-/// Whose I/O page tables a kernel has.
+/// I/O page tables of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Tables {
     /// Linux's generic page tables.
     #[default]
     Stock,
-    /// Those of `linux/tables`.
+    /// Tables of `linux/tables`.
     Iopt,
     /// The same, a call for each page: what was before ranges were mapped at once.
     One,
 }
 
 impl Tables {
-    /// What stands on the kernel's command line.
+    /// Words on the kernel's command line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Stock => "dmaspace.tables=stock",
@@ -388,7 +388,7 @@ impl Kernel {
             let entry = entry?;
             let path = entry.path().strip_prefix(tree)?;
             if entry.file_type().is_dir() {
-                // Those that have something left stay.
+                // Directories that have something left stay.
                 let _ = fs::remove_dir(entry.path());
             } else if !self.is_needed(path, &inputs) {
                 fs::remove_file(entry.path())?;
@@ -397,8 +397,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// Whether a further build may need a file: to build a module, or, where an IOMMU is, to link the kernel again. Make
-    /// wants all that the objects were made of to be there, and all that it asks what to do.
+    /// True if a further build may need a file: to build a module, or, where an IOMMU is, to link the kernel again.
+    /// Make wants all that the objects were made of to be there, and all that it asks what to do.
     fn is_needed(&self, path: &Path, inputs: &BTreeSet<PathBuf>) -> bool {
         let top = path.iter().next().unwrap_or_default().to_string_lossy();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -449,7 +449,7 @@ impl Kernel {
             (sources.join("tables.c"), iommu.join("tables.c")),
             (object.to_owned(), iommu.join("iopt.o")),
         ] {
-            // What has not changed is not built again.
+            // Unchanged files are not built again.
             let new = fs::read(&from).with_context(|| from.display().to_string())?;
             if fs::read(&to).is_ok_and(|old| old == new) {
                 continue;
@@ -610,7 +610,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Whether it has modules, of its own and of ours.
+    /// True if it has modules, of its own and of ours.
     pub fn has_modules(&self) -> bool {
         self.options.lines().any(|line| line == "CONFIG_MODULES=y")
     }
@@ -621,7 +621,7 @@ impl Kernel {
             .arg(format!("CROSS_COMPILE={}", self.arch.compiler()))
             .args(arguments)
             .current_dir(tree)
-            // Of a make that this one is no part of.
+            // Flags of a make that this one is no part of.
             .env_remove("MAKEFLAGS")
             .stdin(Stdio::null())
             .status()
@@ -639,7 +639,7 @@ impl Kernel {
         self.directory(work).join("tree")
     }
 
-    /// What is started or booted.
+    /// Image to start or boot.
     pub fn image(&self, work: &Path) -> PathBuf {
         self.directory(work).join(self.arch.image().0)
     }
@@ -686,7 +686,7 @@ const OF_LINUX: [&str; 4] = [
     "arm_lpae_map_pages",
 ];
 
-/// Of ours one, by the architecture.
+/// One of ours, by the architecture.
 const OURS: [&str; 3] = [
     "dmaspace_vtdss_map",
     "dmaspace_arm",

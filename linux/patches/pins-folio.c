@@ -200,7 +200,7 @@ long pin_user_run_remote(struct mm_struct *mm, unsigned long start, unsigned lon
 #define MOST_AT_ONCE (1UL << (30 - PAGE_SHIFT))
 
 //@ drivers/iommu/iommufd/pages.c, before: 	/* The following are only valid if file != NULL. */
-	/* Nobody else wants to have the pages one by one. */
+	/* No other user wants the pages one by one. */
 	bool by_run;
 	/* upages has the first page only; the others follow it. */
 	bool run;

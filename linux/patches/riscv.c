@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * What Linux 7.2 lacks behind the RISC-V IOMMU: its DMA API, which Kconfig has for other processors only, and that its tables
- * see what caches hold, without which VFIO takes no device. Messages of interrupts are not mapped: interrupts go by wire.
+ * Gaps of Linux 7.2 behind the RISC-V IOMMU: its DMA API, which Kconfig has for other processors only, and that its
+ * tables see what caches hold, without which VFIO takes no device. Messages of interrupts are not mapped: interrupts
+ * go by wire.
  */
 //@ drivers/iommu/riscv/Kconfig, before: 	select IOMMU_API
 	select IOMMU_DMA

@@ -2,8 +2,8 @@
 /*
  * The operations on Arm's long descriptors by the crate iopt, in the place of drivers/iommu/io-pgtable-arm.c.
  *
- * Entries are read and written by src/lib.rs alone; what is here says which attributes leaves have, what the unit is told
- * of the root, and when it is flushed. Sections are those of the Arm Architecture Reference Manual (DDI 0487).
+ * Entries are read and written by src/lib.rs alone; what is here says which attributes leaves have, how the unit gets
+ * the root, and when it is flushed. Sections are those of the Arm Architecture Reference Manual (DDI 0487).
  *
  * A map is whole or nothing, and an unmap gives back the tables that it covers whole: in a queue of flushes they are freed
  * after its flush of everything, otherwise after one of what was unmapped, which then needs no other.
@@ -90,7 +90,7 @@ static u64 leaf_bits(struct arm_table *table, int prot)
 		bits |= LEAF_NO_EXECUTE;
 	if (table->iop.fmt == ARM_64_LPAE_S1) {
 		bits |= S1_NOT_GLOBAL;
-		/* What can be written can be read. */
+		/* Writable memory is readable. */
 		if (!(prot & IOMMU_WRITE))
 			bits |= S1_READ_ONLY;
 		else if (quirks & IO_PGTABLE_QUIRK_ARM_HD)
@@ -207,7 +207,7 @@ static int read_and_clear_dirty(struct io_pgtable_ops *ops, unsigned long iova, 
 {
 	struct arm_table *table = table_of(ops);
 	struct dmaspace_call call = call_of(table);
-	/* What is left dirty is in no unit's way. */
+	/* Dirty entries that stay are in no unit's way. */
 	struct iommu_dirty_bitmap only = { .bitmap = dirty->bitmap };
 	bool clean = !(flags & IOMMU_DIRTY_NO_CLEAR);
 

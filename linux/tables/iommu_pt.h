@@ -3,7 +3,7 @@
  * The operations of a format by the crate iopt, in the place of drivers/iommu/generic_pt/iommu_pt.h.
  *
  * Each file of a format includes this after Linux's description of the format. Of that it uses how a table begins, which
- * attributes leaves have and what the unit is told of the root. Entries are read and written by src/lib.rs alone.
+ * attributes leaves have and how the unit gets the root. Entries are read and written by src/lib.rs alone.
  *
  * A table's root is where Linux has it, in struct pt_common, and nothing else is kept of it: what Rust needs to know is
  * put together for each call. Operations that run at once have disjoint ranges; that is the contract of struct
@@ -78,7 +78,7 @@ int EXPORTED(read_and_clear_dirty)(struct iommu_domain *domain, unsigned long io
 {
 	struct pt_iommu *iommu = container_of(domain, struct pt_iommu, domain);
 	struct dmaspace_call call = call_of(iommu);
-	/* What is left dirty is in no unit's way. */
+	/* Dirty entries that stay are in no unit's way. */
 	struct iommu_dirty_bitmap only = { .bitmap = dirty->bitmap };
 	bool clean = !(flags & IOMMU_DIRTY_NO_CLEAR);
 	int error = check_range(common_from_iommu(iommu), iova, size);
@@ -244,7 +244,7 @@ static __always_inline size_t unmap_run(struct pt_iommu *iommu, const struct dma
 		return 0;
 	/* A queue of flushes is emptied by one flush of everything. */
 	if (!iommu_iotlb_gather_queued(gather)) {
-		/* What the gather has so far is flushed, and its tables freed, before these are put there. */
+		/* The gather so far is flushed, and its tables freed, before these are put there. */
 		if (pt_feature(common, PT_FEAT_FLUSH_RANGE_NO_GAPS) &&
 		    iommu_iotlb_gather_is_disjoint(gather, iova, unmapped))
 			iommu_iotlb_sync(&iommu->domain, gather);

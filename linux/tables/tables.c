@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* What all formats have in common of the kernel's side of src/lib.rs. */
+/* Kernel's side of src/lib.rs that all formats have in common. */
 #include <linux/memblock.h>
 #include <linux/mm.h>
 #include <linux/module.h>

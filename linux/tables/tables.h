@@ -9,14 +9,14 @@
 
 #include "iommu-pages.h"
 
-/* What an operation needs to know of its table. */
+/* A table, as an operation needs it. */
 struct dmaspace_call {
 	/* The root's virtual address, and in its lowest bits: the number of levels less one (3
 	 * bits); on Arm (7 bits) the bits of an input address, and whether they are those of the upper half. */
 	u64 top;
 	/* The sizes that leaves may have. */
 	u64 sizes;
-	/* Of the leaves of a map, beside address and size. */
+	/* Bits of the leaves of a map, beside address and size. */
 	u64 bits;
 	/* The unit, if it reads memory past the processor's caches. */
 	struct device *device;
@@ -84,7 +84,7 @@ struct dmaspace_arm {
 	u64 (*root)(u64 bits, u64 *levels);
 };
 
-/* By stage, granule (4K, 16K, 64K), and whether the unit reads memory past the processor's caches. */
+/* Functions by stage, granule (4K, 16K, 64K), and whether the unit reads memory past the processor's caches. */
 extern const struct dmaspace_arm dmaspace_arm[2 * 3 * 2];
 #endif
 
@@ -133,7 +133,7 @@ static inline void dmaspace_free_tables(struct device *incoherent, const struct 
 	iommu_put_pages_list(&list);
 }
 
-/* What is dirty, in an iommu_dirty_bitmap. */
+/* Records dirty memory in an iommu_dirty_bitmap. */
 static inline void dmaspace_record(void *to, u64 iova, u64 len)
 {
 	iommu_dirty_bitmap_record(to, iova, len);

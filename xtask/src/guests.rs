@@ -15,20 +15,20 @@ use crate::{
 /// The package with the keys by which the emulator is fetched.
 pub(crate) const NEEDS: &[Need] = &[Need::Package("debian-archive-keyring")];
 
-/// What measures in a guest.
+/// Program that measures in a guest.
 const DMA: &str = "guest-dma";
 
 /// The examples that want devices: they run in the guests.
 const EXAMPLES: [&str; 3] = ["nvme", "vfio_ioctls", "vmm"];
 
-/// What programs are built for when they run on another processor than this machine's.
+/// Target of programs that run on another processor than this machine's.
 struct Foreign {
     kernel: &'static str,
     /// The IOMMUs behind which Linux's DMA API is measured there.
     units: &'static [&'static str],
     /// As Rust calls it.
     target: &'static str,
-    /// What links them.
+    /// Its linker.
     gcc: &'static str,
 }
 
@@ -48,7 +48,7 @@ const FOREIGN: [Foreign; 2] = [
 ];
 
 impl Foreign {
-    /// What an option names, if one does.
+    /// Target that an option names, if one does.
     fn named(options: &[&str]) -> Option<&'static Self> {
         let names = |foreign: &&Self| {
             let mut options = options.iter();

@@ -1,4 +1,4 @@
-//! What runs inside a Linux kernel: `linux/`, and the kernels that try it.
+//! Code that runs inside a Linux kernel: `linux/`, and the kernels that try it.
 //!
 //! The Rust is a static library of `core` and our own crates, for a target without an operating system, by the
 //! distribution's compiler: it has the source of `core`, which is built without vector registers, as a kernel
@@ -25,7 +25,7 @@ use crate::{
     programs::Programs,
 };
 
-/// What builds the kernels and the module, and what is in a guest.
+/// Packages that build the kernels and the module, and those in a guest.
 pub(crate) const NEEDS: &[Need] = &[
     Need::Package("bc"),
     Need::Package("binutils"),
@@ -42,14 +42,14 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Package("xz-utils"),
 ];
 
-/// What of `linux/` is Rust: no member of the workspace.
+/// A crate of `linux/`: no member of the workspace.
 struct Crate {
     /// Below the root.
     directory: &'static str,
     library: &'static str,
     /// As the compiler calls it.
     target: &'static str,
-    /// What it wants beside [`FLAGS`]: from where to where code may call, for one.
+    /// Flags beside [`FLAGS`]: from where to where code may call, for one.
     flags: &'static [&'static str],
 }
 
@@ -114,7 +114,7 @@ const FLAGS: [&str; 6] = [
     "-Dwarnings",
 ];
 
-/// What finds the frames of a stack by their pointers.
+/// Frame pointers, which lead through a stack.
 const FRAMES: &str = "-Cforce-frame-pointers=yes";
 
 /// The same checks of memory as in C: Linux, scripts/Makefile.kasan, with the offset of x86-64.
@@ -382,7 +382,7 @@ impl Crate {
         let members = output(Command::new("ar").arg("t").arg(&library))?;
         let member = members.lines().find(|name| name.starts_with(self.library));
         let member = member.context("the library has no object of ours")?;
-        // What it needs of `core` is in it, by link-time optimization; memcpy and memset are the kernel's.
+        // Parts of `core` are in it, by link-time optimization; memcpy and memset are the kernel's.
         let mut extract = Command::new("ar");
         let extract = extract.args(["x", library.as_str(), member]);
         output(extract.current_dir(&built))?;

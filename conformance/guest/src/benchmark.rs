@@ -48,7 +48,7 @@ struct Benchmark {
 /// `DMA_MAP_BENCHMARK`.
 const RUN: Opcode = opcode::read_write::<Benchmark>(b'd', 1);
 
-/// What a device's DMA goes through.
+/// Translation of a device's DMA.
 #[derive(Clone, Copy, Debug)]
 pub enum Domain {
     /// Device addresses are physical ones.

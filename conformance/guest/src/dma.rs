@@ -36,16 +36,16 @@ const CLOSE: u64 = 1000;
 /// Functions of a row.
 const MOST_CALLED: usize = 12;
 
-/// What is booted.
+/// Options of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Measure<'a> {
     /// QEMU.
     pub qemu: &'a NewerQemu,
     /// The kernel's image.
     pub kernel: &'a Path,
-    /// Whose I/O page tables it has, if only its own DMA API is measured.
+    /// I/O page tables of the kernel, if only its own DMA API is measured.
     pub tables: Option<Tables>,
-    /// What of ours is in it, if only its VFIO and iommufd are measured.
+    /// Our patch to it, if only its VFIO and iommufd are measured.
     pub patch: Option<Patch>,
     /// Only which functions of the kernel are called to map and unmap, and how often.
     pub trace: bool,
@@ -163,7 +163,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// What a guest has found.
+/// Results of a guest.
 #[derive(Default)]
 struct Found {
     samples: Vec<Sample>,
@@ -202,7 +202,7 @@ impl Found {
         Ok([map - less[0], unmap - less[1]])
     }
 
-    /// What was measured, without what is not the same in all kernels' tables.
+    /// Measurements, without what is not the same in all kernels' tables.
     fn of_linux(&self, name: &str) -> anyhow::Result<String> {
         let mut text = String::new();
         self.rows(

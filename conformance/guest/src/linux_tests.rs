@@ -33,7 +33,7 @@ use crate::{
 /// How long all tests of a kernel may take: a safety net.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
-/// What the tests are part of, below a kernel's tree.
+/// Directory of the tests, below a kernel's tree.
 const SELFTESTS: &str = "tools/testing/selftests";
 
 /// The selftests' programs, by source; those of VFIO take the device's address, and all of [`LIBRARY`].
@@ -56,12 +56,12 @@ const LIBRARY_SOURCES: [&str; 8] = [
     "vfio_pci_driver.c",
 ];
 
-/// What the guest's first process is: busybox's shell.
+/// First process of the guest: busybox's shell.
 const BUSYBOX: &str = "/bin/busybox";
 /// The suite whose are those of other architectures.
 const SUITE: &str = "trixie";
 
-/// What stands before a program's lines and behind them.
+/// Marks before a program's lines and behind them.
 const BEGINS: &str = "=== begins ";
 const ENDS: &str = "=== ends";
 const MAPPED: &str = "=== maps ";
@@ -126,15 +126,15 @@ const RISCV_PARTS: [Part; 2] = [Part::Kunit, Part::Drivers(Unit::RiscV, Flush::S
 /// Seconds for which data is moved.
 const SECONDS: u32 = 60;
 
-/// What says how many maps were ours, in a kernel with our tables.
+/// Count of the maps that were ours, in a kernel with our tables.
 const MAPS: &str = "/sys/module/dmaspace_tables/parameters/maps";
 
-/// What KCSAN says, with the functions that race. By its strictest rules Linux has many of its own, others in each run; so
-/// it counts where a function is ours, in C or Rust.
+/// Report of KCSAN, with the functions that race. By its strictest rules Linux has many of its own, others in each
+/// run; so it counts where a function is ours, in C or Rust.
 const RACE: &str = "BUG: KCSAN: ";
 const OURS: [&str; 2] = ["dmaspace_", "_ZN"];
 
-/// What became of a test.
+/// Outcome of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Passed,
@@ -142,11 +142,11 @@ enum End {
     Skipped,
 }
 
-/// What a run has said.
+/// Results of a run.
 #[derive(Debug, Default)]
 struct Said {
     tests: BTreeMap<String, End>,
-    /// What the kernel complained of.
+    /// Complaints of the kernel.
     complaints: BTreeSet<String>,
     /// How much the drivers have moved.
     moved: Option<String>,
@@ -417,7 +417,7 @@ impl Said {
     }
 }
 
-/// What stays the same from run to run.
+/// Replaces numbers, which differ from run to run.
 fn without_numbers(line: &str) -> String {
     let mut words = Vec::new();
     for word in line.split_whitespace() {
@@ -452,7 +452,7 @@ fn programs(kernel: Kernel, work: &Path) -> anyhow::Result<Vec<u8>> {
         let of_vfio = VFIO.contains(&source);
         let others: &[&str] = if of_vfio { &LIBRARY_SOURCES } else { &[] };
         let mut gcc = Command::new("gcc");
-        // What the library calls and 7.2 does not define.
+        // Macro that the library calls and 7.2 does not define.
         gcc.arg("-Dcalloc_assert(count,size)=calloc(count,size)");
         gcc.args(["-O2", "-static", "-pthread", "-D_GNU_SOURCE=", "-o"])
             .arg(&built)

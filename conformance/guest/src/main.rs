@@ -59,10 +59,10 @@ enum Command {
         /// The kernel: guest, hardened, arm, riscv.
         #[arg(long, value_name = "NAME", default_value = GUEST.name, value_parser = kernel)]
         kernel: Kernel,
-        /// Whose I/O page tables it has.
+        /// I/O page tables of the kernel.
         #[arg(long, value_enum, default_value_t)]
         tables: Tables,
-        /// What of ours goes into it.
+        /// Patch of ours to the kernel.
         #[arg(long, value_enum, conflicts_with = "tables")]
         patch: Option<Patch>,
         /// Only the machines on which faults are provoked; the files of their cases go below this directory.
@@ -98,7 +98,7 @@ enum Command {
         /// Only the parts whose names contain this: kunit, selftests, drivers.
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
-        /// Of KUnit's suites those that this pattern names.
+        /// Suites of KUnit that this pattern names.
         #[arg(long, value_name = "GLOB", default_value = "*")]
         suites: String,
         /// Our tables may be others than the sources say.
@@ -177,14 +177,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// What was done.
+/// Outcome of a run.
 enum Done {
     All,
     /// Nothing, since something is not there.
     NotThere(String),
 }
 
-/// What is packed.
+/// Programs to pack.
 struct Programs<'a> {
     init: &'a Path,
     dmaspace: &'a Path,
@@ -332,7 +332,7 @@ fn measure(
     Ok(Done::All)
 }
 
-/// What is wrong with a machine, and the end of what it said.
+/// Prints the faults of a machine, and the end of its output.
 fn show(faults: &[String], logs: &[PathBuf]) {
     for log in logs {
         let said = fs::read(log).unwrap_or_default();

@@ -76,7 +76,7 @@ impl Functions {
     }
 }
 
-/// By stage, granule and whether units read memory past the processor's caches.
+/// Functions by stage, granule and whether units read memory past the processor's caches.
 #[unsafe(export_name = "dmaspace_arm")]
 pub static FUNCTIONS: [Functions; 12] = [
     Functions::of::<ArmStage1<K4>, COHERENT>(),

@@ -88,9 +88,9 @@ const COHERENT: u64 = 0;
 
 /// The kernel's formats, by what stands in the lowest bits of the root's address in `struct dmaspace_call`.
 trait Coded: Format {
-    /// Those bits.
+    /// Value of those bits.
     const CODE: u64;
-    /// What makes a leaf present, where the kernel's attributes do not say it.
+    /// Bits that make a leaf present, where the kernel's attributes do not say it.
     const PRESENT: u64;
 
     fn of(code: u64) -> Result<Self, BuildError>;
