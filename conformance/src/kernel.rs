@@ -215,6 +215,9 @@ const IOMMU: &str = "drivers/iommu";
 const TABLES_MAKEFILE: &str =
     "\nobj-y += dmaspace_tables.o\ndmaspace_tables-y := tables.o iopt.o\n";
 
+/// Our tables, below the root.
+const TABLES: &str = "linux/tables";
+
 /// Linux's generic page tables.
 const GENERIC: &str = "generic_pt";
 
@@ -354,7 +357,7 @@ impl Kernel {
             add_suites(&tree.join(IOMMU).join(GENERIC))?;
         }
         if self.arch == Arch::RiscV {
-            patch::patch(&tree, LACKING)?;
+            patch::patch(&tree, LACKING, None)?;
         }
         fs::write(tree.join("our.config"), self.options)?;
         self.make(&tree, &["allnoconfig", "KCONFIG_ALLCONFIG=our.config"])?;
@@ -437,11 +440,7 @@ impl Kernel {
         }
         let tree = self.tree(work);
         let iommu = tree.join(IOMMU);
-        let makefile = iommu.join("Makefile");
-        let rules = fs::read_to_string(&makefile)?;
-        if !rules.ends_with(TABLES_MAKEFILE) {
-            fs::write(&makefile, rules + TABLES_MAKEFILE)?;
-        }
+        link_with_tables(&tree)?;
         let (directory, replaced) = self.replaced();
         for (from, to) in [
             (sources.join(replaced), iommu.join(directory).join(replaced)),
@@ -488,7 +487,7 @@ impl Kernel {
         }
     }
 
-    /// The kernel's image with these tables, or linked now with Linux's own and this `patch`.
+    /// The kernel's image with these tables, linked now with these `patches` if there are any.
     ///
     /// # Errors
     ///
@@ -497,48 +496,80 @@ impl Kernel {
     pub fn linked(
         &self,
         tables: Tables,
-        patch: Option<Patch>,
+        patches: &[Patch],
         work: &Path,
     ) -> anyhow::Result<PathBuf> {
-        let current = |tables| self.current(tables, &inputs::root(), work);
-        match patch {
-            Some(patch) => {
-                current(Tables::Stock)?;
-                self.link_patch(patch, &source::package(work)?, work)
-            }
-            None => current(tables),
+        let root = inputs::root();
+        let current = self.current(tables, &root, work)?;
+        match patches {
+            [] => Ok(current),
+            _ => self.link_patches((tables, &root), patches, &source::package(work)?, work),
         }
     }
 
-    /// Nothing but the patch differs between kernels that this links. The tree is Linux's own again afterwards.
-    fn link_patch(&self, patch: Patch, package: &Path, work: &Path) -> anyhow::Result<PathBuf> {
+    /// Nothing but the patches differs between kernels that this links with the same tables. The tree is Linux's own again
+    /// afterwards.
+    fn link_patches(
+        &self,
+        (tables, root): (Tables, &Path),
+        patches: &[Patch],
+        package: &Path,
+        work: &Path,
+    ) -> anyhow::Result<PathBuf> {
         let tree = self.tree(work);
         self.restore(package, work)?;
         // Left by all that ends before the tree is Linux's own again.
         fs::write(self.patched_file(work), "")?;
-        let (target, image) = self.arch.image();
-        let made = patch
-            .apply(&tree)
-            .and_then(|()| self.make(&tree, &[&jobs(), target]));
-        let linked = self.directory(work).join(format!("{target}-{patch:?}"));
+        let mut linked = self.image_with(tables, work).into_os_string();
+        for patch in patches {
+            linked.push(format!("-{patch:?}"));
+        }
+        let linked = PathBuf::from(linked);
+        let made = self.build_patched((tables, root), patches, &tree);
         if made.is_ok() {
-            fs::copy(tree.join(image), &linked)?;
+            fs::copy(tree.join(self.arch.image().1), &linked)?;
         }
         self.restore(package, work)?;
         made.map(|()| linked)
     }
 
-    /// Puts Linux's own files back into the tree, as new ones, so that Make builds what is of them.
+    /// Changes the tree and builds it. Of our tables it has all but their file in the place of Linux's from before.
+    fn build_patched(
+        &self,
+        (tables, root): (Tables, &Path),
+        patches: &[Patch],
+        tree: &Path,
+    ) -> anyhow::Result<()> {
+        let replaced = self.replaced_file();
+        let ours = tables != Tables::Stock;
+        if ours {
+            let (_, name) = self.replaced();
+            fs::copy(root.join(TABLES).join(name), tree.join(&replaced))?;
+            link_with_tables(tree)?;
+        }
+        for patch in patches {
+            patch.apply(tree, ours.then_some(&replaced))?;
+        }
+        self.make(tree, &[&jobs(), self.arch.image().0])
+    }
+
+    /// Puts Linux's own files back into the tree, those that differ, so that Make builds what is of them.
     fn restore(&self, package: &Path, work: &Path) -> anyhow::Result<()> {
-        let tree = self.tree(work);
-        let (directory, replaced) = self.replaced();
-        let replaced = Path::new(IOMMU).join(directory).join(replaced);
-        let replaced = replaced.to_string_lossy();
-        let changed: Vec<&str> = Patch::files().into_iter().chain([&*replaced]).collect();
-        source::unpack(package, &tree, &changed)?;
+        let (tree, own) = (self.tree(work), self.directory(work).join("own"));
+        let replaced = self.replaced_file();
+        let mut changed = Patch::files();
+        changed.insert(&replaced);
+        let changed: Vec<&str> = changed.into_iter().collect();
+        if changed.iter().any(|file| !own.join(file).exists()) {
+            fs::create_dir_all(&own)?;
+            source::unpack(package, &own, &changed)?;
+        }
         for file in changed {
-            let path = tree.join(file);
-            fs::write(&path, fs::read(&path)?)?;
+            let text = fs::read(own.join(file))?;
+            if fs::read(tree.join(file)).is_ok_and(|now| now == text) {
+                continue;
+            }
+            fs::write(tree.join(file), text)?;
         }
         let makefile = tree.join(IOMMU).join("Makefile");
         let rules = fs::read_to_string(&makefile)?;
@@ -549,6 +580,13 @@ impl Kernel {
             fs::remove_file(self.patched_file(work))?;
         }
         Ok(())
+    }
+
+    /// The file of Linux that ours takes the place of, below the tree.
+    fn replaced_file(&self) -> String {
+        let (directory, name) = self.replaced();
+        let file = Path::new(IOMMU).join(directory).join(name);
+        file.to_string_lossy().into_owned()
     }
 
     /// Builds the module of the directory `sources`, with an `object` that was compiled already, for this kernel,
@@ -663,6 +701,16 @@ impl Kernel {
     fn patched_file(&self, work: &Path) -> PathBuf {
         self.directory(work).join("patched")
     }
+}
+
+/// Has a tree link our tables.
+fn link_with_tables(tree: &Path) -> anyhow::Result<()> {
+    let makefile = tree.join(IOMMU).join("Makefile");
+    let rules = fs::read_to_string(&makefile)?;
+    if !rules.ends_with(TABLES_MAKEFILE) {
+        fs::write(&makefile, rules + TABLES_MAKEFILE)?;
+    }
+    Ok(())
 }
 
 /// Adds to KUnit's suites in a tree's directory of tables.
@@ -824,8 +872,8 @@ mod tests {
         // It is there, but nothing says of what.
         let linked = GUEST.image_with(Tables::Iopt, work);
         fs::write(&linked, "").unwrap();
-        GUEST.linked(Tables::Iopt, None, work).unwrap_err();
-        assert_eq!(GUEST.linked(Tables::Stock, None, work).unwrap(), stock);
+        GUEST.linked(Tables::Iopt, &[], work).unwrap_err();
+        assert_eq!(GUEST.linked(Tables::Stock, &[], work).unwrap(), stock);
         let said = refusal(Tables::Iopt);
         assert!(
             said.contains("`cargo xtask linux --kernel guest` comes first: there is no record"),
@@ -859,8 +907,8 @@ mod tests {
         assert_eq!(GUEST.current_module(root, work).unwrap(), module);
         // With other options neither is of this kernel.
         fs::write(GUEST.options_file(work), "CONFIG_OTHER=y\n").unwrap();
-        for patch in [None, Some(Patch::Stock)] {
-            let refused = GUEST.linked(Tables::Iopt, patch, work).unwrap_err();
+        for patches in [&[][..], &[Patch::Stock]] {
+            let refused = GUEST.linked(Tables::Iopt, patches, work).unwrap_err();
             assert_eq!(refused.to_string(), GUEST.missing());
         }
     }

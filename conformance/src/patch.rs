@@ -17,6 +17,8 @@ pub enum Patch {
     PinsFolio,
     /// Its containers, and address spaces of iommufd, have a domain for each node, when its option is on.
     NodeDomains,
+    /// Unmaps of domains return the runs of memory that they have removed, and VFIO and iommufd unpin by these.
+    UnmapRuns,
 }
 
 /// Mark before lines: a file, and the text before which they go, or its end.
@@ -29,6 +31,7 @@ impl Patch {
             Self::PinsPage => include_str!("../../linux/patches/pins-page.c"),
             Self::PinsFolio => include_str!("../../linux/patches/pins-folio.c"),
             Self::NodeDomains => include_str!("../../linux/patches/node-domains.c"),
+            Self::UnmapRuns => include_str!("../../linux/patches/unmap-runs.c"),
         }
     }
 
@@ -40,18 +43,21 @@ impl Patch {
         files.map(|(file, _)| file).collect()
     }
 
-    /// Puts the lines into a tree, which is Linux's own.
-    pub(crate) fn apply(self, tree: &Path) -> anyhow::Result<()> {
-        patch(tree, self.lines())
+    /// Puts the lines into a tree, but for those of the file `ours`, which has taken the place of Linux's.
+    pub(crate) fn apply(self, tree: &Path, ours: Option<&str>) -> anyhow::Result<()> {
+        patch(tree, self.lines(), ours)
     }
 }
 
-/// Puts the lines of a patch where they go.
-pub(crate) fn patch(tree: &Path, patch: &str) -> anyhow::Result<()> {
+/// Puts the lines of a patch where they go, but for those of the file `ours`.
+pub(crate) fn patch(tree: &Path, patch: &str, ours: Option<&str>) -> anyhow::Result<()> {
     // Before the first place there is a comment for readers.
     for part in patch.split(GOES).skip(1) {
         let (place, lines) = part.split_once('\n').unwrap_or((part, ""));
         let (file, goes) = place.split_once(", ").context("a place without a file")?;
+        if ours == Some(file) {
+            continue;
+        }
         let path = tree.join(file);
         let text = fs::read_to_string(&path).with_context(|| file.to_owned())?;
         let patched = match goes.strip_prefix("before: ") {
@@ -81,8 +87,8 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         let file = tree.path().join("a.c");
         fs::write(&file, "one\ntwo\n").unwrap();
-        let lines = "read me\n//@ a.c, before: two\nnew\n//@ a.c, at its end\nlast\n";
-        patch(tree.path(), lines).unwrap();
+        let lines = "read me\n//@ b.c, at its end\nours\n//@ a.c, before: two\nnew\n//@ a.c, at its end\nlast\n";
+        patch(tree.path(), lines, Some("b.c")).unwrap();
         let patched = fs::read_to_string(&file).unwrap();
         assert_eq!(patched, "one\nnew\ntwo\nlast\n");
         for nowhere in [
@@ -92,7 +98,7 @@ mod tests {
             "//@ a.c, somewhere\nx\n",
             "//@ a.c\nx\n",
         ] {
-            assert!(patch(tree.path(), nowhere).is_err(), "{nowhere}");
+            assert!(patch(tree.path(), nowhere, None).is_err(), "{nowhere}");
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), patched);
     }

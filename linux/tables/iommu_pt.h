@@ -156,11 +156,24 @@ static u64 one_page(const struct dmaspace_call *call, u64 address, u64 len)
 	return sizes ? 1ULL << __fls(sizes) : len;
 }
 
+/* Empty tables gave way to larger leaves: no unit may still look into them. */
+static noinline void flush_replaced(struct pt_iommu *iommu, u64 iova, u64 len,
+				    const struct dmaspace_chain *chain)
+{
+	struct iommu_iotlb_gather gather;
+
+	iommu_iotlb_gather_init(&gather);
+	dmaspace_list_tables(&gather.freelist, incoherent(iommu), chain);
+	iommu_iotlb_gather_add_range(&gather, iova, len);
+	if (pt_feature(common_from_iommu(iommu), PT_FEAT_DETAILED_GATHER))
+		gather.pt.table_levels_bitmap = GENMASK(PT_MAX_TOP_LEVEL, 1);
+	iommu_iotlb_sync(&iommu->domain, &gather);
+}
+
 static __always_inline int map_run(struct pt_iommu *iommu, const struct dmaspace_call *call, u64 iova,
 				   u64 pa, u64 len)
 {
 	struct dmaspace_chain chain;
-	struct iommu_iotlb_gather gather;
 	int error;
 
 	chain.count = 0;
@@ -168,25 +181,21 @@ static __always_inline int map_run(struct pt_iommu *iommu, const struct dmaspace
 		error = CONCATENATE(RUST(map), _incoherent)(call, iova, pa, len, &chain);
 	else
 		error = RUST(map)(call, iova, pa, len, &chain);
-	if (unlikely(chain.count)) {
-		/* Empty tables gave way to larger leaves: no unit may still look into them. */
-		iommu_iotlb_gather_init(&gather);
-		dmaspace_list_tables(&gather.freelist, incoherent(iommu), &chain);
-		iommu_iotlb_gather_add_range(&gather, iova, len);
-		if (pt_feature(common_from_iommu(iommu), PT_FEAT_DETAILED_GATHER))
-			gather.pt.table_levels_bitmap = GENMASK(PT_MAX_TOP_LEVEL, 1);
-		iommu_iotlb_sync(&iommu->domain, &gather);
-	}
+	if (unlikely(chain.count))
+		flush_replaced(iommu, iova, len, &chain);
 	return error;
 }
 
-static int NS(map_range)(struct pt_iommu *iommu, dma_addr_t iova, phys_addr_t pa, dma_addr_t len,
-			 unsigned int prot, gfp_t gfp, size_t *mapped)
+/*
+ * Checks a map of `len` bytes, the first at `pa`, of which `last_pa` is the highest, and has a root that translates them.
+ * Fills in what Rust is to be called with.
+ */
+static __always_inline int prepare_map(struct pt_iommu *iommu, u64 iova, u64 pa, u64 last_pa, u64 len,
+				       unsigned int prot, gfp_t gfp, struct dmaspace_call *call)
 {
 	struct pt_common *common = common_from_iommu(iommu);
 	struct pt_write_attrs attributes;
-	struct dmaspace_call call;
-	u64 done, page, last;
+	u64 last;
 	int error;
 
 	if (WARN_ON(!(prot & (IOMMU_READ | IOMMU_WRITE))))
@@ -194,26 +203,38 @@ static int NS(map_range)(struct pt_iommu *iommu, dma_addr_t iova, phys_addr_t pa
 	error = check_range(common, iova, len);
 	if (unlikely(error))
 		return error;
-	if (unlikely((pa + (len - 1)) >> common->max_oasz_lg2))
+	if (unlikely(last_pa >> common->max_oasz_lg2))
 		return -ERANGE;
 	error = pt_iommu_set_prot(common, &attributes, prot);
 	if (unlikely(error))
 		return error;
-	call = call_of(iommu);
+	*call = call_of(iommu);
 	if (pt_feature(common, PT_FEAT_DYNAMIC_TOP)) {
 		/* One leaf for all that a root translates is in a table above it. */
-		last = iova + (len - 1) + (!iova && !(pa & (len - 1)) && call.sizes & len);
-		while (unlikely(beyond(call.top & PT_TOP_LEVEL_MASK, last))) {
+		last = iova + (len - 1) + (!iova && !(pa & (len - 1)) && call->sizes & len);
+		while (unlikely(beyond(call->top & PT_TOP_LEVEL_MASK, last))) {
 			error = raise(iommu, last, gfp);
 			if (error && error != -EAGAIN)
 				return error;
-			error = 0;
-			call = call_of(iommu);
+			*call = call_of(iommu);
 		}
 	}
-	call.bits = attributes.descriptor_bits;
-	call.gfp = gfp;
+	call->bits = attributes.descriptor_bits;
+	call->gfp = gfp;
 	this_cpu_inc(dmaspace_maps);
+	return 0;
+}
+
+static int NS(map_range)(struct pt_iommu *iommu, dma_addr_t iova, phys_addr_t pa, dma_addr_t len,
+			 unsigned int prot, gfp_t gfp, size_t *mapped)
+{
+	struct dmaspace_call call;
+	u64 done, page;
+	int error;
+
+	error = prepare_map(iommu, iova, pa, pa + (len - 1), len, prot, gfp, &call);
+	if (unlikely(error))
+		return error;
 	if (unlikely(dmaspace_one)) {
 		for (done = 0; done < len && !error; done += error ? 0 : page) {
 			page = one_page(&call, (iova + done) | (pa + done), len - done);
@@ -228,20 +249,13 @@ static int NS(map_range)(struct pt_iommu *iommu, dma_addr_t iova, phys_addr_t pa
 	return error;
 }
 
-static __always_inline size_t unmap_run(struct pt_iommu *iommu, const struct dmaspace_call *call,
-					u64 iova, u64 len, struct iommu_iotlb_gather *gather)
+/* What an unmap has removed is to be flushed, and its tables are to be freed then. */
+static __always_inline void gather_unmapped(struct pt_iommu *iommu, u64 iova, u64 unmapped,
+					    const struct dmaspace_chain *chain,
+					    struct iommu_iotlb_gather *gather)
 {
 	struct pt_common *common = common_from_iommu(iommu);
-	struct dmaspace_chain chain;
-	size_t unmapped;
 
-	chain.count = 0;
-	if (is_incoherent(common))
-		unmapped = CONCATENATE(RUST(unmap), _incoherent)(call, iova, len, &chain);
-	else
-		unmapped = RUST(unmap)(call, iova, len, &chain);
-	if (unlikely(!unmapped))
-		return 0;
 	/* A queue of flushes is emptied by one flush of everything. */
 	if (!iommu_iotlb_gather_queued(gather)) {
 		/* The gather so far is flushed, and its tables freed, before these are put there. */
@@ -250,13 +264,28 @@ static __always_inline size_t unmap_run(struct pt_iommu *iommu, const struct dma
 			iommu_iotlb_sync(&iommu->domain, gather);
 		iommu_iotlb_gather_add_range(gather, iova, unmapped);
 	}
-	if (unlikely(chain.count))
-		dmaspace_list_tables(&gather->freelist, incoherent(iommu), &chain);
+	if (unlikely(chain->count))
+		dmaspace_list_tables(&gather->freelist, incoherent(iommu), chain);
 	if (pt_feature(common, PT_FEAT_DETAILED_GATHER)) {
-		gather->pt.leaf_levels_bitmap |= chain.leaf_levels;
-		if (chain.tables)
+		gather->pt.leaf_levels_bitmap |= chain->leaf_levels;
+		if (chain->tables)
 			gather->pt.table_levels_bitmap |= GENMASK(PT_MAX_TOP_LEVEL, 1);
 	}
+}
+
+static __always_inline size_t unmap_run(struct pt_iommu *iommu, const struct dmaspace_call *call,
+					u64 iova, u64 len, struct iommu_iotlb_gather *gather)
+{
+	struct dmaspace_chain chain;
+	size_t unmapped;
+
+	chain.count = 0;
+	if (is_incoherent(common_from_iommu(iommu)))
+		unmapped = CONCATENATE(RUST(unmap), _incoherent)(call, iova, len, &chain);
+	else
+		unmapped = RUST(unmap)(call, iova, len, &chain);
+	if (likely(unmapped))
+		gather_unmapped(iommu, iova, unmapped, &chain, gather);
 	return unmapped;
 }
 
@@ -280,6 +309,63 @@ static size_t NS(unmap_range)(struct pt_iommu *iommu, dma_addr_t iova, dma_addr_
 	}
 	return unmap_run(iommu, &call, iova, len, gather);
 }
+
+#ifdef IOMMU_UNMAP_RUNS
+static int NS(map_runs)(struct pt_iommu *iommu, dma_addr_t iova, const struct iommu_run *runs,
+			unsigned int count, unsigned int prot, gfp_t gfp)
+{
+	struct dmaspace_chain chain;
+	struct dmaspace_call call;
+	u64 len = 0, last_pa = 0;
+	unsigned int i;
+	int error;
+
+	for (i = 0; i < count; i++) {
+		len += runs[i].len;
+		last_pa = max(last_pa, runs[i].phys + (runs[i].len - 1));
+	}
+	error = prepare_map(iommu, iova, runs[0].phys, last_pa, len, prot, gfp, &call);
+	if (unlikely(error))
+		return error;
+	chain.count = 0;
+	if (is_incoherent(common_from_iommu(iommu)))
+		error = CONCATENATE(RUST(map_runs), _incoherent)(&call, iova, runs, count, &chain);
+	else
+		error = RUST(map_runs)(&call, iova, runs, count, &chain);
+	if (unlikely(chain.count))
+		flush_replaced(iommu, iova, len, &chain);
+	return error;
+}
+
+static void take_run(void *to, u64 pa, u64 len)
+{
+	struct iommu_runs *runs = to;
+
+	runs->add(runs, pa, len);
+}
+
+static size_t NS(unmap_runs)(struct pt_iommu *iommu, dma_addr_t iova, dma_addr_t len,
+			     struct iommu_iotlb_gather *gather, struct iommu_runs *runs)
+{
+	struct dmaspace_chain chain;
+	struct dmaspace_call call;
+	size_t unmapped;
+
+	if (unlikely(check_range(common_from_iommu(iommu), iova, len)))
+		return 0;
+	call = call_of(iommu);
+	chain.count = 0;
+	if (is_incoherent(common_from_iommu(iommu)))
+		unmapped = CONCATENATE(RUST(unmap_runs), _incoherent)(
+			&call, iova, len, runs->most, runs->room, &chain, take_run, runs);
+	else
+		unmapped = RUST(unmap_runs)(&call, iova, len, runs->most, runs->room, &chain,
+					    take_run, runs);
+	if (likely(unmapped))
+		gather_unmapped(iommu, iova, unmapped, &chain, gather);
+	return unmapped;
+}
+#endif
 
 static void NS(get_info)(struct pt_iommu *iommu, struct pt_iommu_info *info)
 {
@@ -313,6 +399,10 @@ static void NS(deinit)(struct pt_iommu *iommu)
 static const struct pt_iommu_ops NS(ops) = {
 	.map_range = NS(map_range),
 	.unmap_range = NS(unmap_range),
+#ifdef IOMMU_UNMAP_RUNS
+	.unmap_runs = NS(unmap_runs),
+	.map_runs = NS(map_runs),
+#endif
 #if IS_ENABLED(CONFIG_IOMMUFD_DRIVER) && IS_ENABLED(CONFIG_IOMMUFD_TEST)
 	.set_dirty = NS(set_dirty),
 #endif

@@ -9,6 +9,8 @@
 
 #include "iommu-pages.h"
 
+struct iommu_run;
+
 /* A table, as an operation needs it. */
 struct dmaspace_call {
 	/* The root's virtual address, and in its lowest bits: the number of levels less one (3
@@ -39,13 +41,21 @@ struct dmaspace_chain {
 /*
  * The functions of a format. The caller holds the range: no other operation on an address of it is under way. 0 or an
  * error's number; unmap: bytes; translate: a physical address, or 0. Where units of the format may read memory past the
- * caches, there is a second pair for these.
+ * caches, those that store have a second one for these.
  */
 #define DMASPACE_MAPPING(name, suffix)                                                           \
 	int dmaspace_##name##_map##suffix(const struct dmaspace_call *call, u64 iova, u64 pa,    \
 					  u64 len, struct dmaspace_chain *chain);                \
 	u64 dmaspace_##name##_unmap##suffix(const struct dmaspace_call *call, u64 iova, u64 len, \
-					    struct dmaspace_chain *chain)
+					    struct dmaspace_chain *chain);                       \
+	int dmaspace_##name##_map_runs##suffix(const struct dmaspace_call *call, u64 iova,       \
+					       const struct iommu_run *runs, size_t count,       \
+					       struct dmaspace_chain *chain);                    \
+	u64 dmaspace_##name##_unmap_runs##suffix(const struct dmaspace_call *call, u64 iova,     \
+						 u64 len, u64 most, u64 room,                    \
+						 struct dmaspace_chain *chain,                   \
+						 void (*each)(void *to, u64 pa, u64 len),        \
+						 void *to)
 #define DMASPACE_FORMAT(name)                                                                    \
 	DMASPACE_MAPPING(name, );                                                                \
 	DMASPACE_MAPPING(name, _incoherent);                                                     \

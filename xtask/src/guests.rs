@@ -116,23 +116,32 @@ pub(crate) fn dma_command(passed: &Passed, repository: &Repository) -> anyhow::R
     Ok(status.success())
 }
 
-/// In a kernel that has our tables in the place of its own, a device does DMA, and the kernel's count says whose they were;
-/// in one with our lines, devices of two nodes have a domain for each node.
+/// In a kernel with our tables and unmaps that return runs, devices do DMA, and the kernel's count says whose tables these
+/// were; in one with our lines, devices of two nodes have a domain for each node.
 pub(crate) fn with_ours(repository: &Repository) -> anyhow::Result<Outcome> {
-    for (option, value, only) in [
-        ("--tables", "iopt", "kernel_tables"),
-        ("--patch", "node-domains", "has_devices_of_both_nodes"),
-    ] {
-        let status = run(&[option, value, "--only", only], repository)?;
-        ensure!(status.success(), "tests failed with {value}: {status}");
+    let tables = "kernel_tables,takes_what_it_unmaps";
+    let runs = [
+        "--tables",
+        "iopt",
+        "--patch",
+        "unmap-runs",
+        "--only",
+        tables,
+    ];
+    let nodes = "has_devices_of_both_nodes";
+    let domains = ["--patch", "node-domains", "--only", nodes];
+    for options in [&runs[..], &domains] {
+        let status = run(options, repository)?;
+        let with = options.join(" ");
+        ensure!(status.success(), "tests failed with {with}: {status}");
     }
     Ok(Outcome::Passed)
 }
 
-/// Linux's own tests in the kernel of this name, which may have planted faults.
+/// Linux's own tests in the kernel of this name, which may be patched or have planted faults.
 pub(crate) fn linux_tests(
     kernel: &str,
-    only: Option<&str>,
+    (only, patches): (Option<&str>, &[String]),
     planted: bool,
     repository: &Repository,
 ) -> anyhow::Result<bool> {
@@ -140,6 +149,7 @@ pub(crate) fn linux_tests(
     command.args(["linux-tests", "--kernel", kernel]);
     command.args(only.iter().flat_map(|only| ["--only", only]));
     command.args(planted.then_some("--planted"));
+    command.args(patches.iter().flat_map(|patch| ["--patch", patch]));
     let status = command.status().context("the rig cannot be started")?;
     Ok(status.success())
 }

@@ -176,6 +176,14 @@ pub(crate) struct Options {
     /// With faults in our tables, which the kernels that look for mistakes have to find: the tests fail then.
     #[arg(long, requires = "full")]
     planted: bool,
+    /// With lines of `linux/patches` in both kernels: pins-folio, node-domains, unmap-runs; may be given again.
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "full",
+        conflicts_with = "planted"
+    )]
+    patch: Vec<String>,
 }
 
 /// The part `linux` of the test command: the kernels of all that follow, and that what is ours in them works.
@@ -203,9 +211,9 @@ pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Res
         "Linux's own tests, or a planted fault, are not for this kernel"
     );
     for kernel in kernels {
-        let only = options.only.as_deref();
+        let chosen = (options.only.as_deref(), &*options.patch);
         if !build_with(kernel, planted, repository)?
-            || !guests::linux_tests(kernel, only, options.planted, repository)?
+            || !guests::linux_tests(kernel, chosen, options.planted, repository)?
         {
             return Ok(false);
         }

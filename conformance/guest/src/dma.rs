@@ -15,7 +15,6 @@ use anyhow::{Context as _, bail, ensure};
 use conformance::{
     kernel::Tables,
     newer_qemu::{MACHINE, NewerQemu},
-    patch::Patch,
 };
 
 use crate::{
@@ -43,10 +42,10 @@ pub struct Measure<'a> {
     pub qemu: &'a NewerQemu,
     /// The kernel's image.
     pub kernel: &'a Path,
-    /// I/O page tables of the kernel, if only its own DMA API is measured.
+    /// I/O page tables of the kernel; only its own DMA API is measured then, unless it is patched.
     pub tables: Option<Tables>,
-    /// Our patch to it, if only its VFIO and iommufd are measured.
-    pub patch: Option<Patch>,
+    /// True if it is patched, so that only its VFIO and iommufd are measured.
+    pub patched: bool,
     /// Only which functions of the kernel are called to map and unmap, and how often.
     pub trace: bool,
     /// The initramfs.
@@ -98,7 +97,7 @@ impl Measure<'_> {
                 }
                 Ok(Said::Failed(why)) => bail!("{why}; {}", at_log()),
                 Ok(Said::Done) if self.trace => return found.calls_table(),
-                Ok(Said::Done) if self.patch.is_some() => return found.space_table(&Way::ALL[..2]),
+                Ok(Said::Done) if self.patched => return found.space_table(&Way::ALL[..2]),
                 Ok(Said::Done) if self.tables.is_none() => return found.table(name),
                 Ok(Said::Done) => return found.of_linux(name),
                 Err(RecvTimeoutError::Timeout) => bail!("it fell silent; {}", at_log()),
@@ -113,11 +112,11 @@ impl Measure<'_> {
             "{} panic=-1 tsc=reliable {KEPT} {} {} dmaspace.unit={name}",
             arch(unit).1,
             unit.kernel(),
-            match (self.tables, self.patch) {
+            match self.tables {
                 _ if self.trace => "dmaspace.trace",
-                (Some(tables), _) => tables.word(),
-                (None, Some(_)) => "dmaspace.patch",
-                (None, None) => "",
+                _ if self.patched => "dmaspace.patch",
+                Some(tables) => tables.word(),
+                None => "",
             }
         );
         let mut command = self.qemu.command();

@@ -20,9 +20,9 @@ use anyhow::{Context as _, anyhow, ensure};
 use conformance::{
     apt::{self, Apt},
     initramfs::Initramfs,
-    inputs,
     kernel::{Arch, Kernel, Tables},
     newer_qemu::{MACHINE, NewerQemu},
+    patch::Patch,
 };
 
 use crate::{
@@ -156,23 +156,23 @@ struct Said {
     broken: Vec<String>,
 }
 
-/// Runs the tests in `kernel`: all of them, or the parts whose names contain `only`; of KUnit's suites those that the pattern
-/// `suites` names. With `planted` faults our tables are others than the sources say.
+/// Runs the tests in `kernel`, patched or not: all of them, or the parts whose names contain `only`; of KUnit's suites those
+/// that the pattern `suites` names. With `planted` faults our tables are others than the sources say.
 ///
 /// # Errors
 ///
 /// When there is no kernel of today's sources, a program cannot be built, a guest does not come to its end, or a test ends in
 /// another way with our tables.
 pub fn run(
-    kernel: Kernel,
+    (kernel, patches, planted): (Kernel, &[Patch], bool),
     work: &Path,
     (only, suites): (Option<&str>, &str),
-    planted: bool,
 ) -> anyhow::Result<()> {
-    kernel.current(Tables::Stock, &inputs::root(), work)?;
-    if !planted {
-        kernel.current(Tables::Iopt, &inputs::root(), work)?;
-    }
+    let stock = kernel.linked(Tables::Stock, patches, work)?;
+    let ours = match planted {
+        false => kernel.linked(Tables::Iopt, patches, work)?,
+        true => kernel.image_with(Tables::Iopt, work),
+    };
     let wanted = |part: &Part| only.is_none_or(|only| part.name().contains(only));
     let parts: &[Part] = match kernel.arch {
         Arch::Arm => &ARM_PARTS,
@@ -187,17 +187,17 @@ pub fn run(
     fs::write(&initramfs, programs(kernel, work)?)?;
     // Once, and not by both.
     NewerQemu::fetch(kernel.arch, work)?;
-    let all = |tables| -> anyhow::Result<Vec<(Said, u64)>> {
+    let all = |image: &Path, tables| -> anyhow::Result<Vec<(Said, u64)>> {
         let runs = parts.iter().map(|part| {
             let start = Instant::now();
-            let said = once(kernel, work, &initramfs, (*part, tables), suites)?;
+            let said = once((kernel, image), work, &initramfs, (*part, tables), suites)?;
             Ok((said, start.elapsed().as_secs()))
         });
         runs.collect()
     };
     let (stock, ours) = thread::scope(|scope| {
-        let stock = scope.spawn(|| all(Tables::Stock));
-        let ours = all(Tables::Iopt);
+        let stock = scope.spawn(|| all(&stock, Tables::Stock));
+        let ours = all(&ours, Tables::Iopt);
         (stock.join(), ours)
     });
     let stock = stock.map_err(|_| anyhow!("a thread panicked"))??;
@@ -253,7 +253,7 @@ fn compare((stock, stock_took): &(Said, u64), (ours, ours_took): &(Said, u64)) -
 
 /// Boots the kernel once, and reads what it has said.
 fn once(
-    kernel: Kernel,
+    (kernel, image): (Kernel, &Path),
     work: &Path,
     initramfs: &Path,
     (part, tables): (Part, Tables),
@@ -299,7 +299,7 @@ fn once(
         .arg("-serial")
         .arg(format!("file:{}", log.display()))
         .arg("-kernel")
-        .arg(kernel.image_with(tables, work))
+        .arg(image)
         .arg("-initrd")
         .arg(initramfs)
         .arg("-append")
@@ -564,7 +564,8 @@ mod tests {
     #[test]
     fn a_kernel_that_is_not_there_runs_no_tests() {
         for planted in [false, true] {
-            let refused = run(TESTS, Path::new("/nowhere"), (None, "*"), planted).unwrap_err();
+            let built = (TESTS, &[][..], planted);
+            let refused = run(built, Path::new("/nowhere"), (None, "*")).unwrap_err();
             assert_eq!(
                 refused.to_string(),
                 "there is no such kernel: `cargo xtask linux --kernel tests`"

@@ -499,10 +499,11 @@ impl Machine {
         all.find(|machine| machine.name == name)
     }
 
-    /// Its tests whose name contains `only`, or all of them if it is the machine's own name, or nothing.
+    /// Its tests whose name contains `only`, or one of its parts between commas; all of them if it is the machine's own name, or nothing.
     pub fn tests(&self, only: Option<&str>) -> impl Iterator<Item = &'static str> {
         let only = only.filter(|part| *part != self.name);
-        let wanted = move |name: &str| only.is_none_or(|part| name.contains(part));
+        let any = |parts: &str, name: &str| parts.split(',').any(|part| name.contains(part));
+        let wanted = move |name: &str| only.is_none_or(|parts| any(parts, name));
         let all = self.tests.iter().flat_map(|some| some.iter());
         all.copied().filter(move |name| wanted(name))
     }

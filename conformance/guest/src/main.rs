@@ -53,7 +53,7 @@ enum Command {
         /// A further program that is packed.
         #[arg(long, value_name = "PROGRAM")]
         example: Vec<PathBuf>,
-        /// Only tests whose name contains this, or all of the machine of this name.
+        /// Only tests whose name contains this, or one of several that commas part, or all of the machine of this name.
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
         /// The kernel: guest, hardened, arm, riscv.
@@ -62,9 +62,9 @@ enum Command {
         /// I/O page tables of the kernel.
         #[arg(long, value_enum, default_value_t)]
         tables: Tables,
-        /// Patch of ours to the kernel.
-        #[arg(long, value_enum, conflicts_with = "tables")]
-        patch: Option<Patch>,
+        /// Lines of ours that go into it; may be given again.
+        #[arg(long, value_enum)]
+        patch: Vec<Patch>,
         /// Only the machines on which faults are provoked; the files of their cases go below this directory.
         #[arg(long, value_name = "DIRECTORY")]
         keep: Option<PathBuf>,
@@ -80,12 +80,12 @@ enum Command {
         /// The processor, as QEMU calls it.
         #[arg(long, value_name = "MODEL", default_value = dma::PROCESSOR)]
         processor: String,
-        /// Only Linux's DMA API, in a kernel with these I/O page tables.
+        /// The kernel's I/O page tables; of these only its DMA API is measured, unless there is a patch.
         #[arg(long, value_enum)]
         tables: Option<Tables>,
-        /// Only VFIO's type 1 and iommufd, in a kernel into which this goes.
-        #[arg(long, value_enum, conflicts_with = "tables")]
-        patch: Option<Patch>,
+        /// Only VFIO's type 1 and iommufd, in a kernel into which this goes; may be given again.
+        #[arg(long, value_enum)]
+        patch: Vec<Patch>,
         /// Only which functions of the kernel VFIO's type 1 and iommufd call, and how often.
         #[arg(long, conflicts_with = "tables")]
         trace: bool,
@@ -104,6 +104,9 @@ enum Command {
         /// Our tables may be others than the sources say.
         #[arg(long)]
         planted: bool,
+        /// Lines of ours that go into both kernels; may be given again.
+        #[arg(long, value_enum)]
+        patch: Vec<Patch>,
     },
 }
 
@@ -136,7 +139,7 @@ fn main() -> ExitCode {
                 dmaspace,
                 examples: example,
             };
-            let built = (*kernel, *tables, *patch);
+            let built = (*kernel, *tables, &**patch);
             let chosen = (only.as_deref(), keep.as_deref());
             run(&options.work, &programs, chosen, built)
         }
@@ -152,16 +155,18 @@ fn main() -> ExitCode {
             init,
             unit.as_deref(),
             processor,
-            (*tables, *patch, *trace),
+            (*tables, patch, *trace),
         ),
         Command::LinuxTests {
             kernel,
             only,
             suites,
             planted,
+            patch,
         } => {
             let chosen = (only.as_deref(), suites.as_str());
-            linux_tests::run(*kernel, &options.work, chosen, *planted).map(|()| Done::All)
+            let built = (*kernel, &**patch, *planted);
+            linux_tests::run(built, &options.work, chosen).map(|()| Done::All)
         }
     };
     match done {
@@ -195,12 +200,12 @@ fn run(
     work: &Path,
     programs: &Programs<'_>,
     (only, keep): (Option<&str>, Option<&Path>),
-    (kernel, tables, patch): (Kernel, Tables, Option<Patch>),
+    (kernel, tables, patches): (Kernel, Tables, &[Patch]),
 ) -> anyhow::Result<Done> {
     if kernel.kept(work).is_none() {
         return Ok(Done::NotThere(kernel.missing()));
     }
-    let image = kernel.linked(tables, patch, work)?;
+    let image = kernel.linked(tables, patches, work)?;
     let all = match keep {
         None => MACHINES,
         Some(_) => PROVOKED,
@@ -277,7 +282,7 @@ fn measure(
     init: &Path,
     unit: Option<&str>,
     processor: &str,
-    (tables, patch, trace): (Option<Tables>, Option<Patch>, bool),
+    (tables, patches, trace): (Option<Tables>, &[Patch], bool),
 ) -> anyhow::Result<Done> {
     let wanted = |(name, _): &(&str, Unit)| unit.is_none_or(|unit| unit == *name);
     let units: Vec<_> = Unit::MEASURED.into_iter().filter(wanted).collect();
@@ -301,7 +306,7 @@ fn measure(
         return Ok(Done::NotThere(kernel.missing()));
     }
     let qemu = NewerQemu::fetch(kernel.arch, work)?;
-    let kernel = kernel.linked(tables.unwrap_or_default(), patch, work)?;
+    let kernel = kernel.linked(tables.unwrap_or_default(), patches, work)?;
     let directory = directory(work);
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join("dma.initramfs");
@@ -312,7 +317,7 @@ fn measure(
         qemu: &qemu,
         kernel: &kernel,
         tables,
-        patch,
+        patched: !patches.is_empty(),
         trace,
         initramfs: &initramfs,
         directory: &directory,

@@ -45,7 +45,8 @@ pub enum Va {}
 /// ```
 ///
 /// A span may end exactly at 2^64, so the inclusive [`last`](Span::last) is the end to compute
-/// with; [`checked`](Span::checked) refuses one that would wrap around.
+/// with; [`checked`](Span::checked) refuses one that would wrap around. In memory it is two words, `start` and then `len`.
+#[repr(C)]
 pub struct Span<A> {
     /// First byte.
     pub start: u64,

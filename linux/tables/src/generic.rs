@@ -1,15 +1,16 @@
 //! The functions of each format that Linux's generic page tables have on this architecture, as `tables.h` declares them.
 
 use core::ffi::{c_int, c_void};
+use core::slice;
 
 #[cfg(target_arch = "riscv64")]
 use iopt::format::RiscV;
 #[cfg(target_arch = "x86_64")]
 use iopt::format::{AmdV1, VtdSs, X86_64};
-use iopt::{BuildError, Format, Gather, TableOps as _};
+use iopt::{Bound, BuildError, Format, Gather, TableOps as _};
 #[cfg(planted)]
 use iopt::{Cell as _, Chain, TableMemory};
-use runs::{Iova, Pa, Span};
+use runs::{Iova, Pa, Run, Span};
 
 #[cfg(planted)]
 use crate::entry::Entry;
@@ -64,7 +65,7 @@ by_level! {
 unsafe fn map<F: Coded, const FLUSHED: u64>(
     call: &Call,
     iova: u64,
-    run: Span<Pa>,
+    runs: &[Span<Pa>],
     chain: &mut CChain,
 ) -> c_int {
     // SAFETY: as the caller promises.
@@ -73,11 +74,11 @@ unsafe fn map<F: Coded, const FLUSHED: u64>(
     };
     let mut inside = table.unguarded();
     // Where a large leaf fits, an empty table may be in its place.
-    let mapped = if run.len >> F::shift(1) == 0 {
-        inside.map_leaves(iova, &[run], call.bits | F::PRESENT)
+    let mapped = if runs.iter().all(|run| run.len >> F::shift(1) == 0) {
+        inside.map_leaves(iova, runs, call.bits | F::PRESENT)
     } else {
         let mut gather = Gather::new();
-        let mapped = inside.map_leaves_anew(iova, &[run], call.bits | F::PRESENT, &mut gather);
+        let mapped = inside.map_leaves_anew(iova, runs, call.bits | F::PRESENT, &mut gather);
         chain.set(gather.never_walked().into_tables(), table.memory());
         mapped
     };
@@ -85,6 +86,32 @@ unsafe fn map<F: Coded, const FLUSHED: u64>(
         Ok(()) => 0,
         Err(error) => not_mapped(&error),
     }
+}
+
+/// See `tables.h`.
+///
+/// # Safety
+///
+/// See [`table`].
+unsafe fn unmap_runs<F: Coded, const FLUSHED: u64>(
+    call: &Call,
+    range: Span<Iova>,
+    bound: Bound,
+    chain: &mut CChain,
+    each: impl Fn(Span<Pa>),
+) -> u64 {
+    // SAFETY: as the caller promises.
+    let Ok(table) = (unsafe { table::<F, FLUSHED>(call) }) else {
+        return 0;
+    };
+    let mut gather = Gather::new();
+    let mut taken = |run: Run| each(Span::new(run.pa, run.len));
+    // The kernel's caller sees by the bytes where a hole has ended it.
+    let unmapped = (table.unguarded()).unmap_some(range, bound, &mut gather, &mut taken);
+    chain.leaf_levels = gather.invalidation().leaf_levels();
+    chain.tables = gather.invalidation().tables_unlinked().into();
+    chain.set(gather.never_walked().into_tables(), table.memory());
+    unmapped.bytes
 }
 
 /// See `tables.h`.
@@ -170,7 +197,9 @@ fn count_without_order() {
 /// The functions of a format that store to linked tables, for units that read memory through the processor's caches or
 /// past them.
 macro_rules! mapping {
-    ($($format:ty, $flushed:ident: $map:ident $unmap:ident)*) => {$(
+    ($(
+        $format:ty, $flushed:ident: $map:ident $unmap:ident $map_runs:ident $unmap_runs:ident
+    )*) => {$(
         /// # Safety
         ///
         /// See [`table`].
@@ -185,7 +214,7 @@ macro_rules! mapping {
             #[cfg(planted)]
             count_without_order();
             // SAFETY: as the caller promises.
-            unsafe { map::<$format, $flushed>(call, iova, Span::new(pa, len), chain) }
+            unsafe { map::<$format, $flushed>(call, iova, &[Span::new(pa, len)], chain) }
         }
 
         /// # Safety
@@ -201,17 +230,61 @@ macro_rules! mapping {
             // SAFETY: as the caller promises.
             unsafe { unmap::<$format, $flushed>(call, Span::new(iova, len), chain) }
         }
+
+        /// # Safety
+        ///
+        /// See [`table`]; `runs` are `count` runs.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $map_runs(
+            call: &Call,
+            iova: u64,
+            runs: *const Span<Pa>,
+            count: usize,
+            chain: &mut CChain,
+        ) -> c_int {
+            // SAFETY: as the caller promises; a span is a `struct iommu_run`.
+            let runs = unsafe { slice::from_raw_parts(runs, count) };
+            // SAFETY: as the caller promises.
+            unsafe { map::<$format, $flushed>(call, iova, runs, chain) }
+        }
+
+        /// # Safety
+        ///
+        /// See [`table`]; `each` may be called with `to`.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $unmap_runs(
+            call: &Call,
+            iova: u64,
+            len: u64,
+            bytes: u64,
+            runs: u64,
+            chain: &mut CChain,
+            each: unsafe extern "C" fn(*mut c_void, u64, u64),
+            to: *mut c_void,
+        ) -> u64 {
+            let (range, bound) = (Span::new(iova, len), Bound { bytes, runs });
+            // SAFETY: as the caller promises.
+            let each = |run: Span<Pa>| unsafe { each(to, run.start, run.len) };
+            // SAFETY: as the caller promises.
+            unsafe { unmap_runs::<$format, $flushed>(call, range, bound, chain, each) }
+        }
     )*};
 }
 
 #[cfg(target_arch = "x86_64")]
 mapping! {
     AmdV1, COHERENT: dmaspace_amdv1_map dmaspace_amdv1_unmap
+        dmaspace_amdv1_map_runs dmaspace_amdv1_unmap_runs
     Mock, COHERENT: dmaspace_amdv1_mock_map dmaspace_amdv1_mock_unmap
+        dmaspace_amdv1_mock_map_runs dmaspace_amdv1_mock_unmap_runs
     VtdSs, COHERENT: dmaspace_vtdss_map dmaspace_vtdss_unmap
+        dmaspace_vtdss_map_runs dmaspace_vtdss_unmap_runs
     VtdSs, VTDSS_FLUSHED: dmaspace_vtdss_map_incoherent dmaspace_vtdss_unmap_incoherent
+        dmaspace_vtdss_map_runs_incoherent dmaspace_vtdss_unmap_runs_incoherent
     X86_64, COHERENT: dmaspace_x86_64_map dmaspace_x86_64_unmap
+        dmaspace_x86_64_map_runs dmaspace_x86_64_unmap_runs
     X86_64, X86_64_FLUSHED: dmaspace_x86_64_map_incoherent dmaspace_x86_64_unmap_incoherent
+        dmaspace_x86_64_map_runs_incoherent dmaspace_x86_64_unmap_runs_incoherent
 }
 
 /// All others.
@@ -302,6 +375,7 @@ functions! {
 #[cfg(target_arch = "riscv64")]
 mapping! {
     RiscV, COHERENT: dmaspace_riscv_64_map dmaspace_riscv_64_unmap
+        dmaspace_riscv_64_map_runs dmaspace_riscv_64_unmap_runs
 }
 
 #[cfg(target_arch = "riscv64")]
