@@ -57,7 +57,7 @@ const TRANSPARENT: Counts = Counts {
     // Not counted for a memory file.
     by_file: count([21_558.0, 21_952.0], 89_594.0),
 };
-/// A page of 2 MiB of a pool. Starts of QEMU with it took 21,100 instructions by iommufd (docs/inspect.md).
+/// A page of 2 MiB of a pool. Starts of QEMU with it took 21,100 instructions by iommufd.
 const POOL_2M: Counts = Counts {
     type1: count([12_895.0, 12_979.0], 74_031.0),
     iommufd: TRANSPARENT.iommufd,
@@ -70,7 +70,7 @@ const POOL_1G: Counts = Counts {
     by_file: count([52_616.0, 100_971.0], 39_500_000.0),
 };
 /// Instructions that each contiguous range of small pages adds to a map or an unmap by type 1 and by iommufd: the
-/// middle of 1,120 and 1,400, and of one count (docs/inspect.md).
+/// middle of 1,120 and 1,400, and of one count.
 const RUN: [f64; 2] = [1_250.0, 400.0];
 /// Instructions of this library for a page of 4 KiB, by VT-d.
 const OURS_SMALL: f64 = 408.0;
