@@ -19,14 +19,12 @@ const REASONS: &[(&str, &str)] = &[
     ),
     (
         "unmap-256",
-        "entries are compared with the run before the first is emptied, since a range with a hole is refused whole; the \
-         limit passes once",
+        "entries are compared before the first is emptied, since a range with a hole is refused whole",
     ),
     ("unmap-256-block", "as for pages"),
     (
         "unmap-many-discard",
-        "leaf tables are chained to the gather and wait for the flush; Linux's Arm code frees each at once and keeps tables \
-         above",
+        "leaf tables wait for the flush; Linux's Arm code frees each at once",
     ),
     ("map-many-block", "ARMv7: no vectors"),
     (
@@ -35,7 +33,7 @@ const REASONS: &[(&str, &str)] = &[
     ),
     (
         "map-chosen",
-        "with other sizes between, 1 MiB is fewer entries than the loop stores: checks and descent are most of it",
+        "fewer entries with other sizes between: checks and descent are most of it",
     ),
     (
         "unmap-chosen",
@@ -43,17 +41,15 @@ const REASONS: &[(&str, &str)] = &[
     ),
     (
         "translate",
-        "42 instructions for four levels (x86-64, exclusive): the number of levels is read, and each level masks the \
-         table's address to the arena",
+        "42 instructions (x86-64, exclusive): the number of levels is read, and each level masks the table's address",
     ),
     (
         "harvest-clean",
-        "AMD: two sets of tables leave the caches between samples; Arm: a clean entry has one bit set and another clear, so \
-         rows are read twice",
+        "AMD: two sets of tables leave the caches between samples; Arm: rows are read twice",
     ),
     (
         "unmap-dirty",
-        "each entry is exchanged, so that no dirty bit is lost; the limit uses plain loads and stores. Arm keeps two bits",
+        "each entry is exchanged, so that no dirty bit is lost; the limit uses plain loads and stores",
     ),
     (
         "split",

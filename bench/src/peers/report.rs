@@ -65,15 +65,13 @@ fn operations(text: &mut String, results: &Results) -> Result {
     writeln!(
         text,
         "## Operations\n\n\
-         A batch is timed, and its time divided by its operations: 64 single pages, every second one; 8 ranges of \
-         up to 512 pages, each in the lower half of a table of its own, which is there before (its other half is mapped \
-         where sizes are chosen); one larger range, in new tables. Table memory is recycled and its pages are dirty; \
-         zeroing them, where needed, is timed. Our unmaps make a gather, have it flushed by a unit \
-         that does nothing, return runs, and give tables back; crates keep no count of live entries and return no runs, \
-         and neither does Linux, whose Arm code drops subtrees unread.\n\n\
-         Ours are those of x86-64, 4 levels, exclusive/shared form; without `std` there are no vectors, and readers \
-         are known by slots. Of unmaps the limit reads and clears, of harvests it reads. Linux's figure is that of its \
-         fastest format with the same sizes and compiler, and compares with the shared form.\n\n\
+         Time of an operation in a batch: 64 single pages, every second one; 8 ranges of up to 512 pages, each in a table \
+         that is there before; one larger range, in new tables. Table memory is recycled, and zeroing is timed. Our unmaps \
+         make a gather, have it flushed by a unit that does nothing, return runs, and give tables back; crates and Linux \
+         return no runs.\n\n\
+         Ours are those of x86-64, 4 levels, exclusive/shared form; without `std` there are no vectors. The limit of \
+         unmaps reads and clears, that of harvests reads. Linux's figure is that of its fastest format with the same sizes \
+         and compiler, and compares with the shared form.\n\n\
          | name | operation | aim | ours | without `std` | limit | Linux | crate |\n\
          |---|---|---:|---:|---:|---:|---:|---:|"
     )?;
@@ -398,8 +396,7 @@ fn series(text: &mut String, results: &Results) -> Result {
         writeln!(
             text,
             "## Cost with size\n\n\
-             Tables are allocated and given back, runs are returned. A single page is one of 64 in one table, which the \
-             first of them allocates; up to 512 pages, each range has its own table.\n"
+             Tables are allocated and given back, runs are returned.\n"
         )?;
         for (name, plot) in sizes {
             writeln!(text, "![{}](performance/{name}.svg)\n", plot.title)?;
