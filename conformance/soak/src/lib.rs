@@ -6,6 +6,19 @@
 //! Beside it stands a shadow model, page by page; devices compare every byte with it. At quiet points all tables are
 //! compared with the model by the independent walker, and what is pinned, charged and in use is counted; again and
 //! again everything is given back, and all of that has to be at zero.
+//!
+//! `mutator.rs` lists pairs of operations that never run in parallel. Not covered: the balloon's device and driver with
+//! their rings (the guests have them), handover to another process, external pins, the kernel's back ends.
+//!
+//! Longest runs, on two processors busy with other builds, without a failure:
+//!
+//! - 1 mutator, 4 device threads, seed 1795353700272881234: 61 minutes, 2,603,187 operations, 63.3 million accesses
+//!   compared; everything was released 331 times; anonymous memory was 1.7 MiB at first, 2.4 MiB at the end
+//! - 8 mutators, 4 device threads, seed 1795482127617086424: 60 minutes, 18,350,127 operations, 183.9 million accesses
+//!   compared; 3.35 billion accesses were to fault, and did
+//!
+//! Other runs found four defects, since corrected; of one the test is
+//! `tracking_that_did_not_begin_leaves_nothing_that_a_unit_holds_as_dirty` in `crates/ioas/tests/suite`.
 
 mod mutator;
 mod operations;

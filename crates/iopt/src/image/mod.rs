@@ -2,8 +2,7 @@
 //!
 //! For debugging, for tools, and for tables that have to survive their process. An image holds every
 //! table page with its address and the words in it (accessed and dirty bits too), and what is needed
-//! to read them: the format with its configuration, levels, page sizes. `docs/image-format.md` has
-//! the same for those who read images with other programs.
+//! to read them: the format with its configuration, levels, page sizes. `dmaspace tables` reads images.
 //!
 //! # The file
 //!
@@ -17,7 +16,7 @@
 //! | 16 | 8 | bytes of the whole file |
 //! | 24 | 2 | format: 1 AMD v1, 2 x86-64, 3 VT-d second stage, 4 Arm stage 1, 5 Arm stage 2, 6 ARMv7 short, 7 RISC-V, 8 RISC-V second stage, 9 DART |
 //! | 26 | 6 | its configuration. Arm: granule (0 4K, 1 4K LPA2, 2 16K, 3 16K LPA2, 4 64K, 5 64K LPA), input bits, 1 for the upper half. DART: version, page as a power of two, input bits. Zeroes behind that |
-//! | 32 | 1 | levels |
+//! | 32 | 1 | levels, 1 to 6 |
 //! | 33 | 1 | bytes of an entry: 4 or 8 |
 //! | 34 | 1 | bits of an output address |
 //! | 35 | 1 | bits of an input address |
@@ -25,14 +24,14 @@
 //! | 37 | 1 | the bit that marks addresses of tables as encrypted in entries, 0 where none does |
 //! | 38 | 2 | zeroes |
 //! | 40 | 8 | page sizes that the table uses: bit *n* for 2^*n* bytes |
-//! | 48 | 8 | address of the root, without the bit of encryption |
-//! | 56 | 4 | bytes of the root |
-//! | 60 | 4 | bytes of every other table |
+//! | 48 | 8 | address of the root, a multiple of its size, without the bit of encryption |
+//! | 56 | 4 | bytes of the root, a power of two |
+//! | 60 | 4 | bytes of every other table, a power of two |
 //! | 64 | 8 | number of other tables |
 //! | 72 | 8 | zeroes |
 //! | 80 | | the root's entries |
-//! | | | for each other table, by ascending address: address (8), level (1; 0 is that of the smallest page), zeroes (7), entries |
-//! | | 4 | CRC-32C of everything before |
+//! | | | for each other table, by ascending address: address (8), level (1; 0 is that of the smallest page, the root is at *levels* − 1), zeroes (7), entries |
+//! | | 4 | CRC-32C (polynomial 0x1EDC6F41, RFC 3720) of everything before |
 //!
 //! # Reading
 //!
