@@ -1,7 +1,7 @@
 //! `dmaspace explain` on faults that were provoked in guests (`cargo xtask guests --keep`), where each cause is known.
 //!
 //! A case is a folder `provoked/MACHINE/CASE`: what a user of the machine would have, and `expect.toml`. An explanation has
-//! each finding of it, and no cause besides.
+//! each finding of it, and no cause besides. With `--nocapture` the tables of `docs/explain.md` are printed.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,10 +10,12 @@
     reason = "helpers of tests panic as tests do"
 )]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
+use iommu::log::{LogEvent, Reader, strip};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -38,6 +40,13 @@ struct Finding {
     count: Option<u64>,
 }
 
+impl Expect {
+    fn names(&self, cause: &str) -> bool {
+        let provoked = self.finding.iter().any(|finding| finding.cause == cause);
+        provoked || self.allowed.iter().any(|allowed| allowed == cause)
+    }
+}
+
 impl Finding {
     fn is(&self, found: &Value) -> bool {
         let devices = self.devices.as_ref();
@@ -46,6 +55,99 @@ impl Finding {
             && devices.is_none_or(|devices| found["devices"] == Value::from(devices.clone()))
             && address.is_none_or(|first| found["addresses"][0][0] == **first)
             && (self.access.as_ref()).is_none_or(|access| found["access"] == **access)
+    }
+}
+
+/// Units, by the start of a machine's name.
+const UNITS: [(&str, &[&str]); 4] = [
+    ("VT-d", &["vtd", "dmar"]),
+    ("AMD-Vi", &["amd-vi"]),
+    ("SMMUv3", &["smmuv3"]),
+    ("RISC-V", &["riscv"]),
+];
+
+/// Findings of a cause.
+#[derive(Default)]
+struct Recall {
+    /// Findings that are due, of each unit.
+    due: [usize; UNITS.len()],
+    found: usize,
+    wrong: usize,
+}
+
+/// Counts the findings of a report by their cause.
+fn count(machine: &str, expect: &Expect, report: &Value, causes: &mut BTreeMap<String, Recall>) {
+    let of = |names: &[&str]| names.iter().any(|name| machine.starts_with(name));
+    let unit = UNITS.iter().position(|(_, names)| of(names)).unwrap();
+    let found = report["findings"].as_array().unwrap();
+    for finding in &expect.finding {
+        let recall = causes.entry(finding.cause.clone()).or_default();
+        recall.due[unit] += 1;
+        recall.found += usize::from(found.iter().any(|found| finding.is(found)));
+    }
+    for found in found {
+        let cause = found["cause"].as_str().unwrap();
+        if !expect.names(cause) {
+            causes.entry(cause.to_owned()).or_default().wrong += 1;
+        }
+    }
+}
+
+/// Lines of a unit's driver after the boot.
+#[derive(Default)]
+struct Lines {
+    all: usize,
+    /// Lines of which a fact was made.
+    decoded: usize,
+    /// The rest, without numbers.
+    rest: BTreeSet<String>,
+}
+
+/// Counts a unit's lines of a log.
+fn lines(log: &str, units: &mut BTreeMap<&'static str, Lines>) {
+    let unit_of = |text: &str| {
+        let names = [
+            ("VT-d", "DMAR"),
+            ("VT-d", "dmar_fault"),
+            ("AMD-Vi", "AMD-Vi"),
+            ("SMMUv3", "arm-smmu-v3"),
+            ("SMMUv3", "arm_smmu"),
+            ("RISC-V IOMMU", "riscv,iommu"),
+            ("RISC-V IOMMU", "riscv-iommu"),
+            ("RISC-V IOMMU", "riscv_iommu"),
+        ];
+        let of = names.iter().find(|(_, word)| text.contains(word));
+        of.map(|(unit, _)| *unit)
+    };
+    let (mut reader, mut events) = (Reader::new(), Vec::new());
+    for (line, number) in log.lines().zip(1..) {
+        let message = strip(line);
+        reader.line(&message.text, number, message.time, &mut events);
+    }
+    reader.finish(&mut events);
+    let mut decoded = BTreeSet::new();
+    for event in events {
+        match event {
+            LogEvent::Fault(fault) => decoded.extend(fault.lines),
+            LogEvent::Suppressed(suppressed) => decoded.extend([suppressed.line]),
+            LogEvent::Overflow(note) => decoded.extend([note.line]),
+            LogEvent::Dump(dump) => decoded.extend(dump.lines),
+            _ => {}
+        }
+    }
+    for (line, number) in log.lines().zip(1..) {
+        let text = strip(line).text;
+        let Some(unit) = unit_of(&text) else {
+            continue;
+        };
+        let unit = units.entry(unit).or_default();
+        unit.all += 1;
+        if decoded.contains(&number) {
+            unit.decoded += 1;
+        } else {
+            let kind = text.replace(|c: char| c.is_ascii_digit(), "");
+            unit.rest.insert(kind);
+        }
     }
 }
 
@@ -80,14 +182,13 @@ fn differences(expect: &Expect, report: &Value) -> Vec<String> {
     }
     for found in found {
         let cause = found["cause"].as_str().unwrap();
-        let provoked = expect.finding.iter().any(|finding| finding.cause == cause);
-        if !provoked && !expect.allowed.iter().any(|allowed| allowed == cause) {
+        if !expect.names(cause) {
             all.push(format!("{cause} is wrong: {}", found["text"]));
         }
     }
     for note in report["notes"].as_array().unwrap() {
         let note = note.as_str().unwrap();
-        if note.starts_with("dmesg.txt:") && note.contains("not decoded") {
+        if note.contains("not decoded") {
             all.push(note.to_owned());
         }
     }
@@ -107,6 +208,7 @@ fn each_cause_that_was_provoked_is_named_and_none_that_was_not() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/provoked");
     let mut wrong = Vec::new();
     let (mut cases, mut findings) = (0, 0);
+    let (mut causes, mut units) = (BTreeMap::new(), BTreeMap::new());
     for machine in folders(&corpus) {
         for case in folders(&machine) {
             let expect = fs::read_to_string(case.join("expect.toml")).unwrap();
@@ -124,13 +226,34 @@ fn each_cause_that_was_provoked_is_named_and_none_that_was_not() {
                 let name = case.strip_prefix(&corpus).unwrap().display();
                 wrong.push(format!("{name}: {difference}"));
             }
+            let name = machine.file_name().unwrap().to_str().unwrap();
+            count(name, &expect, &report, &mut causes);
+            let log = fs::read_to_string(case.join("dmesg.txt")).unwrap_or_default();
+            // Lines of a boot tell of no fault.
+            if !log.contains("Linux version") {
+                lines(&log, &mut units);
+            }
             cases += 1;
             findings += expect.finding.len();
         }
     }
+    println!("{cases} cases, {findings} findings");
+    for (cause, Recall { due, found, wrong }) in causes {
+        let due = due.map(|due| {
+            if due == 0 {
+                String::new()
+            } else {
+                due.to_string()
+            }
+        });
+        println!("| `{cause}` | {} | {found} | {wrong} |", due.join(" | "));
+    }
+    for (unit, Lines { all, decoded, rest }) in units {
+        println!("| {unit} | {all} | {decoded} | {rest:?} |");
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(
-        cases >= 65 && findings >= 88,
+        cases >= 93 && findings >= 122,
         "{cases} cases, {findings} findings"
     );
 }

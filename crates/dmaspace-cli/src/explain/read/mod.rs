@@ -562,6 +562,13 @@ impl<'f> Text<'f> {
         }
         let iommufd = interest & UNIT != 0 && text.contains("iommufd");
         let about = interest & (MONITOR | VFIO) != 0 || iommufd;
+        let failed = matches!(
+            self.facts.lines.last().map(|known| &known.fact),
+            Some(Line::MapFailed { .. })
+        );
+        if about && monitor::is_context(text, failed) {
+            return;
+        }
         if about && looks_failed(text) {
             let evidence = self.quotation(line, text);
             self.facts.not_decoded(text, evidence);
@@ -749,6 +756,7 @@ fn kernel_options(text: &str) -> Option<String> {
             "iommu.",
             "intremap=",
             "root=",
+            "console=tty",
             "BOOT_IMAGE=",
             "arm-smmu",
         ]

@@ -82,6 +82,15 @@ pub(in crate::explain) fn is_remark(text: &str) -> bool {
         || text.contains("are bound to their vfio bus driver")
 }
 
+/// Lines of QEMU that tell of no failure of their own: `vfio_listener_region_add` ends after the line of
+/// `vfio_container_dma_map`; a device without a reset is used all the same (`vfio_pci_hot_reset`); a start that has failed
+/// takes back what was not reached (`vfio_kvm_device_del_fd`).
+pub(in crate::explain) fn is_context(text: &str, map_failed: bool) -> bool {
+    text.contains("no available reset mechanism")
+        || text.ends_with("KVM VFIO device isn't created yet")
+        || map_failed && text.ends_with("vfio: DMA mapping failed, unable to continue")
+}
+
 /// `host=01:00.0`, or another PCI address of the line.
 fn device(text: &str) -> Option<String> {
     let named = text.split_once("host=").and_then(|(_, rest)| {
@@ -392,6 +401,15 @@ mod tests {
                 bytes: Some(64 << 10)
             })
         );
+    }
+
+    #[test]
+    fn context_is_no_failure() {
+        let after = "qemu: hardware error: vfio: DMA mapping failed, unable to continue";
+        assert!(is_context(after, true) && !is_context(after, false));
+        let reset = "vfio: Cannot reset device 0000:00:05.0, no available reset mechanism.";
+        assert!(is_context(reset, false));
+        assert!(!is_context("vfio: Cannot reset device 0000:00:05.0", true));
     }
 
     #[test]

@@ -5,6 +5,8 @@ use dmaspace::firmware::{FirmwareRegion, FirmwareRegionKind, FirmwareTable};
 use super::super::facts::{Facts, Known, Line, TableFact, pci};
 use super::super::finding::{Advice, Certainty, Evidence, Finding};
 
+const IOAPIC_MISSING: &str = "firmware.ioapic-missing";
+const BAD_REGION: &str = "firmware.bad-region";
 /// Scopes that Linux matches in an RMRR are endpoints and bridges. Source: Linux 7.2 `drivers/iommu/intel/dmar.c`,
 /// `dmar_alloc_dev_scope`, `dmar_insert_dev_scope`; `dmar_acpi_insert_dev_scope` looks at DRHDs only.
 const MATCHED: [u8; 2] = [1, 2];
@@ -28,6 +30,29 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
         damage(known, found);
     }
     lines(facts, found);
+    join_regions(found);
+}
+
+/// Makes one finding of several that call a region bad: firmware's table has it, and Linux prints two lines.
+fn join_regions(found: &mut Vec<Finding>) {
+    let (bad, mut kept): (Vec<_>, Vec<_>) = std::mem::take(found)
+        .into_iter()
+        .partition(|one| one.cause == BAD_REGION);
+    let mut joined: Vec<Finding> = Vec::new();
+    for one in bad {
+        let known = joined
+            .iter_mut()
+            .find(|known| known.addresses == one.addresses);
+        match known {
+            Some(known) if known.certainty >= one.certainty => {
+                *known = known.clone().evidence(&one.evidence);
+            }
+            Some(known) => *known = one.evidence(&known.evidence),
+            None => joined.push(one),
+        }
+    }
+    kept.append(&mut joined);
+    *found = kept;
 }
 
 /// The devices that a region is for, where the table names them whole.
@@ -322,7 +347,7 @@ fn bad_region(
         ),
         false => (Certainty::Likely, "does not begin and end with a page"),
     };
-    let finding = Finding::new("firmware.bad-region", certainty, source)
+    let finding = Finding::new(BAD_REGION, certainty, source)
         .range(first, last)
         .evidence([evidence])
         .say(format!(
@@ -347,6 +372,7 @@ fn damage(known: &Known<TableFact>, found: &mut Vec<Finding>) {
 }
 
 fn lines(facts: &Facts, found: &mut Vec<Finding>) {
+    let before = found.len();
     for one in &facts.lines {
         match &one.fact {
             Line::UnitAbsent { address } => {
@@ -370,7 +396,7 @@ fn lines(facts: &Facts, found: &mut Vec<Finding>) {
             ),
             Line::BadRegion { first, last } => {
                 let finding = bad_region((*first, *last), PAGE, RMRR_SOURCE, &one.evidence).unwrap_or_else(|| {
-                    Finding::likely("firmware.bad-region", "Linux arch/x86/include/asm/iommu.h, arch_rmrr_sanity_check")
+                    Finding::likely(BAD_REGION, "Linux arch/x86/include/asm/iommu.h, arch_rmrr_sanity_check")
                         .range(*first, *last)
                         .evidence([&one.evidence])
                         .say(format!(
@@ -381,15 +407,22 @@ fn lines(facts: &Facts, found: &mut Vec<Finding>) {
                 });
                 found.push(finding);
             }
-            Line::IoapicMissing { what } => found.push(
-                Finding::certain("firmware.ioapic-missing", "Linux drivers/iommu/amd/init.c, check_ioapic_information")
+            Line::IoapicMissing { what } => {
+                let known = (found.iter_mut().skip(before)).find(|known| known.cause == IOAPIC_MISSING);
+                // The line of the southbridge, which names none, follows the others.
+                if let Some(known) = known.filter(|_| what == "IOAPIC") {
+                    *known = known.clone().evidence([&one.evidence]);
+                    continue;
+                }
+                found.push(
+                Finding::certain(IOAPIC_MISSING, "Linux drivers/iommu/amd/init.c, check_ioapic_information")
                     .evidence([&one.evidence])
                     .say(format!("{what} has no entry in firmware's table IVRS, so interrupt remapping is switched off."))
                     .advise(Advice::text(
                         "A firmware update; until then ivrs_ioapic[ID]=BUS:DEVICE.FUNCTION on the kernel's command line, \
                          with the numbers of this machine.",
-                    )),
-            ),
+                    )),);
+            }
             _ => {}
         }
     }
@@ -534,5 +567,11 @@ mod tests {
         );
         let loose = bad("0x000000007b000000-0x000000007b0007ff");
         assert_eq!(loose[0].certainty, Certainty::Likely);
+        let both = bad(
+            "0x000000007b000000-0x000000007b000fff]\n[  0.1] DMAR: [Firmware Bug]: No firmware reserved region can \
+             cover this RMRR [0x000000007b000000-0x000000007b000fff",
+        );
+        assert_eq!(causes(&both), ["firmware.bad-region"]);
+        assert_eq!(both[0].evidence.len(), 2);
     }
 }
