@@ -121,8 +121,11 @@ impl Case {
         self.allowed.extend(causes);
     }
 
-    /// Adds a text.
+    /// Adds a text, unless there is none.
     pub(super) fn text(&mut self, file: &str, text: &str) -> anyhow::Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
         self.files.push(file.to_owned());
         keep(&format!("{}/{file}", self.name), text)
     }

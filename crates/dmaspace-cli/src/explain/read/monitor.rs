@@ -82,12 +82,14 @@ pub(in crate::explain) fn is_remark(text: &str) -> bool {
         || text.contains("are bound to their vfio bus driver")
 }
 
-/// Lines of QEMU that tell of no failure of their own: `vfio_listener_region_add` ends after the line of
+/// Lines that tell of no failure of their own. QEMU: `vfio_listener_region_add` ends after the line of
 /// `vfio_container_dma_map`; a device without a reset is used all the same (`vfio_pci_hot_reset`); a start that has failed
 /// takes back what was not reached (`vfio_kvm_device_del_fd`).
+/// Linux: a device is bound although its interrupts are not isolated, since an option says so (`iommufd_device_bind`).
 pub(in crate::explain) fn is_context(text: &str, map_failed: bool) -> bool {
     text.contains("no available reset mechanism")
         || text.ends_with("KVM VFIO device isn't created yet")
+        || text.contains("MSI interrupts are not secure")
         || map_failed && text.ends_with("vfio: DMA mapping failed, unable to continue")
 }
 
