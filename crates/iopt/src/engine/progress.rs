@@ -1,12 +1,12 @@
 //! Operations that do a part of what they are asked for, and say how far they came.
 
-use runs::{Iova, Pa, Span};
+use runs::{Iova, Joiner, Pa, Span};
 
 use super::Table;
 use super::claim::Claim;
 use super::removed::Removed;
 use super::resize::up_to;
-use super::sink::RunSink;
+use super::sink::{NoRuns, RunSink, Wants};
 use crate::error::{PageSizeError, RangeError, TableMapError, TableUnmapError};
 use crate::format::Format;
 use crate::gather::Gather;
@@ -121,16 +121,42 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let from = self.lowest::<false>(at, range.len);
         let (bytes, result) = self.removable(from, range, size, bound);
         let emptied = self.intact().map_err(TableUnmapError::from);
-        let emptied = emptied.and_then(|()| match bytes {
-            0 => Ok(0),
-            _ => {
+        let emptied = emptied.and_then(|()| match (bytes, sink.wants()) {
+            (0, _) => Ok(0),
+            (_, Wants::DirtyRuns) => {
                 let removed = Removed::new(self.aperture(), true, gather, sink);
+                self.empty(from, (at, bytes), removed, claim)
+            }
+            // Leaves that were just read are cheaper to read again than to return while they are emptied, and the code
+            // that empties is that of all other unmaps.
+            (_, wants) => {
+                if wants == Wants::Runs {
+                    self.report_runs(from, Span::new(range.start, bytes), sink);
+                }
+                let mut nothing = NoRuns;
+                let removed = Removed::new(self.aperture(), true, gather, &mut nothing);
                 self.empty(from, (at, bytes), removed, claim)
             }
         });
         match emptied {
             Ok(_) => Progress { bytes, result },
             Err(cause) => Progress::stopped(0, cause),
+        }
+    }
+
+    /// Reports the runs of `range`, which is mapped by whole leaves and goes through the table `from`.
+    fn report_runs<S: RunSink>(&self, from: (u64, usize), range: Span<Iova>, sink: &mut S) {
+        let mut joiner = Joiner::new();
+        let mut left = range.len;
+        for (_, mut run) in self.leaves_from(from, range).stretches() {
+            run.len = run.len.min(left);
+            left -= run.len;
+            if let Some(run) = joiner.push(run) {
+                sink.run(run);
+            }
+        }
+        if let Some(run) = joiner.finish() {
+            sink.run(run);
         }
     }
 
