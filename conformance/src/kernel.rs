@@ -348,8 +348,10 @@ impl Kernel {
         }
         inputs::forget(&self.image_with(Tables::Iopt, work))?;
         let tree = self.tree(work);
-        if tree.exists() {
-            fs::remove_dir_all(&tree)?;
+        for old in [&tree, &self.own_files(work)] {
+            if old.exists() {
+                fs::remove_dir_all(old)?;
+            }
         }
         fs::create_dir_all(&tree)?;
         source::unpack(package, &tree, &[])?;
@@ -555,7 +557,7 @@ impl Kernel {
 
     /// Puts Linux's own files back into the tree, those that differ, so that Make builds what is of them.
     fn restore(&self, package: &Path, work: &Path) -> anyhow::Result<()> {
-        let (tree, own) = (self.tree(work), self.directory(work).join("own"));
+        let (tree, own) = (self.tree(work), self.own_files(work));
         let replaced = self.replaced_file();
         let mut changed = Patch::files();
         changed.insert(&replaced);
@@ -695,6 +697,11 @@ impl Kernel {
 
     fn options_file(&self, work: &Path) -> PathBuf {
         self.directory(work).join("built-from.config")
+    }
+
+    /// Linux's own text of the files that patches change.
+    fn own_files(&self, work: &Path) -> PathBuf {
+        self.directory(work).join("own")
     }
 
     /// There while a patch is in the tree.

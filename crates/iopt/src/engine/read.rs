@@ -204,8 +204,14 @@ impl<'t, F: Format, M: TableMemory> Leaves<'t, F, M> {
         if leaf.run.len != 1 << own {
             return 0;
         }
+        let next = self.word.wrapping_add(F::stride(own));
+        // Of scattered pages each ends here.
+        let differs = |entry: &M::Cell| (entry.get() ^ next) & !F::HARDWARE_BITS != 0;
+        if self.here.rest().first().is_none_or(differs) {
+            return 0;
+        }
         let series = Series {
-            next: self.word.wrapping_add(F::stride(own)),
+            next,
             stride: F::stride(own),
             ignored: self.unessential(leaf),
         };
