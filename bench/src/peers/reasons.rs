@@ -5,21 +5,15 @@
 
 /// Row and reason.
 const REASONS: &[(&str, &str)] = &[
-    (
-        "unmap-1",
-        "the gather is half; crates have neither gather nor runs",
-    ),
+    ("unmap-1", "the gather is half"),
     (
         "map-several",
-        "Arm's formats compute more bits of a leaf, for each call",
+        "Arm: more bits of a leaf, computed for each call",
     ),
-    (
-        "map-256",
-        "ARMv7: a range spans two tables, and entries of 4 bytes have no vectors",
-    ),
+    ("map-256", "ARMv7: a range spans two tables; no vectors"),
     (
         "unmap-256",
-        "entries are compared before the first is emptied, since a range with a hole is refused whole",
+        "entries are compared first, since a range with a hole is refused whole",
     ),
     ("unmap-256-block", "as for pages"),
     (
@@ -29,35 +23,32 @@ const REASONS: &[(&str, &str)] = &[
     ("map-many-block", "ARMv7: no vectors"),
     (
         "unmap-many-block",
-        "the exclusive form checks whether the rest of a table is empty, 8,192 entries with 64K",
+        "the exclusive form looks for an empty rest of the table, 8,192 entries with 64K",
     ),
     (
         "map-chosen",
-        "fewer entries with other sizes between: checks and descent are most of it",
+        "fewer entries, other sizes between: checks and descent are most of it",
     ),
-    (
-        "unmap-chosen",
-        "as for mapping; and as for `unmap-many-block`",
-    ),
+    ("unmap-chosen", "as for mapping and for `unmap-many-block`"),
     (
         "translate",
-        "42 instructions (x86-64, exclusive): the number of levels is read, and each level masks the table's address",
+        "42 instructions (x86-64, exclusive): the number of levels is read, each level masks the table's address",
     ),
     (
         "harvest-clean",
-        "AMD: two sets of tables leave the caches between samples; Arm: rows are read twice",
+        "AMD: two sets of tables leave the caches; Arm: rows are read twice",
     ),
     (
         "unmap-dirty",
-        "each entry is exchanged, so that no dirty bit is lost; the limit uses plain loads and stores",
+        "entries are exchanged, so that no dirty bit is lost; the limit loads and stores",
     ),
     (
         "split",
-        "of 2,409 instructions (x86-64, exclusive) 900 fill the table; the rest finds leaves, reserves and gathers",
+        "of 2,409 instructions (x86-64, exclusive) 900 fill the table",
     ),
     (
         "merge",
-        "the 512 entries are read twice: to find the run, and, after the flush, what hardware noted",
+        "512 entries are read twice: for the run, and, after the flush, for dirty bits",
     ),
 ];
 

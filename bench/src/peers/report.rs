@@ -43,9 +43,9 @@ fn write(text: &mut String, results: &Results) -> Result {
         text,
         "# Performance\n\n\
          *Written by `cargo xtask bench tables --docs docs`; do not edit.*\n\n\
-         Times of `dmaspace-iopt`'s page tables beside the machine's limit (a loop of relaxed stores of the same \
-         entries), Linux's code and two foreign crates, measured in one run. Figures are medians of {} samples, taken \
-         in turns. Compare ratios: absolute figures differ from machine to machine.\n",
+         Times of `dmaspace-iopt`'s page tables beside the machine's limit (relaxed stores of the same entries), Linux's \
+         code and two foreign crates, in one run. Figures are medians of {} samples, taken in turns. Compare ratios: \
+         absolute figures differ from machine to machine.\n",
         results.rounds
     )?;
     operations(text, results)?;
@@ -67,11 +67,11 @@ fn operations(text: &mut String, results: &Results) -> Result {
         "## Operations\n\n\
          Time of an operation in a batch: 64 single pages, every second one; 8 ranges of up to 512 pages, each in a table \
          that is there before; one larger range, in new tables. Table memory is recycled, and zeroing is timed. Our unmaps \
-         make a gather, have it flushed by a unit that does nothing, return runs, and give tables back; crates and Linux \
-         return no runs.\n\n\
-         Ours are those of x86-64, 4 levels, exclusive/shared form; without `std` there are no vectors. The limit of \
-         unmaps reads and clears, that of harvests reads. Linux's figure is that of its fastest format with the same sizes \
-         and compiler, and compares with the shared form.\n\n\
+         make a gather, flushed by a unit that does nothing, return runs, and give tables back; crates and Linux return no \
+         runs.\n\n\
+         Ours: x86-64, 4 levels, exclusive/shared form; without `std` there are no vectors. The limit of unmaps reads and \
+         clears, that of harvests reads. Linux: its fastest format with the same sizes and compiler, beside the shared \
+         form.\n\n\
          | name | operation | aim | ours | without `std` | limit | Linux | crate |\n\
          |---|---|---:|---:|---:|---:|---:|---:|"
     )?;
@@ -149,8 +149,8 @@ fn missed(text: &mut String, results: &Results) -> Result {
     writeln!(
         text,
         "## Missed aims\n\n\
-         x86-64 is held to its aims, every format to those that compare with Linux, and to the others within {LENIENT} \
-         times; *missed*: by how many formats and forms. Figures are time : aim; instructions are callgrind's.\n\n\
+         x86-64 is held to all aims, other formats to those beside Linux, and to the rest within {LENIENT} times; \
+         *missed*: by how many formats and forms. Figures are time : aim; instructions are callgrind's.\n\n\
          | name | missed | x86-64 | furthest | reason |\n|---|---:|---:|---|---|"
     )?;
     for row in ROWS {
@@ -468,8 +468,8 @@ fn groups(text: &mut String, groups: &Groups) -> Result {
     writeln!(
         text,
         "## Groups\n\n\
-         `unmap-256` in formats that can join neighbouring entries to a group beside the first, which cannot; leaves are \
-         single pages. In brackets: how many times as long as without groups; the aim is 1.2. Commit `{}`.\n\n\
+         `unmap-256` of single pages in formats that can join neighbouring entries to a group, beside the first, which \
+         cannot. In brackets: the ratio to it; the aim is 1.2. Commit `{}`.\n\n\
          | format | exclusive | shared |\n|---|---:|---:|",
         groups.commit
     )?;
