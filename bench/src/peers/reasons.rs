@@ -48,7 +48,7 @@ const REASONS: &[(&str, &str)] = &[
     ),
     (
         "merge",
-        "512 entries are read twice: for the run, and, after the flush, for dirty bits",
+        "512 entries are read twice: for the run, and, after the flush, for the bits that hardware set",
     ),
 ];
 
