@@ -205,7 +205,7 @@ impl<'t, F: Format, M: TableMemory> Leaves<'t, F, M> {
             return 0;
         }
         let next = self.word.wrapping_add(F::stride(own));
-        // Of scattered pages each ends here.
+        // Scattered pages end here, one by one.
         let differs = |entry: &M::Cell| (entry.get() ^ next) & !F::HARDWARE_BITS != 0;
         if self.here.rest().first().is_none_or(differs) {
             return 0;
