@@ -509,8 +509,7 @@ impl Kernel {
         }
     }
 
-    /// Nothing but the patches differs between kernels that this links with the same tables. The tree is Linux's own again
-    /// afterwards.
+    /// Nothing but the patches differs between kernels that this links with the same tables.
     fn link_patches(
         &self,
         (tables, root): (Tables, &Path),
@@ -518,21 +517,51 @@ impl Kernel {
         package: &Path,
         work: &Path,
     ) -> anyhow::Result<PathBuf> {
-        let tree = self.tree(work);
-        self.restore(package, work)?;
-        // Left by all that ends before the tree is Linux's own again.
-        fs::write(self.patched_file(work), "")?;
         let mut linked = self.image_with(tables, work).into_os_string();
         for patch in patches {
             linked.push(format!("-{patch:?}"));
         }
         let linked = PathBuf::from(linked);
-        let made = self.build_patched((tables, root), patches, &tree);
-        if made.is_ok() {
+        self.while_changed(package, work, |tree| {
+            self.build_patched((tables, root), patches, tree)?;
             fs::copy(tree.join(self.arch.image().1), &linked)?;
-        }
+            Ok(())
+        })?;
+        Ok(linked)
+    }
+
+    /// Calls `with` with the tree while the patches are in it: programs are built of it.
+    ///
+    /// # Errors
+    ///
+    /// That of `with`; when a patch does not fit, or the tree cannot be made Linux's own again.
+    pub fn with_patches<T>(
+        &self,
+        patches: &[Patch],
+        work: &Path,
+        with: impl FnOnce(&Path) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        self.while_changed(&source::package(work)?, work, |tree| {
+            patches
+                .iter()
+                .try_for_each(|patch| patch.apply(tree, None))?;
+            with(tree)
+        })
+    }
+
+    /// Calls `change` with the tree, which is Linux's own before and afterwards.
+    fn while_changed<T>(
+        &self,
+        package: &Path,
+        work: &Path,
+        change: impl FnOnce(&Path) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
         self.restore(package, work)?;
-        made.map(|()| linked)
+        // Left by all that ends before the tree is Linux's own again.
+        fs::write(self.patched_file(work), "")?;
+        let changed = change(&self.tree(work));
+        self.restore(package, work)?;
+        changed
     }
 
     /// Changes the tree and builds it. Of our tables it has all but their file in the place of Linux's from before.

@@ -19,9 +19,11 @@ pub enum Patch {
     NodeDomains,
     /// Unmaps of domains return the runs of memory that they have removed, and VFIO and iommufd unpin by these.
     UnmapRuns,
+    /// Leaves of domains change their sizes in place, by a call of iommufd.
+    PageSizes,
 }
 
-/// Mark before lines: a file, and the text before which they go, or its end.
+/// Mark before lines: a file, and the text before which they go, with `\n` for the end of a line, or its end.
 const GOES: &str = "//@ ";
 
 impl Patch {
@@ -32,6 +34,7 @@ impl Patch {
             Self::PinsFolio => include_str!("../../linux/patches/pins-folio.c"),
             Self::NodeDomains => include_str!("../../linux/patches/node-domains.c"),
             Self::UnmapRuns => include_str!("../../linux/patches/unmap-runs.c"),
+            Self::PageSizes => include_str!("../../linux/patches/page-sizes.c"),
         }
     }
 
@@ -62,6 +65,7 @@ pub(crate) fn patch(tree: &Path, patch: &str, ours: Option<&str>) -> anyhow::Res
         let text = fs::read_to_string(&path).with_context(|| file.to_owned())?;
         let patched = match goes.strip_prefix("before: ") {
             Some(before) => {
+                let before = &*before.replace("\\n", "\n");
                 let once = text.split_once(before);
                 let once = once.filter(|(_, tail)| !tail.contains(before));
                 let (head, tail) =
@@ -87,10 +91,11 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         let file = tree.path().join("a.c");
         fs::write(&file, "one\ntwo\n").unwrap();
-        let lines = "read me\n//@ b.c, at its end\nours\n//@ a.c, before: two\nnew\n//@ a.c, at its end\nlast\n";
+        let lines = "read me\n//@ b.c, at its end\nours\n//@ a.c, before: two\nnew\n//@ a.c, at its end\nlast\n\
+                     //@ a.c, before: two\\nlast\nin between\n";
         patch(tree.path(), lines, Some("b.c")).unwrap();
         let patched = fs::read_to_string(&file).unwrap();
-        assert_eq!(patched, "one\nnew\ntwo\nlast\n");
+        assert_eq!(patched, "one\nnew\nin between\ntwo\nlast\n");
         for nowhere in [
             "//@ a.c, before: three\nx\n",
             "//@ a.c, before: n\nx\n",

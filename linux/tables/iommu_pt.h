@@ -367,6 +367,53 @@ static size_t NS(unmap_runs)(struct pt_iommu *iommu, dma_addr_t iova, dma_addr_t
 }
 #endif
 
+#ifdef IOMMU_PAGE_SIZES
+/* The unit may hold leaves of the old sizes, and tables that larger leaves have replaced. */
+static void flush_resized(void *to, u64 iova, u64 len, u32 leaf_levels, bool tables)
+{
+	struct pt_iommu *iommu = to;
+	struct iommu_domain *domain = &iommu->domain;
+	struct iommu_iotlb_gather gather;
+
+	/* Drivers see only by tables in the gather that there are any. */
+	if (tables && domain->ops->flush_iotlb_all) {
+		iommu_flush_iotlb_all(domain);
+		return;
+	}
+	iommu_iotlb_gather_init(&gather);
+	iommu_iotlb_gather_add_range(&gather, iova, len);
+	if (pt_feature(common_from_iommu(iommu), PT_FEAT_DETAILED_GATHER))
+		gather.pt.leaf_levels_bitmap = leaf_levels;
+	iommu_iotlb_sync(domain, &gather);
+}
+
+static int resize(struct pt_iommu *iommu, u64 iova, u64 len, u64 largest, gfp_t gfp)
+{
+	struct dmaspace_call call = call_of(iommu);
+
+	call.gfp = gfp;
+	if (is_incoherent(common_from_iommu(iommu)))
+		return CONCATENATE(RUST(resize), _incoherent)(&call, iova, len, largest,
+							      flush_resized, iommu);
+	return RUST(resize)(&call, iova, len, largest, flush_resized, iommu);
+}
+
+static int NS(set_page_size)(struct pt_iommu *iommu, dma_addr_t iova, dma_addr_t len,
+			     size_t largest, gfp_t gfp)
+{
+	int error = check_range(common_from_iommu(iommu), iova, len);
+
+	return error ? error : resize(iommu, iova, len, largest, gfp);
+}
+
+static int NS(cut)(struct pt_iommu *iommu, dma_addr_t iova, gfp_t gfp)
+{
+	int error = check_range(common_from_iommu(iommu), iova, 1);
+
+	return error ? error : resize(iommu, iova, 0, 0, gfp);
+}
+#endif
+
 static void NS(get_info)(struct pt_iommu *iommu, struct pt_iommu_info *info)
 {
 	struct pt_common *common = common_from_iommu(iommu);
@@ -402,6 +449,10 @@ static const struct pt_iommu_ops NS(ops) = {
 #ifdef IOMMU_UNMAP_RUNS
 	.unmap_runs = NS(unmap_runs),
 	.map_runs = NS(map_runs),
+#endif
+#ifdef IOMMU_PAGE_SIZES
+	.set_page_size = NS(set_page_size),
+	.cut = NS(cut),
 #endif
 #if IS_ENABLED(CONFIG_IOMMUFD_DRIVER) && IS_ENABLED(CONFIG_IOMMUFD_TEST)
 	.set_dirty = NS(set_dirty),

@@ -41,7 +41,7 @@ struct dmaspace_chain {
 /*
  * The functions of a format. The caller holds the range: no other operation on an address of it is under way. 0 or an
  * error's number; unmap: bytes; translate: a physical address, or 0. Where units of the format may read memory past the
- * caches, those that store have a second one for these.
+ * caches, those that store have a second one for these. resize: the largest leaf of a range, or a cut, if `len` is 0.
  */
 #define DMASPACE_MAPPING(name, suffix)                                                           \
 	int dmaspace_##name##_map##suffix(const struct dmaspace_call *call, u64 iova, u64 pa,    \
@@ -55,7 +55,12 @@ struct dmaspace_chain {
 						 u64 len, u64 most, u64 room,                    \
 						 struct dmaspace_chain *chain,                   \
 						 void (*each)(void *to, u64 pa, u64 len),        \
-						 void *to)
+						 void *to);                                      \
+	int dmaspace_##name##_resize##suffix(const struct dmaspace_call *call, u64 iova,         \
+					     u64 len, u64 largest,                               \
+					     void (*flush)(void *to, u64 iova, u64 len,          \
+							   u32 leaf_levels, bool tables),        \
+					     void *to)
 #define DMASPACE_FORMAT(name)                                                                    \
 	DMASPACE_MAPPING(name, );                                                                \
 	DMASPACE_MAPPING(name, _incoherent);                                                     \

@@ -184,7 +184,7 @@ pub fn run(
     let directory = crate::qemu::directory(work);
     fs::create_dir_all(&directory)?;
     let initramfs = directory.join(format!("{}.initramfs", kernel.name));
-    fs::write(&initramfs, programs(kernel, work)?)?;
+    fs::write(&initramfs, programs(kernel, patches, work)?)?;
     // Once, and not by both.
     NewerQemu::fetch(kernel.arch, work)?;
     let all = |image: &Path, tables| -> anyhow::Result<Vec<(Said, u64)>> {
@@ -243,7 +243,8 @@ fn compare((stock, stock_took): &(Said, u64), (ours, ours_took): &(Said, u64)) -
     let mut wrong = ours.broken.len() + usize::from(ours.tests.is_empty());
     for name in names {
         let (linux, our) = (stock.tests.get(name), ours.tests.get(name));
-        if linux != our {
+        // Ours can do more, where a patch has an operation that Linux's tables do not have.
+        if linux != our && (linux, our) != (Some(&End::Skipped), Some(&End::Passed)) {
             wrong += 1;
             println!("  DIFFERENT {name}: {linux:?}, ours {our:?}");
         }
@@ -428,7 +429,7 @@ fn without_numbers(line: &str) -> String {
 }
 
 /// The initramfs: the programs, built from the kernel's tree, and what runs them.
-fn programs(kernel: Kernel, work: &Path) -> anyhow::Result<Vec<u8>> {
+fn programs(kernel: Kernel, patches: &[Patch], work: &Path) -> anyhow::Result<Vec<u8>> {
     let mut archive = Initramfs::new()?;
     archive.program("init", script().as_bytes())?;
     let foreign = match kernel.arch {
@@ -441,10 +442,17 @@ fn programs(kernel: Kernel, work: &Path) -> anyhow::Result<Vec<u8>> {
         return Ok(archive.finish()?);
     }
     archive.program("bin/busybox", &fs::read(BUSYBOX).context(BUSYBOX)?)?;
-    let tree = kernel.tree(work).canonicalize()?;
+    kernel.with_patches(patches, work, |tree| {
+        selftests(&tree.canonicalize()?, &mut archive)
+    })?;
+    Ok(archive.finish()?)
+}
+
+/// The selftests' programs, built from a kernel's tree.
+fn selftests(tree: &Path, archive: &mut Initramfs) -> anyhow::Result<()> {
     let mut headers = Command::new("make");
     headers.args(["--silent", "ARCH=x86", "headers"]);
-    call(headers.current_dir(&tree).env_remove("MAKEFLAGS"))?;
+    call(headers.current_dir(tree).env_remove("MAKEFLAGS"))?;
     let selftests = tree.join(SELFTESTS);
     let library = selftests.join(LIBRARY);
     for source in IOMMUFD.into_iter().chain(VFIO) {
@@ -470,7 +478,7 @@ fn programs(kernel: Kernel, work: &Path) -> anyhow::Result<Vec<u8>> {
         call(&mut gcc)?;
         archive.program(&format!("bin/{}", name(source)), &fs::read(built)?)?;
     }
-    Ok(archive.finish()?)
+    Ok(())
 }
 
 /// That of another architecture, from Debian's package, below `work`.

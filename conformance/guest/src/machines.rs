@@ -177,6 +177,7 @@ pub const MACHINES: &[Machine] = &[
             // Slow tests, mocks, faults that are planted, and a unit whose tables are shown.
             &[
                 "tables_that_the_kernel_shows_are_read",
+                "iommufd_changes_page_sizes_under_dma",
                 "iommufd_answers_as_the_table_says",
                 "iommufd_behaves_as_the_table_says",
                 "mocks_tell_what_is_dirty",
@@ -219,6 +220,7 @@ pub const MACHINES: &[Machine] = &[
             "iommufd_copies_in_transparent_huge_pages",
             "iommufd_copies_in_2m_pages",
             "iommufd_takes_what_it_unmaps",
+            "iommufd_changes_page_sizes_under_dma",
             "iommufd_keeps_read_only_memory",
             "iommufd_reads_a_block_of_nvme",
             "iommufd_serves_a_monitor",
@@ -311,6 +313,7 @@ pub const MACHINES: &[Machine] = &[
             "type1_has_devices_of_both_nodes",
             "compatibility_has_devices_of_both_nodes",
             "iommufd_has_devices_of_both_nodes",
+            "iommufd_changes_page_sizes_under_dma",
             "tables_far_from_devices_are_reported",
         ]],
     },
@@ -336,7 +339,7 @@ pub const MACHINES: &[Machine] = &[
         name: "riscv",
         unit: Unit::RiscV,
         nodes: None,
-        tests: &[PLATFORM, OWN, IOMMUFD, NAMED],
+        tests: &[PLATFORM, OWN, IOMMUFD, NAMED, SIZES],
     },
 ];
 
@@ -449,6 +452,9 @@ const WINDOWS: &[&str] = &[
 /// Tables that the kernel has.
 const NAMED: &[&str] = &["kernel_tables_are_those_named"];
 
+/// Leaves that change their sizes, where the kernel has our patch.
+const SIZES: &[&str] = &["iommufd_changes_page_sizes_under_dma"];
+
 /// Tests in scalable mode: devices find mapped memory where it is mapped, and nothing elsewhere.
 const SCALABLE: &[&str] = &[
     "the_unit_is_there_and_has_the_devices",
@@ -465,6 +471,7 @@ const SCALABLE: &[&str] = &[
     "iommufd_copies_in_transparent_huge_pages",
     "iommufd_copies_in_2m_pages",
     "iommufd_takes_what_it_unmaps",
+    "iommufd_changes_page_sizes_under_dma",
     "iommufd_keeps_read_only_memory",
     "iommufd_reads_a_block_of_nvme",
     "kernel_tables_are_those_named",

@@ -244,6 +244,7 @@ fn run(
         qemu: &qemu,
         kernel: &image,
         tables,
+        patches,
         initramfs: &initramfs,
         monitor: &monitor,
         directory: &directory,

@@ -15,10 +15,12 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use clap::ValueEnum as _;
 use conformance::{
     initramfs::Initramfs,
     kernel::{Arch, Tables},
     newer_qemu::{MACHINE, NewerQemu},
+    patch::Patch,
 };
 
 use crate::{
@@ -50,6 +52,8 @@ pub struct Boot<'a> {
     pub kernel: &'a Path,
     /// I/O page tables of the kernel.
     pub tables: Tables,
+    /// Lines of ours in it.
+    pub patches: &'a [Patch],
     /// The initramfs.
     pub initramfs: &'a Path,
     /// One more of a QEMU, for machines that have guests of their own.
@@ -140,6 +144,11 @@ impl Boot<'_> {
             self.tables.word(),
             machine.name
         );
+        if !self.patches.is_empty() {
+            let names = self.patches.iter().filter_map(Patch::to_possible_value);
+            let names: Vec<_> = names.map(|name| name.get_name().to_owned()).collect();
+            words += &format!(" dmaspace.patches={}", names.join(","));
+        }
         if let Some(only) = self.only {
             words += &format!(" dmaspace.only={only}");
         }

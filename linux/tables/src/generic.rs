@@ -1,5 +1,6 @@
 //! The functions of each format that Linux's generic page tables have on this architecture, as `tables.h` declares them.
 
+use core::convert::Infallible;
 use core::ffi::{c_int, c_void};
 use core::slice;
 
@@ -7,18 +8,20 @@ use core::slice;
 use iopt::format::RiscV;
 #[cfg(target_arch = "x86_64")]
 use iopt::format::{AmdV1, VtdSs, X86_64};
-use iopt::{Bound, BuildError, Format, Gather, TableOps as _};
+use iopt::{
+    Bound, BuildError, Format, Gather, Interruption, Invalidation, ResizeError, TableOps as _,
+};
 #[cfg(planted)]
 use iopt::{Cell as _, Chain, TableMemory};
-use runs::{Iova, Pa, Run, Span};
+use runs::{Iova, Pa, PageSizes, Run, Span};
 
 #[cfg(planted)]
 use crate::entry::Entry;
 #[cfg(target_arch = "x86_64")]
 use crate::mock::Mock;
 use crate::{
-    CChain, COHERENT, Call, Coded, EAGAIN, EINVAL, ENOMEM, ERANGE, dirty, not_mapped, table,
-    translate, unmap,
+    CChain, COHERENT, Call, Coded, EAGAIN, EINVAL, ENOMEM, EOPNOTSUPP, ERANGE, dirty, not_mapped,
+    table, translate, unmap,
 };
 
 /// The bit of a link that says that it was flushed. Units ignore it (VT-d specification, revision 5.0, sections 9.8 and
@@ -118,6 +121,56 @@ unsafe fn unmap_runs<F: Coded, const FLUSHED: u64>(
 ///
 /// # Safety
 ///
+/// See [`table`]; the caller holds the leaves that reach over the ends, too.
+unsafe fn resize<F: Coded, const FLUSHED: u64>(
+    call: &Call,
+    range: Span<Iova>,
+    largest: u64,
+    flush: impl Fn(Span<Iova>, &Invalidation),
+) -> c_int {
+    // New leaves have these sizes at most; old ones may be larger.
+    let sizes = match range.len {
+        0 => call.sizes,
+        _ => PageSizes::from_bits(call.sizes).up_to(largest).bits(),
+    };
+    let call = Call { sizes, ..*call };
+    // SAFETY: as the caller promises.
+    let Ok(table) = (unsafe { table::<F, FLUSHED>(&call) }) else {
+        return -EINVAL;
+    };
+    let mut flush = |what: &Invalidation| {
+        let all = what.ranges().iter().copied();
+        flush(all.reduce(around).unwrap_or(range), what);
+        Ok::<_, Infallible>(())
+    };
+    let mut inside = table.unguarded();
+    let (gather, refused) = (&mut Gather::new(), Interruption::Refused);
+    let resized = match range.len {
+        0 => inside.cut(range.start, refused, gather, flush),
+        _ => {
+            let largest = PageSizes::from_bits(sizes).largest();
+            let split = inside.split(range, largest, refused, gather, &mut flush);
+            split.and_then(|()| inside.merge(range, refused, gather, flush))
+        }
+    };
+    match resized {
+        Ok(()) => 0,
+        Err(ResizeError::NoTables(_)) => -ENOMEM,
+        Err(ResizeError::Range(_) | ResizeError::PageSize(_)) => -EINVAL,
+        Err(_) => -EOPNOTSUPP,
+    }
+}
+
+/// The least span with both in it.
+fn around(one: Span<Iova>, other: Span<Iova>) -> Span<Iova> {
+    let start = one.start.min(other.start);
+    Span::new(start, one.last().max(other.last()) - start + 1)
+}
+
+/// See `tables.h`.
+///
+/// # Safety
+///
 /// See [`table`].
 unsafe fn set_dirty<F: Coded>(call: &Call, iova: u64) -> c_int {
     let call = Call {
@@ -198,7 +251,7 @@ fn count_without_order() {
 /// past them.
 macro_rules! mapping {
     ($(
-        $format:ty, $flushed:ident: $map:ident $unmap:ident $map_runs:ident $unmap_runs:ident
+        $format:ty, $flushed:ident: $map:ident $unmap:ident $map_runs:ident $unmap_runs:ident $resize:ident
     )*) => {$(
         /// # Safety
         ///
@@ -268,6 +321,27 @@ macro_rules! mapping {
             // SAFETY: as the caller promises.
             unsafe { unmap_runs::<$format, $flushed>(call, range, bound, chain, each) }
         }
+
+        /// # Safety
+        ///
+        /// See [`resize`]; `flush` may be called with `to`.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $resize(
+            call: &Call,
+            iova: u64,
+            len: u64,
+            largest: u64,
+            flush: unsafe extern "C" fn(*mut c_void, u64, u64, u32, bool),
+            to: *mut c_void,
+        ) -> c_int {
+            let flush = |range: Span<Iova>, what: &Invalidation| {
+                let (levels, tables) = (what.leaf_levels(), what.tables_unlinked());
+                // SAFETY: as the caller promises.
+                unsafe { flush(to, range.start, range.len, levels, tables) }
+            };
+            // SAFETY: as the caller promises.
+            unsafe { resize::<$format, $flushed>(call, Span::new(iova, len), largest, flush) }
+        }
     )*};
 }
 
@@ -275,16 +349,22 @@ macro_rules! mapping {
 mapping! {
     AmdV1, COHERENT: dmaspace_amdv1_map dmaspace_amdv1_unmap
         dmaspace_amdv1_map_runs dmaspace_amdv1_unmap_runs
+        dmaspace_amdv1_resize
     Mock, COHERENT: dmaspace_amdv1_mock_map dmaspace_amdv1_mock_unmap
         dmaspace_amdv1_mock_map_runs dmaspace_amdv1_mock_unmap_runs
+        dmaspace_amdv1_mock_resize
     VtdSs, COHERENT: dmaspace_vtdss_map dmaspace_vtdss_unmap
         dmaspace_vtdss_map_runs dmaspace_vtdss_unmap_runs
+        dmaspace_vtdss_resize
     VtdSs, VTDSS_FLUSHED: dmaspace_vtdss_map_incoherent dmaspace_vtdss_unmap_incoherent
         dmaspace_vtdss_map_runs_incoherent dmaspace_vtdss_unmap_runs_incoherent
+        dmaspace_vtdss_resize_incoherent
     X86_64, COHERENT: dmaspace_x86_64_map dmaspace_x86_64_unmap
         dmaspace_x86_64_map_runs dmaspace_x86_64_unmap_runs
+        dmaspace_x86_64_resize
     X86_64, X86_64_FLUSHED: dmaspace_x86_64_map_incoherent dmaspace_x86_64_unmap_incoherent
         dmaspace_x86_64_map_runs_incoherent dmaspace_x86_64_unmap_runs_incoherent
+        dmaspace_x86_64_resize_incoherent
 }
 
 /// All others.
@@ -376,6 +456,7 @@ functions! {
 mapping! {
     RiscV, COHERENT: dmaspace_riscv_64_map dmaspace_riscv_64_unmap
         dmaspace_riscv_64_map_runs dmaspace_riscv_64_unmap_runs
+        dmaspace_riscv_64_resize
 }
 
 #[cfg(target_arch = "riscv64")]

@@ -41,6 +41,8 @@ mod mock;
 mod numa;
 #[allow(unsafe_code)]
 mod objects;
+#[allow(unsafe_code)]
+mod page_sizes;
 mod peer;
 mod platform;
 mod program;

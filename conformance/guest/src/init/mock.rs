@@ -104,7 +104,7 @@ unsafe fn call(
 ///
 /// It takes this structure, which begins with its size. Memory at each address in it is valid,
 /// and nothing else writes to it.
-unsafe fn request<const OPCODE: Opcode, T>(
+pub(crate) unsafe fn request<const OPCODE: Opcode, T>(
     iommufd: &Iommufd,
     operation: &'static str,
     argument: &mut T,

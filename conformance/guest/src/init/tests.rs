@@ -5,7 +5,8 @@ use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
     charges, containers, dma, domains, examples, faults, handover, kernel_tables, limit,
-    live_update, many, numa, peer, platform, program, provoke, release, replug, semantics,
+    live_update, many, numa, page_sizes, peer, platform, program, provoke, release, replug,
+    semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking, virtio_iommu,
 };
@@ -175,6 +176,10 @@ const TESTS: &[(&str, Test)] = &[
         dma::copies::<Iommufd>(Hugetlb2M)
     }),
     ("iommufd_takes_what_it_unmaps", |_| dma::unmap::<Iommufd>()),
+    (
+        "iommufd_changes_page_sizes_under_dma",
+        page_sizes::under_dma,
+    ),
     ("iommufd_keeps_read_only_memory", |_| {
         dma::read_only::<Iommufd>()
     }),
