@@ -446,4 +446,112 @@ TEST_FAIL_NTH(basic_fail_nth, page_size)
 		return -1;
 	return 0;
 }
+//@ drivers/iommu/generic_pt/kunit_iommu_pt.h, before: static struct kunit_case iommu_test_cases[] = {
+/* Pages of the window in which sizes change, and how often something is done there. */
+#define SIZES_PAGES 4096
+#define SIZES_STEPS 400
 
+static void check_sizes(struct kunit *test, pt_vaddr_t base, pt_oaddr_t pa,
+			const unsigned long *mapped)
+{
+	struct kunit_iommu_priv *priv = test->priv;
+	unsigned int i;
+
+	for (i = 0; i != SIZES_PAGES; i++) {
+		u64 offset = (u64)i * priv->smallest_pgsz;
+		phys_addr_t expected = test_bit(i, mapped) ? pa + offset : 0;
+
+		KUNIT_ASSERT_EQ(test, iommu_iova_to_phys(&priv->domain, base + offset), expected);
+	}
+}
+
+/* Beside maps and unmaps, also of parts of leaves, sizes change: each address translates as before. */
+static void test_page_sizes(struct kunit *test)
+{
+	struct kunit_iommu_priv *priv = test->priv;
+	struct iommu_domain *domain = &priv->domain;
+	u64 page = priv->smallest_pgsz, window = SIZES_PAGES * page;
+	pt_vaddr_t base = ALIGN(pt_top_range(priv->common).va + window, window);
+	pt_oaddr_t pa = 2 * window;
+	unsigned long *mapped;
+	unsigned int step;
+
+	if (!iommu_has_page_sizes(domain))
+		kunit_skip(test, "Leaves of this format do not change their sizes");
+	mapped = kunit_kcalloc(test, BITS_TO_LONGS(SIZES_PAGES), sizeof(*mapped), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, mapped);
+	KUNIT_ASSERT_EQ(test, iommu_set_page_size(domain, base, window, page / 2, GFP_KERNEL),
+			-EINVAL);
+
+	for (step = 0; step != SIZES_STEPS; step++) {
+		unsigned int first = get_random_u32_below(SIZES_PAGES);
+		unsigned int end = first + 1 + get_random_u32_below(SIZES_PAGES - first);
+		pt_vaddr_t at = base + first * page;
+		u64 len = (end - first) * page;
+
+		if (find_next_bit(mapped, end, first) >= end) {
+			do_map(test, at, pa + first * page, len);
+			bitmap_set(mapped, first, end - first);
+		} else if (find_next_zero_bit(mapped, end, first) >= end &&
+			   !get_random_u32_below(3)) {
+			KUNIT_ASSERT_NO_ERRNO(test, iommu_cut(domain, at, GFP_KERNEL));
+			KUNIT_ASSERT_NO_ERRNO(test, iommu_cut(domain, at + len, GFP_KERNEL));
+			do_unmap(test, at, len);
+			bitmap_clear(mapped, first, end - first);
+		} else {
+			u64 largest = page << get_random_u32_below(14);
+
+			KUNIT_ASSERT_NO_ERRNO(test, iommu_set_page_size(domain, at, len, largest,
+									GFP_KERNEL));
+		}
+		if (step % 16 == 0)
+			check_sizes(test, base, pa, mapped);
+		cond_resched();
+	}
+	check_sizes(test, base, pa, mapped);
+
+	/* What is left is merged, and goes by leaves of any size. */
+	KUNIT_ASSERT_NO_ERRNO(test, iommu_set_page_size(domain, base, window, window, GFP_KERNEL));
+	check_sizes(test, base, pa, mapped);
+	for (step = 0; step != SIZES_PAGES; step++) {
+		unsigned int end = find_next_zero_bit(mapped, SIZES_PAGES, step);
+
+		if (end == step)
+			continue;
+		do_unmap(test, base + step * page, (end - step) * page);
+		step = end - 1;
+	}
+	KUNIT_ASSERT_EQ(test, count_valids(test), 0);
+}
+
+/* The fewest leaves lie on both sides of a cut, and give way to the leaf that was there. */
+static void test_cut(struct kunit *test)
+{
+	struct kunit_iommu_priv *priv = test->priv;
+	struct iommu_domain *domain = &priv->domain;
+	u64 size = 1ULL << __fls(domain->pgsize_bitmap & GENMASK_U64(30, 0));
+	pt_vaddr_t base = size;
+	u64 cut = size / 2 + priv->smallest_pgsz;
+
+	if (!iommu_has_page_sizes(domain))
+		kunit_skip(test, "Leaves of this format do not change their sizes");
+	if (size == priv->smallest_pgsz || base > pt_top_range(priv->common).last_va - size)
+		kunit_skip(test, "No leaf can be cut");
+	do_map(test, base, size, size);
+	KUNIT_ASSERT_EQ(test, count_valids_single(test, size), 1);
+	KUNIT_ASSERT_NO_ERRNO(test, iommu_cut(domain, base + cut, GFP_KERNEL));
+	check_iova(test, base, size, min(size, SZ_4M));
+	check_iova(test, base + cut - priv->smallest_pgsz, size + cut - priv->smallest_pgsz,
+		   2 * priv->smallest_pgsz);
+	KUNIT_ASSERT_NO_ERRNO(test, iommu_set_page_size(domain, base, size, size, GFP_KERNEL));
+	KUNIT_ASSERT_EQ(test, count_valids_single(test, size), 1);
+	KUNIT_ASSERT_NO_ERRNO(test, iommu_cut(domain, base + cut, GFP_KERNEL));
+	do_unmap(test, base + cut, size - cut);
+	check_iova(test, base, size, min(cut, SZ_4M));
+	do_unmap(test, base, cut);
+	KUNIT_ASSERT_EQ(test, count_valids(test), 0);
+}
+
+//@ drivers/iommu/generic_pt/kunit_iommu_pt.h, before: 	KUNIT_CASE_FMT(test_mixed),
+	KUNIT_CASE_FMT(test_page_sizes),
+	KUNIT_CASE_FMT(test_cut),
