@@ -21,6 +21,8 @@ pub enum Patch {
     UnmapRuns,
     /// Leaves of domains change their sizes in place, by a call of iommufd.
     PageSizes,
+    /// Files in debugfs with the I/O page tables of each device.
+    TableImage,
 }
 
 /// Mark before lines: a file, and the text before which they go, with `\n` for the end of a line, or its end.
@@ -34,6 +36,7 @@ impl Patch {
             Self::PinsFolio => include_str!("../../linux/patches/pins-folio.c"),
             Self::NodeDomains => include_str!("../../linux/patches/node-domains.c"),
             Self::UnmapRuns => include_str!("../../linux/patches/unmap-runs.c"),
+            Self::TableImage => include_str!("../../linux/patches/table-image.c"),
             Self::PageSizes => include_str!("../../linux/patches/page-sizes.c"),
         }
     }

@@ -433,6 +433,13 @@ static void NS(get_info)(struct pt_iommu *iommu, struct pt_iommu_info *info)
 	info->pgsize_bitmap = sizes & RUST(sizes)(levels);
 }
 
+#ifdef IOMMU_TABLE_IMAGE
+static void NS(image)(struct pt_iommu *iommu, struct pt_image *image)
+{
+	pt_image_tables(common_from_iommu(iommu), image);
+}
+#endif
+
 static void NS(deinit)(struct pt_iommu *iommu)
 {
 	struct dmaspace_call call = call_of(iommu);
@@ -456,6 +463,9 @@ static const struct pt_iommu_ops NS(ops) = {
 #endif
 #if IS_ENABLED(CONFIG_IOMMUFD_DRIVER) && IS_ENABLED(CONFIG_IOMMUFD_TEST)
 	.set_dirty = NS(set_dirty),
+#endif
+#ifdef IOMMU_TABLE_IMAGE
+	.image = NS(image),
 #endif
 	.get_info = NS(get_info),
 	.deinit = NS(deinit),

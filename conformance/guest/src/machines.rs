@@ -177,6 +177,7 @@ pub const MACHINES: &[Machine] = &[
             // Slow tests, mocks, faults that are planted, and a unit whose tables are shown.
             &[
                 "tables_that_the_kernel_shows_are_read",
+                "tables_that_the_kernel_images_are_read",
                 "iommufd_changes_page_sizes_under_dma",
                 "iommufd_answers_as_the_table_says",
                 "iommufd_behaves_as_the_table_says",
@@ -242,6 +243,7 @@ pub const MACHINES: &[Machine] = &[
             "type1_cannot_tell_what_is_dirty",
             "compatibility_cannot_tell_what_is_dirty",
             "iommufd_cannot_tell_what_is_dirty",
+            "tables_that_the_kernel_images_are_read",
             "kernel_tables_are_those_named",
         ]],
     },
@@ -474,6 +476,7 @@ const SCALABLE: &[&str] = &[
     "iommufd_changes_page_sizes_under_dma",
     "iommufd_keeps_read_only_memory",
     "iommufd_reads_a_block_of_nvme",
+    "tables_that_the_kernel_images_are_read",
     "kernel_tables_are_those_named",
 ];
 

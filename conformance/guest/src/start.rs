@@ -2,7 +2,7 @@
 
 use std::{
     fmt::Display,
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::Write as _,
     process::ExitCode,
 };
@@ -42,6 +42,17 @@ pub fn mount() -> anyhow::Result<()> {
 pub fn word<'a>(words: &'a str, name: &str) -> Option<&'a str> {
     let mut words = words.split_whitespace();
     words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+}
+
+/// True if the host says that a patch of this name is in the kernel.
+///
+/// # Errors
+///
+/// When the kernel's words cannot be read.
+pub fn patched(patch: &str) -> anyhow::Result<bool> {
+    let words = fs::read_to_string("/proc/cmdline")?;
+    let patches = word(&words, "dmaspace.patches").unwrap_or_default();
+    Ok(patches.split(',').any(|name| name == patch))
 }
 
 /// Opens the port of the results.

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use guest::{
-    machines::{EDU, Machine},
+    machines::{EDU, Machine, Unit},
     start,
 };
 use hostmem::{Backing, Mapping};
@@ -40,8 +40,26 @@ pub(crate) fn file(device: Device) -> PathBuf {
 }
 
 pub(crate) fn shown(_: &Machine) -> anyhow::Result<()> {
+    are_read(&file(Device(EDU)), "vtd-ss")
+}
+
+/// The same by an image of all tables, of any format, where the kernel has our patch (`linux/patches/table-image.c`).
+pub(crate) fn imaged(machine: &Machine) -> anyhow::Result<()> {
+    let image = Path::new("/sys/kernel/debug/iommu/tables").join(EDU);
+    if !start::patched("table-image")? {
+        ensure!(!image.exists(), "{} is there", image.display());
+        return Ok(());
+    }
+    let format = match machine.unit {
+        Unit::Amd => "amdv1",
+        Unit::IntelFirst => "x86-64",
+        _ => "vtd-ss",
+    };
+    are_read(&image, format)
+}
+
+fn are_read(file: &Path, format: &str) -> anyhow::Result<()> {
     let (mut space, edu) = dma::open::<Type1>()?;
-    let file = file(Device(EDU));
     let file = file.to_str().context("a strange path")?;
     let [huge, small] = [(Backing::Hugetlb2M, HUGE), (Backing::Anon4K, SMALL)]
         .map(|(backing, len)| dma::memory(backing, len));
@@ -52,7 +70,7 @@ pub(crate) fn shown(_: &Machine) -> anyhow::Result<()> {
     edu.write(IOVA + HUGE / 2, BUFFER)?;
 
     let dump = report(&["tables", "dump", file])?;
-    ensure!(dump["root"]["format"] == "vtd-ss", "{}", dump["root"]);
+    ensure!(dump["root"]["format"] == format, "{}", dump["root"]);
     ensure!(dump["mapped_bytes"] == HUGE + SMALL, "{dump}");
     let leaves = json!([
         {"page_bytes": 4096, "count": SMALL / 4096, "bytes": SMALL},

@@ -78,10 +78,8 @@ fn set(
 /// Error number that the kernel is to answer with, by its words: none where it has the patch, and tables that can do it.
 fn refusal() -> anyhow::Result<Option<i32>> {
     let words = fs::read_to_string("/proc/cmdline")?;
-    let patches = start::word(&words, "dmaspace.patches").unwrap_or_default();
-    let patched = patches.split(',').any(|patch| patch == "page-sizes");
     Ok(match start::word(&words, "dmaspace.tables") {
-        _ if !patched => Some(Errno::ENOTTY.0),
+        _ if !start::patched("page-sizes")? => Some(Errno::ENOTTY.0),
         Some("iopt") => None,
         _ => Some(Errno::EOPNOTSUPP.0),
     })

@@ -136,6 +136,10 @@ const TESTS: &[(&str, Test)] = &[
         "tables_that_the_kernel_shows_are_read",
         kernel_tables::shown,
     ),
+    (
+        "tables_that_the_kernel_images_are_read",
+        kernel_tables::imaged,
+    ),
     ("type1_copies_in_4k_pages", |_| dma::copies::<Type1>(Anon4K)),
     ("type1_copies_in_transparent_huge_pages", |_| {
         dma::copies::<Type1>(Thp)
