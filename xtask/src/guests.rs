@@ -116,25 +116,19 @@ pub(crate) fn dma_command(passed: &Passed, repository: &Repository) -> anyhow::R
     Ok(status.success())
 }
 
-/// In a kernel with our tables and unmaps that return runs, devices do DMA, and the kernel's count says whose tables these
-/// were; in one with our lines, devices of two nodes have a domain for each node.
+/// Patches that go together, with our tables.
+const PATCHES: [&str; 4] = ["unmap-runs", "page-sizes", "table-image", "node-domains"];
+
+/// In a kernel with our tables and these patches devices do DMA, and the kernel's count says whose tables these were; leaves
+/// change their sizes meanwhile; the tables are read from debugfs; devices of two nodes have a domain for each node.
 pub(crate) fn with_ours(repository: &Repository) -> anyhow::Result<Outcome> {
-    let tables = "kernel_tables,takes_what_it_unmaps";
-    let runs = [
-        "--tables",
-        "iopt",
-        "--patch",
-        "unmap-runs",
-        "--only",
-        tables,
-    ];
-    let nodes = "has_devices_of_both_nodes";
-    let domains = ["--patch", "node-domains", "--only", nodes];
-    for options in [&runs[..], &domains] {
-        let status = run(options, repository)?;
-        let with = options.join(" ");
-        ensure!(status.success(), "tests failed with {with}: {status}");
-    }
+    let only =
+        "kernel_tables,kernel_images,takes_what_it_unmaps,page_sizes,has_devices_of_both_nodes";
+    let mut options = vec!["--tables", "iopt", "--only", only];
+    options.extend(PATCHES.iter().flat_map(|patch| ["--patch", patch]));
+    let status = run(&options, repository)?;
+    let with = options.join(" ");
+    ensure!(status.success(), "tests failed with {with}: {status}");
     Ok(Outcome::Passed)
 }
 

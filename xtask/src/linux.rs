@@ -176,7 +176,7 @@ pub(crate) struct Options {
     /// With faults in our tables, which the kernels that look for mistakes have to find: the tests fail then.
     #[arg(long, requires = "full")]
     planted: bool,
-    /// With lines of `linux/patches` in both kernels: pins-folio, node-domains, unmap-runs; may be given again.
+    /// With lines of `linux/patches` in both kernels, by the name of their file; may be given again.
     #[arg(
         long,
         value_name = "NAME",
