@@ -354,6 +354,7 @@ static size_t NS(unmap_runs)(struct pt_iommu *iommu, dma_addr_t iova, dma_addr_t
 	if (unlikely(check_range(common_from_iommu(iommu), iova, len)))
 		return 0;
 	call = call_of(iommu);
+	this_cpu_inc(dmaspace_unmaps);
 	chain.count = 0;
 	if (is_incoherent(common_from_iommu(iommu)))
 		unmapped = CONCATENATE(RUST(unmap_runs), _incoherent)(

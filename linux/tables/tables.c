@@ -22,19 +22,25 @@ module_param_named(one, dmaspace_one, bool, 0444);
 MODULE_PARM_DESC(one, "Map and unmap page by page");
 #endif
 
-static int maps_get(char *text, const struct kernel_param *param)
+static int count_get(char *text, const struct kernel_param *param)
 {
-	unsigned long maps = 0;
+	unsigned long __percpu *count = (unsigned long __percpu *)param->arg;
+	unsigned long sum = 0;
 	int cpu;
 
 	for_each_possible_cpu(cpu)
-		maps += per_cpu(dmaspace_maps, cpu);
-	return sysfs_emit(text, "%lu\n", maps);
+		sum += *per_cpu_ptr(count, cpu);
+	return sysfs_emit(text, "%lu\n", sum);
 }
 
-static const struct kernel_param_ops maps_ops = { .get = maps_get };
-module_param_cb(maps, &maps_ops, NULL, 0444);
+static const struct kernel_param_ops count_ops = { .get = count_get };
+module_param_cb(maps, &count_ops, (void *)&dmaspace_maps, 0444);
 MODULE_PARM_DESC(maps, "Ranges that were mapped by iopt");
+#ifdef IOMMU_UNMAP_RUNS
+DEFINE_PER_CPU(unsigned long, dmaspace_unmaps);
+module_param_cb(unmaps, &count_ops, (void *)&dmaspace_unmaps, 0444);
+MODULE_PARM_DESC(unmaps, "Unmaps that returned runs");
+#endif
 
 /* Before any unit has a table. */
 static int __init places(void)

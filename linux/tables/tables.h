@@ -108,6 +108,8 @@ extern unsigned long dmaspace_direct, dmaspace_pages;
 
 /* Maps so far, for those who want to know whose tables these are. */
 DECLARE_PER_CPU(unsigned long, dmaspace_maps);
+/* Unmaps that returned runs. */
+DECLARE_PER_CPU(unsigned long, dmaspace_unmaps);
 
 #ifndef CONFIG_ARM64
 /* Each page by itself, as before tables were filled by ranges: for measurements. */

@@ -44,6 +44,16 @@ pub fn word<'a>(words: &'a str, name: &str) -> Option<&'a str> {
     words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
 }
 
+/// True if the host says that the kernel has I/O page tables of ours.
+///
+/// # Errors
+///
+/// When the kernel's words cannot be read.
+pub fn has_our_tables() -> anyhow::Result<bool> {
+    let words = fs::read_to_string("/proc/cmdline")?;
+    Ok(word(&words, "dmaspace.tables") == Some("iopt"))
+}
+
 /// True if the host says that a patch of this name is in the kernel.
 ///
 /// # Errors

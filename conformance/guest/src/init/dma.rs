@@ -23,7 +23,7 @@ use rustix::fs::OFlags;
 use crate::{
     edu::{BUFFER, Edu},
     host::Endpoint,
-    pci,
+    kernel_tables, pci,
     space::{Interface, Space, Type1},
 };
 
@@ -99,7 +99,7 @@ pub(crate) fn copies<I: Interface>(backing: Backing) -> anyhow::Result<()> {
 }
 
 /// Unmapped memory is out of reach at once, and memory beside it is not.
-pub(crate) fn unmap<I: Interface>() -> anyhow::Result<()> {
+pub(crate) fn unmap<I: Interface>(machine: &Machine) -> anyhow::Result<()> {
     let (mut space, edu) = open::<I>()?;
     let [gone, stays] = [
         memory(Backing::Anon4K, SIZE)?,
@@ -111,7 +111,8 @@ pub(crate) fn unmap<I: Interface>() -> anyhow::Result<()> {
     edu.read(IOVA + 0x1000, BUFFER)?;
     edu.write(IOVA, BUFFER)?;
     edu.write(IOVA + SIZE, BUFFER)?;
-    let unmapped = space.unmap(Span::new(IOVA, SIZE))?;
+    let unmap = || Ok(space.unmap(Span::new(IOVA, SIZE))?);
+    let unmapped = kernel_tables::unmapping_runs(machine, unmap)?;
     ensure!(unmapped == SIZE, "{unmapped:#x} bytes unmapped");
     edu.write(IOVA + 0x2000, BUFFER)?;
     edu.write(IOVA + SIZE + 0x2000, BUFFER)?;

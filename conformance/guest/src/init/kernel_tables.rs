@@ -115,29 +115,42 @@ fn address(memory: &Arc<Mapping>, offset: u64) -> anyhow::Result<u64> {
     Ok((entry & ((1 << 55) - 1)) * 4096 + at % 4096)
 }
 
-/// Where the kernel counts what it has mapped by tables of ours.
-const MAPS: &str = "/sys/module/dmaspace_tables/parameters/maps";
+/// Counts of our tables in the kernel: maps, and unmaps that returned runs.
+const COUNTS: &str = "/sys/module/dmaspace_tables/parameters";
+
+fn count(name: &str) -> anyhow::Result<u64> {
+    let path = Path::new(COUNTS).join(name);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Ok(text.trim().parse()?)
+}
+
+/// Calls `what`, and looks whether it has unmapped by runs where the unit has our tables, and the kernel the patch for that.
+pub(crate) fn unmapping_runs<T>(
+    machine: &Machine,
+    what: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let other = matches!(machine.unit, Unit::Virtio | Unit::Smmu1 | Unit::Smmu2);
+    if other || !start::patched("unmap-runs")? || !start::has_our_tables()? {
+        return what();
+    }
+    let before = count("unmaps")?;
+    let done = what()?;
+    let after = count("unmaps")?;
+    ensure!(after > before, "no unmap has returned runs: {after}");
+    Ok(done)
+}
 
 /// A device copies memory through tables of the kernel, and they are those that the host has named: ours count.
 pub(crate) fn named(_: &Machine) -> anyhow::Result<()> {
-    let words = fs::read_to_string("/proc/cmdline")?;
-    let count = || {
-        anyhow::Ok(
-            fs::read_to_string(MAPS)
-                .context(MAPS)?
-                .trim()
-                .parse::<u64>()?,
-        )
-    };
-    if start::word(&words, "dmaspace.tables") != Some("iopt") {
-        ensure!(!Path::new(MAPS).exists(), "the kernel has tables of ours");
+    if !start::has_our_tables()? {
+        ensure!(!Path::new(COUNTS).exists(), "the kernel has tables of ours");
         return dma::copies::<Type1>(Backing::Anon4K);
     }
     for backing in [Backing::Anon4K, Backing::Hugetlb2M] {
         for copies in [dma::copies::<Type1>, dma::copies::<Iommufd>] {
-            let before = count()?;
+            let before = count("maps")?;
             copies(backing)?;
-            let after = count()?;
+            let after = count("maps")?;
             println!("maps by iopt: {before}, then {after}");
             ensure!(after > before, "no map was by tables of ours: {after}");
         }

@@ -2,7 +2,6 @@
 //! patch (`linux/patches/page-sizes.c`) and our tables.
 
 use std::{
-    fs,
     sync::atomic::{AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
@@ -77,11 +76,10 @@ fn set(
 
 /// Error number that the kernel is to answer with, by its words: none where it has the patch, and tables that can do it.
 fn refusal() -> anyhow::Result<Option<i32>> {
-    let words = fs::read_to_string("/proc/cmdline")?;
-    Ok(match start::word(&words, "dmaspace.tables") {
+    Ok(match start::has_our_tables()? {
         _ if !start::patched("page-sizes")? => Some(Errno::ENOTTY.0),
-        Some("iopt") => None,
-        _ => Some(Errno::EOPNOTSUPP.0),
+        true => None,
+        false => Some(Errno::EOPNOTSUPP.0),
     })
 }
 

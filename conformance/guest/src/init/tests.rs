@@ -147,7 +147,7 @@ const TESTS: &[(&str, Test)] = &[
     ("type1_copies_in_2m_pages", |_| {
         dma::copies::<Type1>(Hugetlb2M)
     }),
-    ("type1_takes_what_it_unmaps", |_| dma::unmap::<Type1>()),
+    ("type1_takes_what_it_unmaps", dma::unmap::<Type1>),
     ("type1_keeps_read_only_memory", |_| {
         dma::read_only::<Type1>()
     }),
@@ -161,9 +161,10 @@ const TESTS: &[(&str, Test)] = &[
     ("compatibility_copies_in_2m_pages", |_| {
         dma::copies::<Compatibility>(Hugetlb2M)
     }),
-    ("compatibility_takes_what_it_unmaps", |_| {
-        dma::unmap::<Compatibility>()
-    }),
+    (
+        "compatibility_takes_what_it_unmaps",
+        dma::unmap::<Compatibility>,
+    ),
     ("compatibility_keeps_read_only_memory", |_| {
         dma::read_only::<Compatibility>()
     }),
@@ -179,7 +180,7 @@ const TESTS: &[(&str, Test)] = &[
     ("iommufd_copies_in_2m_pages", |_| {
         dma::copies::<Iommufd>(Hugetlb2M)
     }),
-    ("iommufd_takes_what_it_unmaps", |_| dma::unmap::<Iommufd>()),
+    ("iommufd_takes_what_it_unmaps", dma::unmap::<Iommufd>),
     (
         "iommufd_changes_page_sizes_under_dma",
         page_sizes::under_dma,
