@@ -230,13 +230,40 @@ static int iopt_cut_before(struct io_pagetable *iopt, unsigned long iova)
 	return area ? iopt_area_split(area, iova - 1) : 0;
 }
 
+/* Bytes after which others may run; leaves that are merged are no larger. */
+#define IOPT_PAGE_SIZE_STEP SZ_1G
+
+static int iopt_area_set_page_size(struct iopt_area *area, unsigned long iova,
+				   unsigned long last, size_t largest)
+{
+	struct iopt_pages *pages = area->pages;
+	struct iommu_domain *domain;
+	unsigned long index, end;
+	int rc = 0;
+
+	/* Accesses read their pages from a domain. */
+	mutex_lock(&pages->mutex);
+	for (; !rc; iova = end + 1) {
+		end = min(last, iova | (IOPT_PAGE_SIZE_STEP - 1));
+		xa_for_each(&area->iopt->domains, index, domain) {
+			rc = iommu_set_page_size(domain, iova, end - iova + 1, largest,
+						 GFP_KERNEL_ACCOUNT);
+			if (rc)
+				break;
+		}
+		if (end == last)
+			break;
+		cond_resched();
+	}
+	mutex_unlock(&pages->mutex);
+	return rc;
+}
+
 int iopt_set_page_size(struct io_pagetable *iopt, unsigned long iova,
 		       unsigned long last, size_t largest, bool cut)
 {
 	struct iopt_area_contig_iter iter;
-	struct iommu_domain *domain;
 	struct iopt_area *area;
-	unsigned long index;
 	int rc = 0;
 
 	down_read(&iopt->domains_rwsem);
@@ -260,18 +287,8 @@ int iopt_set_page_size(struct io_pagetable *iopt, unsigned long iova,
 			goto out_unlock;
 	}
 	iopt_for_each_contig_area(&iter, area, iopt, iova, last) {
-		unsigned long area_last = min(last, iopt_area_last_iova(area));
-
-		/* Accesses read their pages from a domain. */
-		mutex_lock(&area->pages->mutex);
-		xa_for_each(&iopt->domains, index, domain) {
-			rc = iommu_set_page_size(domain, iter.cur_iova,
-						 area_last - iter.cur_iova + 1, largest,
-						 GFP_KERNEL_ACCOUNT);
-			if (rc)
-				break;
-		}
-		mutex_unlock(&area->pages->mutex);
+		rc = iopt_area_set_page_size(area, iter.cur_iova,
+					     min(last, iopt_area_last_iova(area)), largest);
 		if (rc)
 			break;
 	}
