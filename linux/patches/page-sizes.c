@@ -123,7 +123,8 @@ enum iommufd_ioas_page_size_flags {
  * @largest: Bytes of the largest page of the IOMMU in the range, a power of two
  *
  * Larger pages are split, whole where they reach over an end of the range.
- * Smaller ones are merged within an area, as far as their memory is contiguous.
+ * Smaller ones are merged within an area, to 1 GiB at most, as far as their memory
+ * is contiguous.
  * Devices go on with DMA: each address leads where it led at any time. iova and
  * length are multiples of the processor's page size, and largest is no less.
  * Fails with EOPNOTSUPP, and nothing changed, if a domain of the IOAS cannot do it.
