@@ -75,13 +75,13 @@ struct TablesArgs {
     /// `groups`
     #[arg(long, value_name = "ROW/FORMAT")]
     only: Vec<String>,
-    /// Write what was measured here
+    /// File of the measurements to write
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Leave Linux's code out
     #[arg(long)]
     without_linux: bool,
-    /// Where Linux's source and what is built of it lie
+    /// Directory of Linux's source and of programs built of it
     #[arg(long, value_name = "DIRECTORY", default_value = "target/conformance")]
     work: PathBuf,
     /// Write the document `performance.md` and its plots below this directory

@@ -284,7 +284,7 @@ pub const DIFFERENCES: &[Difference] = &[
         |config| riscv(config) && !config.has(option::SVNAPOT),
         Kind::Sizes(|_| 1 << 16),
         "RISC-V privileged architecture, chapter 11",
-        "A choice of whoever makes the table, on both sides.",
+        "A choice of the table's owner, on both sides.",
     ),
     row(
         "Arm: no contiguous groups",
@@ -302,7 +302,7 @@ pub const DIFFERENCES: &[Difference] = &[
         |config| armv7s(config) && config.page_sizes & 1 << 24 == 0,
         Kind::Sizes(|_| 1 << 24),
         "DDI 0406C, B3.5.1",
-        "A choice of whoever makes the table, on both sides.",
+        "A choice of the table's owner, on both sides.",
     ),
     // Requests.
     row(
@@ -310,21 +310,21 @@ pub const DIFFERENCES: &[Difference] = &[
         plain,
         Kind::WeRefuse(executable),
         "AMD IOMMU, 2.2.3; VT-d 9.8 (only where the unit honours X); DART: none known",
-        "Ours refuses what it cannot express. Linux ignores that IOMMU_NOEXEC is missing.",
+        "Ours refuses a permission that the format lacks. Linux ignores that IOMMU_NOEXEC is missing.",
     ),
     row(
         "no bit for privileged requests",
         |config| plain(config) || stage2(config),
         Kind::WeRefuse(privileged),
         "AMD IOMMU, 2.2.3; VT-d 9.8; DDI 0487, D8.4.2; DART: none known",
-        "Ours refuses what it cannot express. Linux ignores IOMMU_PRIV.",
+        "Ours refuses a permission that the format lacks. Linux ignores IOMMU_PRIV.",
     ),
     row(
         "no bit for device memory",
         |config| plain(config) || x86(config) || riscv(config) && !config.has(option::SVPBMT),
         Kind::WeRefuse(device),
         "AMD IOMMU, 2.2.3; VT-d 9.8; RISC-V privileged architecture, chapter 12; DART: none known",
-        "Ours refuses what it cannot express. Linux ignores IOMMU_MMIO.",
+        "Ours refuses a permission that the format lacks. Linux ignores IOMMU_MMIO.",
     ),
     row(
         "no write-only leaf",
@@ -361,7 +361,6 @@ pub const DIFFERENCES: &[Difference] = &[
         |config| dart(config) && config.page_sizes == 1 << 14 && config.input_bits != 36,
         Kind::TakesAnyInput,
         "none known",
-        "Linux leaves it to its caller, as far as its tables reach. Ours refuses what is outside \
-         the aperture.",
+        "Linux leaves it to its caller, as far as its tables reach. Ours refuses addresses outside the aperture.",
     ),
 ];

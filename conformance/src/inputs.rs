@@ -72,7 +72,7 @@ pub fn forget(built: &Path) -> anyhow::Result<()> {
 pub fn check(root: &Path, built: &Path) -> anyhow::Result<()> {
     let name = built.display();
     let record = fs::read_to_string(beside(built))
-        .with_context(|| format!("there is no record of what {name} was built of"))?;
+        .with_context(|| format!("there is no record of the sources of {name}"))?;
     for line in record.lines() {
         let (then, file) = line.split_once(' ').context("a record is damaged")?;
         let now = digest(&root.join(file)).map(|digest| format!("{digest:016x}"));
@@ -156,10 +156,7 @@ mod tests {
         let root = directory.path();
         forget(&image).unwrap();
         let said = refusal(root, &image);
-        let expected = format!(
-            "there is no record of what {} was built of",
-            image.display()
-        );
+        let expected = format!("there is no record of the sources of {}", image.display());
         assert!(said.starts_with(&expected), "{said}");
         // It has gone already.
         forget(&image).unwrap();

@@ -31,7 +31,7 @@ use conformance::{
 struct Options {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Where Linux's source and what is built of it lie.
+    /// Directory of Linux's source and of programs built of it.
     #[arg(
         long,
         global = true,

@@ -136,7 +136,7 @@ impl Server {
             95 => return Ok(None),
             14 => bail!("Linux did not unmap all: {work:?}"),
             16 => bail!("table memory grew while the clock ran: {work:?}"),
-            84 => bail!("what Linux mapped is not what was asked for: {work:?}"),
+            84 => bail!("Linux's mapping differs from the request: {work:?}"),
             errno => bail!("Linux refuses (errno {errno}): {work:?}"),
         }
         let samples = answer.words.iter().map(|sample| *sample as f64 / 1000.0);

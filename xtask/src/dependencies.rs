@@ -59,7 +59,7 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     let ours = metadata.workspace_members.iter();
     let used = shipped.len() - ours.filter(|id| shipped.contains(*id)).count();
     println!(
-        "{foreign} foreign crates, {used} of them in what is published: licences and compilers fit"
+        "{foreign} foreign crates, {used} of them in published crates: licences and compilers fit"
     );
     Ok(Outcome::Passed)
 }

@@ -79,7 +79,7 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     }
     println!("\n{}", lines.join("\n"));
     if !well {
-        println!("what crashed lies in {CRATE}/artifacts; a fix brings it into {CRATE}/corpus");
+        println!("crashing inputs lie in {CRATE}/artifacts; a fix brings it into {CRATE}/corpus");
     }
     Ok(well)
 }

@@ -63,7 +63,7 @@ enum Command {
     /// Has devices do DMA through QEMU's emulated IOMMUs, without a guest.
     #[command(disable_help_flag = true)]
     Units(Passed),
-    /// Builds a kernel, unless it is there, and what is in `linux/` as modules for it.
+    /// Builds a kernel, unless it is there, and the modules of `linux/` for it.
     Linux(linux::Options),
     /// Boots a Linux guest with its own balloon driver, and with ours, against our device.
     #[command(disable_help_flag = true)]
@@ -79,12 +79,12 @@ enum Command {
     /// crates (`bench --help`).
     #[command(disable_help_flag = true)]
     Bench(Passed),
-    /// Checks what users build with the oldest compiler that is supported, which is fetched from Debian.
+    /// Checks users' builds with the oldest supported compiler, which is fetched from Debian.
     Oldest,
-    /// Does everything that an address space can do, in a random order, for long (`soak --help`).
+    /// Runs random operations of an address space beside a model, for long (`soak --help`).
     #[command(disable_help_flag = true)]
     Soak(Passed),
-    /// Tries the largest that is promised, and prints what it takes.
+    /// Tries the largest promised sizes, and prints their cost.
     #[command(disable_help_flag = true)]
     Limits(Passed),
 }

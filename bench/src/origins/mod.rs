@@ -98,7 +98,7 @@ impl Settings {
 #[non_exhaustive]
 pub enum BenchError {
     /// The machine does not say what it has.
-    #[error("cannot learn what the machine has")]
+    #[error("cannot read the machine's memory and pools")]
     Probe(#[from] hostmem::ProcfsError),
     /// There is no memory for tables.
     #[error("cannot use the memory for page tables of {format}")]

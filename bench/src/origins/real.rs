@@ -85,7 +85,7 @@ pub(super) fn memory(
     if len < wanted {
         let (len, wanted) = (Bytes(len), Bytes(wanted));
         report.notes.push(format!(
-            "{backing}: {len} instead of {wanted}, which is what fits"
+            "{backing}: {len} instead of {wanted}: more does not fit"
         ));
     }
     Ok(Arc::new(mapping))

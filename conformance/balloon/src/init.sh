@@ -1,23 +1,22 @@
 #!/bin/busybox sh
-# The guest's first process: does what it is told on the first terminal, a line each.
+# The guest's first process: runs commands from the terminal that the kernel's command line names, a line each.
 #
 #     <- #ready
 #     -> 7 echo hello
 #     <- hello
 #     <- #7 0
 #
-# The number is the caller's, the last word of the answer the command's exit status.
+# An answer ends with the caller's number and the command's exit status.
 export PATH=/bin
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
-# Nothing of the kernel's own words comes here: its console is another.
-# Which one this is comes from the command line of the kernel.
+# The kernel's log goes to another console.
 exec < /dev/$terminal > /dev/$terminal 2>&1
 stty -echo -onlcr
 echo "#ready"
-# Whoever told it what to do has gone when nothing comes for long.
+# Without a command for 120 s the host's program is gone.
 while read -t 120 -r id line; do
     ( eval "$line" )
     echo "#$id $?"

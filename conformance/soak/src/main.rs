@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Parser;
 use soak::{Settings, run};
 
-/// Everything that an address space can do, in a random order, beside a shadow model.
+/// Random operations of an address space beside a shadow model.
 #[derive(Parser)]
 struct Options {
     /// How long.
@@ -17,7 +17,7 @@ struct Options {
     /// As long instead.
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
-    /// Where the random numbers begin; another one each time by default.
+    /// Seed of the random numbers; another one each time by default.
     #[arg(long)]
     seed: Option<u64>,
     /// Threads that play devices.

@@ -36,10 +36,10 @@ struct Options {
     /// Makes the checks with random choices this often, each time with others.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     rounds: u64,
-    /// Writes what was checked to this file.
+    /// Writes the results to this file.
     #[arg(long, value_name = "FILE")]
     document: Option<PathBuf>,
-    /// Fails unless this file says what was checked, where it is of the same versions of QEMU.
+    /// Fails unless this file has the results, where it is of the same versions of QEMU.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
 }
@@ -141,7 +141,7 @@ fn compare(file: &Path, report: &Report, document: &str) -> anyhow::Result<bool>
     }
     let differs = there.lines().zip(document.lines()).find(|(a, b)| a != b);
     let (old, new) = differs.unwrap_or(("", ""));
-    println!("  FAILED  {} does not say what was checked", file.display());
+    println!("  FAILED  {} differs from the results", file.display());
     println!("  it has  {old}\n  found   {new}");
     println!("  `cargo xtask units --document` writes it anew");
     Ok(false)

@@ -112,7 +112,7 @@ fn a_process_that_is_looked_at() {
         .collect();
     let found: Vec<_> = sections.iter().map(String::as_str).collect();
     // "not known" is no section where everything is known, nor is advice where none is needed.
-    let optional = ["what would help", "not known"];
+    let optional = ["changes that help", "not known"];
     let found: Vec<_> = found
         .into_iter()
         .filter(|name| !optional.contains(name))

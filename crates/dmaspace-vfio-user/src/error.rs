@@ -266,7 +266,7 @@ pub enum UnmapRefusal {
         size: u64,
     },
     /// Unknown flags, or addresses together with the flag that unmaps everything.
-    #[error("flags {flags:#x} with {size:#x} bytes at {iova:#x}")]
+    #[error("flags {flags:#x} are unknown, or contradict {size:#x} bytes at {iova:#x}")]
     Flags {
         /// As they came.
         flags: u32,
@@ -314,7 +314,7 @@ pub enum DirtyRefusal {
         bytes: usize,
     },
     /// It is not tracked.
-    #[error("what the device writes to is not tracked")]
+    #[error("device writes are not tracked: DMA logging is off")]
     NotTracked,
     /// The bitmap has more bytes than a message may have, or stands for nothing.
     #[error("a bitmap for {len:#x} bytes at {iova:#x} in pages of {page:#x}: none, or too long")]
@@ -357,7 +357,7 @@ pub enum ServeError {
         size: usize,
     },
     /// No message has this size, so that it is not known where the next one begins.
-    #[error("a message of {size} bytes")]
+    #[error("a message of {size} bytes: no message has this size")]
     Size {
         /// As the header has it.
         size: u32,

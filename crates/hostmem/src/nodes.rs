@@ -90,10 +90,10 @@ pub enum PlacementError {
     #[error("cannot open /proc/self/pagemap")]
     Pagemap(#[source] io::Error),
     /// `PAGEMAP_SCAN` failed; Linux has it since 6.7.
-    #[error("the kernel does not tell which pages are huge (PAGEMAP_SCAN)")]
+    #[error("the kernel does not report huge pages (PAGEMAP_SCAN)")]
     Scan(#[source] io::Error),
     /// `move_pages` failed.
-    #[error("the kernel does not tell the nodes of {pages} pages (move_pages)")]
+    #[error("the kernel does not report the nodes of {pages} pages (move_pages)")]
     Nodes {
         /// Number of pages asked about.
         pages: usize,

@@ -23,7 +23,7 @@ pub enum ProcfsError {
         source: io::Error,
     },
     /// It was read, but what is looked for is not in it.
-    #[error("{path} says nothing about {what}")]
+    #[error("{path} has no {what}")]
     Missing {
         /// The file.
         path: PathBuf,

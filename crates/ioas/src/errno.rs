@@ -65,10 +65,10 @@ errnos! {
     EINVAL = 22: "Not well formed.";
     ENOTTY = 25: "Not known to this file.";
     ENOSPC = 28: "No room.";
-    EDEADLOCK = 35: "Somebody did not let go.";
+    EDEADLOCK = 35: "A holder did not let go.";
     EOVERFLOW = 75: "Beyond the largest number.";
     EOPNOTSUPP = 95: "Not supported.";
-    EADDRINUSE = 98: "In the way of what is mapped.";
+    EADDRINUSE = 98: "Overlaps a mapping.";
 }
 
 impl fmt::Display for Errno {

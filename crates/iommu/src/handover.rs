@@ -165,19 +165,19 @@ impl Frozen {
 #[non_exhaustive]
 pub enum UnitAdoptError {
     /// These bytes are no description.
-    #[error("{len} bytes describe no unit")]
+    #[error("{len} bytes are no description of a unit")]
     NoDescription {
         /// How many.
         len: usize,
     },
     /// The description has another version.
-    #[error("a description of version {found}")]
+    #[error("the description has version {found}, not {VERSION}")]
     Version {
         /// Which.
         found: u16,
     },
     /// It describes another kind of unit, by its number.
-    #[error("a description of a unit of kind {found}")]
+    #[error("the description is of a unit of another kind, {found}")]
     Kind {
         /// Which.
         found: u64,

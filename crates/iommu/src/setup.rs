@@ -28,7 +28,7 @@ pub enum UnitSetupError {
         address: u64,
     },
     /// The memory lies beyond the addresses that the unit has, or that its structures hold.
-    #[error("memory up to {last:#x} for a unit with addresses of {bits} bits")]
+    #[error("memory up to {last:#x} lies beyond the unit's addresses of {bits} bits")]
     Addresses {
         /// The memory's last address.
         last: u64,

@@ -65,7 +65,7 @@ impl fmt::Display for KeepReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PinnedElsewhere => f.write_str("pinned by another user"),
-            Self::NotCut => f.write_str("what devices see cannot be cut there"),
+            Self::NotCut => f.write_str("the devices' mapping cannot be cut there"),
             Self::NotFlushed => f.write_str("the units did not invalidate it"),
             Self::Limit => f.write_str("over a limit of pinned memory"),
             Self::NoMemory => f.write_str("no memory"),

@@ -61,7 +61,7 @@ pub struct PartialHugePages<'a, A = GuestAddr> {
 #[non_exhaustive]
 pub enum BadRegion {
     /// Huge pages are powers of two above 4 KiB.
-    #[error("huge pages of {huge} bytes")]
+    #[error("huge pages of {huge} bytes: no power of two above 4096")]
     Size {
         /// The size asked for.
         huge: u64,

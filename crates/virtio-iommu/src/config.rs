@@ -104,7 +104,7 @@ pub enum ConfigError {
     #[error("there are no page sizes")]
     PageSizes,
     /// A range whose last element lies before the first.
-    #[error("a range from {first:#x} to {last:#x}")]
+    #[error("the range from {first:#x} to {last:#x} ends before it begins")]
     Range {
         /// The first.
         first: u64,
@@ -118,7 +118,7 @@ pub enum ConfigError {
         id: u32,
     },
     /// Two reserved ranges of an endpoint overlap (5.13.6.8.1).
-    #[error("what is reserved for endpoint {id} overlaps at {at:#x}")]
+    #[error("two reserved ranges of endpoint {id} overlap at {at:#x}")]
     Overlap {
         /// The endpoint.
         id: u32,

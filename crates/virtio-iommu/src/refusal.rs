@@ -66,7 +66,7 @@ pub enum RequestError {
         domain: u32,
     },
     /// A range that ends before it begins.
-    #[error("a range from {start:#x} to {end:#x}")]
+    #[error("the range from {start:#x} to {end:#x} ends before it begins")]
     Order {
         /// The first address.
         start: u64,
@@ -82,7 +82,7 @@ pub enum RequestError {
         granule: u64,
     },
     /// A range outside of what the device translates.
-    #[error("{start:#x} to {end:#x} is outside of what can be mapped")]
+    #[error("{start:#x} to {end:#x} is outside of the addresses that can be mapped")]
     Input {
         /// The first address.
         start: u64,
@@ -90,7 +90,7 @@ pub enum RequestError {
         end: u64,
     },
     /// A range that is reserved for one of the domain's endpoints.
-    #[error("{range} overlaps what is reserved for endpoint {endpoint}")]
+    #[error("{range} overlaps reserved memory of endpoint {endpoint}")]
     ReservedRange {
         /// The range.
         range: Span<Iova>,
@@ -120,7 +120,7 @@ pub enum RequestError {
         end: u64,
     },
     /// A mapping of the domain lies where the endpoint cannot translate.
-    #[error("the mapping {area} overlaps what is reserved for endpoint {endpoint}")]
+    #[error("the mapping {area} overlaps reserved memory of endpoint {endpoint}")]
     Incompatible {
         /// The endpoint.
         endpoint: u32,
@@ -287,7 +287,7 @@ pub enum Failed {
     },
     /// An endpoint cannot be taken from where it is. The device goes on after a
     /// [reset](crate::VirtioIommu::reset) that can.
-    #[error("endpoint {endpoint} still reaches what it should not: {cause}")]
+    #[error("endpoint {endpoint} still reaches memory that it must not reach: {cause}")]
     Stuck {
         /// The endpoint.
         endpoint: u32,

@@ -238,7 +238,7 @@ impl<F: Format, M: Memory, T: Access<F, M>> Ours<F, M, T> {
             for range in &ready.places.ranges {
                 ensure!(
                     ready.table.map(range.start, &[ready.memory]),
-                    "{work:?}: what stays cannot be mapped"
+                    "{work:?}: the leaves that stay cannot be mapped"
                 );
             }
             ready.addresses = random(range);

@@ -46,7 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> anyhow::Result<()> {
-    println!("| limit | what was found |\n|---|---|");
+    println!("| limit | result |\n|---|---|");
     let row = |name: &str, found: anyhow::Result<String>| {
         let found = found.with_context(|| format!("limit: {name}"))?;
         println!("| {name} | {found} |");

@@ -183,7 +183,7 @@ pub(crate) fn threads(count: u64, rounds: u64) -> anyhow::Result<String> {
         .into_inner();
     ensure!(table.leaf_sizes().total().bytes == 0, "something is mapped");
     ensure!(tables.in_use() == table.tables(), "tables are lost");
-    ensure!(had > 0, "nobody has had the range that all want");
+    ensure!(had > 0, "no thread has had the range that all want");
     Ok(format!(
         "{count}, {rounds} rounds each in {:.2} s: own pages always, the range that all want {had} times, refused {refused} times",
         time.as_secs_f64()

@@ -68,10 +68,10 @@ pub(crate) enum Error {
     #[error("cannot make a bitmap of pages that devices write to")]
     Pending(#[from] iopt::PendingError),
     /// Pages that devices have written to cannot be learned.
-    #[error("cannot learn what devices have written to")]
+    #[error("cannot read dirty pages")]
     Harvest(#[from] ioas::HarvestError),
     /// Units did not invalidate it in time.
-    #[error("cannot flush what was harvested")]
+    #[error("cannot flush harvested pages")]
     Show(#[from] iommu::FlushError),
     /// The kernel's counters and limits cannot be read.
     #[error("cannot learn the limits on locked memory")]

@@ -134,7 +134,7 @@ impl World<'_> {
         self.faults(device, HOME, None, Find::There(home, true), false)?;
         let mut found = vec![0; BYTES as usize];
         machine.read(home, &mut found)?;
-        ensure!(found != before, "what was read has not arrived");
+        ensure!(found != before, "bytes that were read have not arrived");
         ensure!(
             access.is_some() || found == wanted,
             "{found:x?} was read, not {wanted:x?}"

@@ -32,11 +32,11 @@ dmaspace check --backend iommufd --device 0000:00:05.0 --report report.json";
 /// The options.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
-    /// Memory to map [default: 256M, or what the limits leave]
+    /// Memory to map [default: 256M, or less within the limits]
     ///
     /// A number of bytes, or with K, M, G or T (powers of 1024): whole pages of the backing. The default is reduced to
-    /// what the limit on locked memory, the control group or the machine leaves, and the report says so; a larger SIZE
-    /// than that is refused.
+    /// the rest of the limit on locked memory, of the control group or of the machine, and the report says so; a larger
+    /// SIZE is refused.
     ///
     /// Example: --size 1G
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
@@ -73,7 +73,7 @@ pub(crate) struct CheckArgs {
 
     /// The largest leaf of the tables [default: the largest of the format]
     ///
-    /// With 4k there are no large pages: what Linux does under `disable_hugepages`, and the "before" of every
+    /// With 4k there are no large pages, as in Linux under `disable_hugepages` and in the "before" of every
     /// comparison.
     ///
     /// Example: --max-leaf 4k
@@ -92,12 +92,12 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     devices: Option<u32>,
 
-    /// Which devices share a page table, and where it lies [default: shared]
+    /// Sharing and placement of page tables [default: shared]
     ///
     /// `shared`: one table for all, on the node of the first device. `per-node`: one for the devices of each memory node,
     /// on that node, over memory that is pinned and charged once; with `--backend vfio` in a container for each, which
     /// pins the memory and has it charged for itself. `near:N`: one for all, on node N. Devices of the software IOMMU are
-    /// at the nodes that have memory, in turn. The report then lists the tables, and where they really are.
+    /// at the nodes that have memory, in turn. The report then lists the tables with their actual nodes.
     ///
     /// Example: --placement per-node
     #[arg(long, value_name = "POLICY")]

@@ -57,7 +57,7 @@ impl CheckJob {
     }
 }
 
-pub(super) const PROBE: &str = "cannot learn what the machine has";
+pub(super) const PROBE: &str = "cannot read the machine's memory and pools";
 pub(super) const LIMITS: &str = "cannot learn the limits on locked memory";
 
 /// Counters of the kernel for this process, above `before`.
@@ -211,9 +211,7 @@ pub(super) fn dirty(space: &Ioas, range: Span<Iova>) -> Result<(Vec<u64>, u64, b
     let harvested = space
         .harvest(pending)
         .failed("cannot harvest dirty pages")?;
-    let shown = space
-        .show(pending)
-        .failed("cannot flush what was harvested")?;
+    let shown = space.show(pending).failed("cannot flush harvested pages")?;
     let (words, runs) = (shown.words().to_vec(), shown.runs());
     let bytes = runs.map(|run| run.len).sum();
     shown.acknowledge();

@@ -364,7 +364,7 @@ impl Kernel {
 
     /// Leaves are split for tracking; what cannot be is tracked in leaves as they are.
     fn track(&mut self, job: &mut Job<'_>) -> Result<Done, CheckError> {
-        const TRACK: &str = "cannot track what devices write to";
+        const TRACK: &str = "cannot track dirty pages";
         let space = &self.attached.space;
         let leaf = Some(PAGE);
         let interruption = Interruption::Refused;

@@ -83,7 +83,7 @@ impl Account {
         let in_use = Limits::in_use(self.counter).map_or(0, |in_use| in_use.known);
         CheckError::Input(format!(
             "needs {}, and {} more while a part is unpinned, {} allowed (RLIMIT_MEMLOCK, counted in {}), {} in \
-             use: {} are left beside what the pins take themselves; {RAISE}",
+             use: {} are left beside memory of the pins themselves; {RAISE}",
             Bytes(size),
             Bytes(self.besides(size, page)),
             Bytes(limit),
@@ -239,7 +239,7 @@ fn choose_size(
         let limit = Bytes(account.limits.memlock.unwrap_or(0));
         at_most(
             most,
-            format!("what is left of the limit on locked memory ({limit}, RLIMIT_MEMLOCK)"),
+            format!("the rest of the limit on locked memory ({limit}, RLIMIT_MEMLOCK)"),
         );
     }
     if let Some((most, why)) = most_of_cgroup(machine, job.backing.unwrap_or(Backing::Anon4K)) {

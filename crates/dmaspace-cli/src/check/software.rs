@@ -432,7 +432,7 @@ impl OwnTables {
             interruption: Interruption::Refused,
         };
         let (tracked, took_ns) = timed(|| self.space.track_dirty(tracking));
-        tracked.failed("cannot track what devices write to")?;
+        tracked.failed("cannot track dirty pages")?;
         let (leaves, number) = self.leaves_now();
         let mut sizes = leaves.iter().flat_map(|sizes| sizes.iter());
         let right = sizes.all(|(size, _)| size == PAGE);

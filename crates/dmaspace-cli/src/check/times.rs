@@ -42,7 +42,7 @@ pub(super) fn compare(
             }
             let mut gather = Gather::new();
             let unmapped = table.alone().unmap(range, &mut gather, &mut NoRuns);
-            unmapped.failed("cannot unmap what was mapped a second time")?;
+            unmapped.failed("cannot unmap the second mapping")?;
             table.reclaim(gather.never_walked());
         }
         rounds.push(round);

@@ -265,10 +265,7 @@ impl Collection {
             .collect();
         out += &match left.as_slice() {
             [] => "Nothing private was found in it.\n".to_owned(),
-            left => format!(
-                "A word stands in the place of what is private: {}.\n",
-                left.join(", ")
-            ),
+            left => format!("Words replace private contents: {}.\n", left.join(", ")),
         };
         if !self.refused.is_empty() {
             out += &format!("As root it would also take: {}.\n", self.refused.join(", "));
@@ -379,7 +376,7 @@ pub(super) fn run(file: &Path, yes: bool) -> anyhow::Result<()> {
     print(&collection.summary())?;
     if !yes {
         if !io::stdin().is_terminal() {
-            bail!("nothing is written without --yes, where nobody can be asked");
+            bail!("nothing is written: without a terminal to ask at, --yes is required");
         }
         print(&format!("Write this to {}? [y/N] ", file.display()))?;
         let mut answer = String::new();

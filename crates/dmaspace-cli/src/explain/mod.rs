@@ -67,7 +67,7 @@ pub(crate) struct ExplainArgs {
 
     /// Write the files that --machine reads to FILE, for another person
     ///
-    /// A .tar.gz that `dmaspace explain FILE` reads. Shows first what it takes, and asks. Names of the machine and its
+    /// A .tar.gz that `dmaspace explain FILE` reads. Lists them first, and asks. Names of the machine and its
     /// users, addresses of its network and serial numbers are left out.
     ///
     /// Example: --collect machine.tar.gz

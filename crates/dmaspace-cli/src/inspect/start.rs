@@ -337,7 +337,7 @@ impl Guest {
         let most = self.memory.iter().map(threads).max().unwrap_or(0);
         if most > tried {
             let text = format!(
-                "{tried} of {most} were tried, as memory is short: the error has what more may save"
+                "{tried} of {most} were tried, as memory is short: the error includes savings of more"
             );
             say("threads", text);
         }

@@ -211,7 +211,7 @@ fn needs(sheet: &mut Sheet, found: &NeedsReport) {
     let mut begun = false;
     let mut row = |sheet: &mut Sheet, name: &str, enough: Option<bool>, text: &str| {
         if !std::mem::replace(&mut begun, true) {
-            sheet.section("what it needs");
+            sheet.section("needs");
         }
         let good = |text: &str| paint.good(text);
         let warning = |text: &str| paint.warning(text);
@@ -413,7 +413,7 @@ fn advice(sheet: &mut Sheet, others: &[Advice]) {
     if others.is_empty() {
         return;
     }
-    sheet.section("what would help");
+    sheet.section("changes that help");
     for (nth, advice) in others.iter().enumerate() {
         let saved = advice
             .saved_ns
@@ -727,7 +727,7 @@ virtual machine, process 4711 (qemu-system-x86)
               64 of which reach 256 KiB
   pinned      1 MiB, locked 0 B, limit 8 MiB (RLIMIT_MEMLOCK)
 
-what it needs
+needs
   locked      ! 4 GiB (mm->locked_vm): 8 MiB allowed by the process
 
 start: the kernel maps 4 GiB (estimate: 1,048,576 faults)
@@ -742,7 +742,7 @@ start: the kernel maps 4 GiB (estimate: 1,048,576 faults)
   note        calibrated by a debug build: 3 to 4 times slower than a release
               build
 
-what would help
+changes that help
   1. hugetlb pages of 2 MiB: saves 1.39 s
      -object a
   2. hugetlb pages of 1 GiB: saves 1.49 s, needs a reboot (without one: 1.39 s)
@@ -759,7 +759,7 @@ virtual machine, by its configuration
               2 GiB below 4 GiB, mapped 5 times while it starts
   devices     0000:01:00.0 Intel Corporation 82574L
 
-what it needs
+needs
   pool        ! 1,024 pages of 2 MiB on node 0: 512 are free
   pool        ✓ 1,024 pages of 2 MiB: 4,096 are free
   locked      ! 8 GiB, 4 GiB in each of 2 address spaces (mm->locked_vm): 4 GiB

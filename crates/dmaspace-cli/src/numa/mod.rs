@@ -6,7 +6,7 @@
 
 #![allow(
     unreachable_pub,
-    reason = "`pub` is what other commands, tests and fuzz targets use; the crate shows none of it"
+    reason = "`pub` is for other commands, tests and fuzz targets; the crate shows none of it"
 )]
 
 mod command;

@@ -27,13 +27,13 @@ pub(crate) enum TablesCommand {
     ///
     /// Example: dmaspace tables image tables.img --map 0x40000000:1G:0x100000000
     Image(ImageArgs),
-    /// List what is mapped: a tree with runs merged, counts by leaf size, wasted table memory
+    /// List mappings: a tree with runs merged, counts by leaf size, wasted table memory
     ///
     /// Example: dmaspace tables dump tables.img
     Dump(DumpArgs),
     /// Explain the walk to one address, entry by entry and field by field
     ///
-    /// Shows each entry, where the walk ends, and what the unit reports if it faults.
+    /// Shows each entry, the end of the walk, and the unit's report of a fault.
     ///
     /// Example: dmaspace tables walk memory.bin 0x40001000 --format vtd-ss --root 0x10a3000
     Walk(WalkArgs),
@@ -125,7 +125,7 @@ pub(crate) struct SourceArgs {
 /// The options of `dmaspace tables image`.
 #[derive(Debug, Args)]
 pub(crate) struct ImageArgs {
-    /// Where to write the image
+    /// File of the image to write
     file: PathBuf,
 
     /// A run to map: device address, size, physical address, and r, w and x (default: rw)
@@ -178,7 +178,7 @@ pub(crate) struct DumpArgs {
     file: PathBuf,
     #[command(flatten)]
     source: SourceArgs,
-    /// How many lines of the tree to print [default: 200]
+    /// Number of lines of the tree to print [default: 200]
     ///
     /// Example: --lines 10000
     #[arg(
@@ -256,7 +256,7 @@ pub(crate) struct PictureArgs {
     /// Images of tables, dumps of memory, or a kernel's texts (domain_translation_struct)
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Where to write the picture
+    /// File of the picture to write
     ///
     /// Example: --svg tables.svg
     #[arg(long, value_name = "FILE")]

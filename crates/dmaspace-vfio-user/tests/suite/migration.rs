@@ -138,7 +138,7 @@ fn what_one_client_has_tracked_is_not_tracked_for_the_next() {
     let mut next = bench.client();
     assert_eq!(next.map(&file, 0, 0, PAGE), 0);
     assert_eq!(next.ask(FEATURE, &report, &[]).0, EINVAL);
-    assert!(bench.engine.refusal().contains("is not tracked"));
+    assert!(bench.engine.refusal().contains("DMA logging is off"));
     drop(next);
     bench.end();
 }

@@ -94,7 +94,7 @@ impl DevicesReport {
             DeviceState::Bridge | DeviceState::Identity => NotReady::Never { address, reason },
             DeviceState::NoIommu => NotReady::Never {
                 address,
-                reason: format!("{reason}; `dmaspace devices` lists what is missing"),
+                reason: format!("{reason}; `dmaspace devices` lists the missing steps"),
             },
             _ if !there => NotReady::NoInterface { path, module },
             DeviceState::Bind => {

@@ -375,7 +375,7 @@ fn what_is_in_the_way_of_a_device_is_named() {
         );
         assert_eq!(
             said("00:02.0", way),
-            "0000:00:02.0 cannot be given to a program: no IOMMU translates for it; `dmaspace devices` lists what is missing"
+            "0000:00:02.0 cannot be given to a program: no IOMMU translates for it; `dmaspace devices` lists the missing steps"
         );
     }
     // Nothing is to be bound for an interface that is not there.

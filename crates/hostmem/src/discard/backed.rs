@@ -188,7 +188,7 @@ KernelPageSize:        4 kB
         let copy = of(0xc0_0000, 0x1000).unwrap_err();
         assert_eq!(
             copy.to_string(),
-            "the memory at 0x7f0000c00000 is a private copy of /snapshot: what is discarded comes back"
+            "the memory at 0x7f0000c00000 is a private copy of /snapshot: discarded pages come back"
         );
         let mixed = of(0, 0x80_0000).unwrap_err();
         assert!(matches!(mixed, DiscardError::Mixed { address } if address == 0x7f00_0040_0000));

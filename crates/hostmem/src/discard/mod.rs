@@ -206,7 +206,7 @@ pub enum DiscardError {
         run: Span<Offset>,
     },
     /// Private memory over a file: discarded pages come back with the bytes of the file.
-    #[error("the memory at {address:#x} is a private copy of {path}: what is discarded comes back")]
+    #[error("the memory at {address:#x} is a private copy of {path}: discarded pages come back")]
     PrivateCopy {
         /// The address.
         address: u64,

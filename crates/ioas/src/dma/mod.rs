@@ -386,7 +386,7 @@ impl Dma {
             let table = &self.domain.table;
             if let Err(cause) = table.owning(range).unmap(range, &mut gather, &mut NoRuns) {
                 // Not reached: it was mapped just now. Devices might reach the memory, so it stays held.
-                debug_assert!(false, "what was just mapped cannot be unmapped: {cause}");
+                debug_assert!(false, "a new mapping cannot be unmapped: {cause}");
                 return;
             }
         }

@@ -121,7 +121,7 @@ pub enum KernelError {
 #[non_exhaustive]
 pub enum AnswerError {
     /// It ends before something that it announces.
-    #[error("{len} bytes end before what lies at {offset:#x}")]
+    #[error("{len} bytes end before the structure at {offset:#x}")]
     Truncated {
         /// Offset of what is missing, bytes.
         offset: usize,

@@ -60,7 +60,7 @@ impl fmt::Display for Misplaced {
             let comma = if place == 0 { "" } else { "," };
             match node {
                 Some(node) => write!(f, "{comma} {} on node {node}", Bytes(*bytes))?,
-                None => write!(f, "{comma} {} on no node that is told", Bytes(*bytes))?,
+                None => write!(f, "{comma} {} on an unknown node", Bytes(*bytes))?,
             }
         }
         match &self.refused {

@@ -54,7 +54,7 @@ impl Own {
                 if let Err(cause) = domain.empty_within(Extent::of(range), owned, &mut |_| ()) {
                     // Not reached: whole leaves were mapped here just now. Devices might reach the
                     // memory, so it stays what it is.
-                    debug_assert!(false, "what was just mapped cannot be unmapped: {cause}");
+                    debug_assert!(false, "a new mapping cannot be unmapped: {cause}");
                     return;
                 }
             }

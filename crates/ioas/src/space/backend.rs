@@ -102,7 +102,7 @@ impl fmt::Display for Capability {
             Self::HitlessCut => "cut a mapping without a moment in which the rest is missing",
             Self::UnmapPart => "unmap a part of a mapping",
             Self::SharesPins => "charge memory once that is mapped more than once",
-            Self::PageDirty => "tell which pages devices have written to",
+            Self::PageDirty => "report dirty pages",
             Self::FixedRuns => "map memory that is not in this process",
             Self::TablePlacement => "choose where its tables lie, and their leaves",
             Self::NodeTables => "have a table for each node without charging memory for each",

@@ -72,7 +72,7 @@ pub enum TrackingError {
     #[error(transparent)]
     Unsupported(Unsupported),
     /// The kernel refuses.
-    #[error("the kernel does not track what devices write to")]
+    #[error("the kernel does not track dirty pages")]
     Kernel(#[source] Cause),
     /// Leaves cannot be split.
     #[error("leaves cannot be split: {0}")]
@@ -93,7 +93,7 @@ pub enum HarvestError {
     #[error(transparent)]
     Table(DirtyError),
     /// The kernel refuses.
-    #[error("the kernel does not tell what devices have written to")]
+    #[error("the kernel does not report dirty pages")]
     Kernel(#[source] Cause),
     /// A unit did not answer in time after tables have moved, or leaves have another size: what its devices
     /// write to is not in the tables that are read here. All of it is for the next harvest.

@@ -194,7 +194,7 @@ pub enum UnmapError {
     },
     /// An external pin holds some of it, and its user has not dropped it, asked several times. Nothing was
     /// unmapped.
-    #[error("{held} in {range} is held by a user who does not let go")]
+    #[error("{held} in {range} is held by another user and was not released")]
     Held {
         /// The range that was asked for.
         range: Span<Iova>,
@@ -315,7 +315,7 @@ impl fmt::Display for AttachError {
                 write!(f, "{backend} cannot attach an endpoint of this kind")
             }
             Self::AlreadyAttached => f.write_str("it is attached to this address space already"),
-            Self::Conflict(_) => f.write_str("an area is in the way of what it can translate"),
+            Self::Conflict(_) => f.write_str("an area overlaps addresses that it cannot translate"),
             Self::Busy(_) => f.write_str("it is in use elsewhere"),
             Self::Kernel(_) => f.write_str("the kernel does not attach it"),
         }

@@ -62,7 +62,10 @@ impl fmt::Display for ReleaseError {
         match self {
             Self::Unmap(cause) => cause.fmt(f),
             Self::SetAside(cause) => {
-                write!(f, "what its return takes cannot be set aside: {cause}")
+                write!(
+                    f,
+                    "charge or tables for its return cannot be reserved: {cause}"
+                )
             }
         }
     }

@@ -632,7 +632,7 @@ impl Message<'_> {
             ),
             _ => (
                 "VIRTIO_IOMMU_FAULT_R_UNKNOWN",
-                "a reason that the device does not tell",
+                "a reason that the device does not report",
                 Class::Unknown,
             ),
         };

@@ -28,7 +28,7 @@ pub(crate) const CONTEXT: &[Code] = {
         Code::likely(
             1 << 4,
             BadTable,
-            "EF: a table, or what it leads to, cannot be read",
+            "EF: a table, or the memory behind it, cannot be read",
         ),
         Code::new(1 << 5, Unknown, "TLBMCF: two cached translations match"),
         Code::new(
@@ -67,7 +67,11 @@ pub(crate) const GLOBAL: &[Code] = {
             Unknown,
             "CAF: a register access that is not allowed",
         ),
-        Code::new(1 << 6, Unknown, "EF: what was asked for cannot be reached"),
+        Code::new(
+            1 << 6,
+            Unknown,
+            "EF: the requested address cannot be reached",
+        ),
         Code::new(1 << 7, Unknown, "PF: not allowed"),
         Code::new(
             1 << 8,

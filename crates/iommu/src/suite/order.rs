@@ -288,7 +288,8 @@ where
     let high = Arc::new(HeapTables::with_tables_at(64, 1 << bits).unwrap());
     let refused = rig.over(high.clone()).err().map(|error| error.to_string());
     let last = high.last_address();
-    let text = std::format!("memory up to {last:#x} for a unit with addresses of {bits} bits");
+    let text =
+        std::format!("memory up to {last:#x} lies beyond the unit's addresses of {bits} bits");
     assert_eq!(refused, Some(text));
     assert_eq!(high.in_use(), 0);
 }

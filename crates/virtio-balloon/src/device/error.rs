@@ -22,7 +22,7 @@ pub enum BalloonSetupError {
         unknown: Features,
     },
     /// The longest message in bulk is none of 24 to 32,776 bytes.
-    #[error("messages in bulk of {bytes} bytes")]
+    #[error("messages in bulk of {bytes} bytes: the longest must have 24 to 32,776")]
     Message {
         /// Its bytes.
         bytes: u32,

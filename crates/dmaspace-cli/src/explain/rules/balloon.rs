@@ -89,7 +89,7 @@ fn judge(
                     last.fact.actual, last.fact.free, last.fact.available
                 ))
                 .advise(Advice::text(format!(
-                    "Set a target that leaves the guest its memory: {} MiB, or what it has given so far.",
+                    "Set a target that leaves the guest its memory: {} MiB, or its present size.",
                     last.fact.actual
                 ))),
         );

@@ -102,7 +102,7 @@ fn unread(one: &Known<Guest>, found: &mut Vec<Finding>) {
         Finding::certain("config.unread-file", "QEMU qemu-options.hx, -readconfig")
             .evidence([&one.evidence])
             .say(format!(
-                "The configuration names what was not given: {}. Devices, memory and buses in it are not known here.",
+                "The configuration names files that were not given: {}. Devices, memory and buses in it are not known here.",
                 names.join(", ")
             ))
             .advise(Advice::text(format!("Give these too: {}.", names.join(", ")))),

@@ -57,7 +57,7 @@ const fn cause(class: Class) -> (&'static str, &'static str) {
         ),
         Class::AddressWidth => (
             "fault.address-width",
-            "the address is beyond what is translated",
+            "the address is beyond the translated range",
         ),
         Class::AtsRefused => (
             "fault.ats-refused",
@@ -77,7 +77,7 @@ const fn cause(class: Class) -> (&'static str, &'static str) {
         ),
         _ => (
             "fault.no-access",
-            "the code has no published meaning, so the input cannot decide what was refused",
+            "the code has no published meaning, so the input cannot decide the cause",
         ),
     }
 }
@@ -257,7 +257,7 @@ fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
             let given = !is_hosts(facts, fold);
             let finding = if given {
                 finding.advise(Advice::text(
-                    "Compare the address with the guest's memory layout: what the monitor has mapped, RAM and BARs.",
+                    "Compare the address with the guest's memory layout: RAM and BARs that the monitor has mapped.",
                 ))
             } else {
                 finding.advise(Advice::text(
@@ -287,7 +287,7 @@ fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
             )),
         },
         Class::UnitError => finding.advise(Advice::text(
-            "Look at what stopped before: a device that was removed, reset or powered off, or its link (AER).",
+            "Look for a device that stopped before: removed, reset or powered off, or its link (AER).",
         )),
         Class::InterruptRequest => finding.advise(Advice::text(
             "Look for the device that sent the interrupt, and whether interrupt remapping has an entry for it.",
@@ -627,7 +627,7 @@ fn physical(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
                 who(fold)
             ))
             .advise(Advice::text(
-                "In the driver: give the device what dma_map_single() or dma_alloc_coherent() returned, never \
+                "In the driver: give the device the address that dma_map_single() or dma_alloc_coherent() returned, never \
                  virt_to_phys().",
             ));
         found.push(of_addresses(finding, all));
@@ -819,7 +819,7 @@ fn scanout(facts: &Facts, found: &mut Vec<Finding>) {
                 _ => (
                     "in neighbouring pages".to_owned(),
                     vec![
-                        "Map or emulate what the display engine reads: stolen memory, the OpRegion (x-igd-gms).",
+                        "Map or emulate the memory that the display engine reads: stolen memory, the OpRegion (x-igd-gms).",
                     ],
                 ),
             };

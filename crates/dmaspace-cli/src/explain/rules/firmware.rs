@@ -144,7 +144,7 @@ fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
     let advice = |finding: Finding| {
         finding
             .advise(Advice::text(
-                "In the firmware's setup: switch off what shares memory with the device (HP: shared memory features of \
+                "In the firmware's setup: switch off features that share memory with the device (HP: shared memory features of \
                  the slot; USB: legacy support), or update the firmware.",
             ))
             .advise(Advice::text("Another function or another device: no question of groups or of ACS."))

@@ -145,7 +145,7 @@ fn areas(facts: &Facts, found: &mut Vec<Finding>) {
                 .evidence([&area.evidence])
                 .evidence(end.map(|(_, evidence)| evidence))
                 .say(format!(
-                    "{} of layout {case} lies beyond what is translated: {:#x} to {:#x}.{provided}",
+                    "{} of layout {case} lies beyond the translated range: {:#x} to {:#x}.{provided}",
                     name(&area.fact),
                     beyond.range.start(),
                     beyond.range.end()
@@ -297,8 +297,7 @@ fn lines(facts: &Facts, found: &mut Vec<Finding>) {
                  narrow units end below; reserved_regions of the group, or the aperture, decides."
             ),
             None => format!(
-                "A map at {first:#x} ended with EINVAL: likely the address, which needs {} bits, is beyond what the unit \
-                 translates; a reserved range of the host gives the same. The unit's width or its aperture decides.",
+                "A map at {first:#x} ended with EINVAL: likely the address, which needs {} bits, is beyond the unit's addresses; a reserved range of the host gives the same. The unit's width or its aperture decides.",
                 64 - first.leading_zeros()
             ),
         };
@@ -334,8 +333,8 @@ fn without_address(facts: &Facts, found: &mut Vec<Finding>) {
         Finding::new("layout.address-width", Certainty::Unknown, SOURCE)
             .evidence(failed.iter().map(|one| &one.evidence))
             .say(
-                "A map for a device ended with EINVAL, and the line does not tell its address: a reserved range of the \
-                 host, or an address beyond what the unit translates, fit both.",
+                "A map for a device ended with EINVAL, and the line does not have its address: a reserved range of the \
+                 host, or an address beyond the unit's addresses, fit both.",
             )
             .advise(Advice::text(
                 "Give the monitor's memory layout with reserved_regions of the device's group.",

@@ -90,8 +90,7 @@ fn exceeded(facts: &Facts, found: &mut Vec<Finding>) {
                 text.push(' ');
             }
             text += &format!(
-                "A mediated device (mdev) pins on demand, and reached its limit of {}: the need is what the guest's \
-                 driver uses, not all memory.",
+                "A mediated device (mdev) pins on demand, and reached its limit of {}: the need is the memory that the guest's driver uses, not all.",
                 list(&mediated)
             );
         }
@@ -207,8 +206,7 @@ fn refused(facts: &Facts, found: &mut Vec<Finding>) {
                     bytes(*wanted)
                 ))
                 .advise(Advice::text(
-                    "Somebody with CAP_SYS_RESOURCE must raise the limit before (prlimit --memlock), or the process \
-                     needs this capability.",
+                    "A process with CAP_SYS_RESOURCE must raise the limit first (prlimit --memlock), or this process needs the capability.",
                 ))
                 .advise(Advice::text("libvirt: <memtune><hard_limit> sets the limit by hand; iommufd needs no such limit per device."));
             found.push(finding);

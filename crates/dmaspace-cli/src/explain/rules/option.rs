@@ -316,7 +316,7 @@ fn line(facts: &Facts, one: &Known<String>, found: &mut Vec<Finding>) {
                 values.len(),
                 values.join(", ")
             ))
-            .advise(Advice::text(format!("Keep one: {}, or what was meant.", literal(last))));
+            .advise(Advice::text(format!("Keep one: {}, or the intended value.", literal(last))));
         found.push(finding);
     }
     for (name, value) in unknown {
@@ -469,7 +469,7 @@ fn strict(one: &Known<String>, settings: &BTreeMap<String, Vec<String>>, found: 
             let finding = Finding::certain("option.without-effect", "Linux drivers/iommu/iommu.c, iommu_dma_setup (early), iommu_set_dma_strict; drivers/iommu/intel/iommu.c, intel_iommu_setup; drivers/iommu/amd/init.c, parse_amd_iommu_options")
                 .evidence([&one.evidence])
                 .say(format!(
-                    "{lazy} and {strict} contradict each other: {strict} is read later, whatever their order, so that \
+                    "{lazy} and {strict} contradict each other: {strict} is read later, in either order, so that \
                      flushing is strict and {lazy} does nothing."
                 ))
                 .advise(Advice::text(format!("Remove {strict} for lazy flushing, or {lazy}.")));

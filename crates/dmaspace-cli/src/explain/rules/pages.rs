@@ -24,7 +24,7 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
                     "Memory from a pool of huge pages could not be had: likely fewer pages are free than the guest \
                      needs. The counts of each node (free_hugepages) decide.",
                 )
-                .advise(Advice::text("grep . /sys/devices/system/node/node*/hugepages/*/free_hugepages shows what is free.")),
+                .advise(Advice::text("grep . /sys/devices/system/node/node*/hugepages/*/free_hugepages shows free pages.")),
         );
     }
     rmp(facts, found);
@@ -104,7 +104,7 @@ fn rmp(facts: &Facts, found: &mut Vec<Finding>) {
         let finding = finding.say(text);
         found.push(match code {
             2 => finding.advise(Advice::text(
-                "Take the page from another region: what firmware has assigned, it must release (firmware update, \
+                "Take the page from another region: firmware must release pages that it has assigned (firmware update, \
                  SNP shutdown).",
             )),
             4 => finding.advise(Advice::text("Split the large entry before (PSMASH), or change all of its pages at once.")),

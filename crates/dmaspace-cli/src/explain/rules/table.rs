@@ -42,7 +42,7 @@ fn text(facts: &Facts, dump: &DumpText, found: &mut Vec<Finding>) {
                 .device(dump.device.clone())
                 .evidence([&dump.heading, cut])
                 .say(format!(
-                    "The dump of {}'s tables is cut or lacks columns: what follows from it holds for its {} whole rows \
+                    "The dump of {}'s tables is cut or lacks columns: conclusions hold for its {} whole rows \
                      only.",
                     dump.device,
                     dump.rows.len()

@@ -91,7 +91,7 @@ fn regions(steps: &[&Known<Step>], found: &mut Vec<Finding>) {
                     let text = match covered {
                         true => format!(
                             "The unmap of {iova:#x} to {last:#x} covers mapped regions and is none of them exactly: a \
-                             strict server refuses it (ENOENT), one that takes windows removes what lies in it."
+                             strict server refuses it (ENOENT), one that takes windows removes the regions in it."
                         ),
                         false => format!(
                             "The unmap of {iova:#x} to {last:#x} names no region that is mapped (ENOENT)."

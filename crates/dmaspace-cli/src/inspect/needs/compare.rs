@@ -270,7 +270,7 @@ pub(crate) fn locked(need: &LockNeed, guest: &Guest, available: &Available) -> O
     let besides = match (need.counter, need.mlocked_bytes) {
         (LockCounter::Process, 1..) => {
             format!(
-                "; what the monitor locks itself ({}) counts besides",
+                "; memory that the monitor locks itself ({}) counts besides",
                 bytes(need.mlocked_bytes)
             )
         }
@@ -440,7 +440,7 @@ pub(crate) fn layout(guest: &Guest, available: &Available) -> Vec<NeedFinding> {
             "layout.address-width",
             format!("RAM ends beyond the {bits} bits that the IOMMU translates"),
             format!(
-                "RAM of the guest lies beyond what is translated, {first:#x} to {last:#x}: the last address is {end:#x}."
+                "RAM of the guest lies beyond the translated range, {first:#x} to {last:#x}: the last address is {end:#x}."
             ),
             SOURCE,
         );

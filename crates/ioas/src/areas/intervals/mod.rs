@@ -426,7 +426,7 @@ impl<'a, A, T, const N: usize> Iterator for Overlapping<'a, A, T, N> {
 }
 
 /// Iterator of [`Intervals::extract_inside`].
-#[must_use = "what the iterator is not asked for stays"]
+#[must_use = "elements that are not taken from the iterator stay"]
 pub(crate) struct ExtractInside<'a, A, T, const N: usize> {
     map: &'a mut Intervals<A, T, N>,
     first: u64,
