@@ -309,7 +309,7 @@ impl Controller<'_> {
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [address, way, block] = &arguments[..] else {
-        println!("nvme ADDRESS vfio|compat|iommufd BLOCK; `dmaspace devices` lists them");
+        println!("nvme ADDRESS vfio|compat|iommufd BLOCK; `dmaspace devices` lists addresses");
         return Ok(());
     };
     let block: u64 = block.parse().context("no number of a block")?;
