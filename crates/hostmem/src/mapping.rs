@@ -51,7 +51,7 @@ pub struct Mapping {
 #[derive(Debug, Error)]
 pub enum MappingError {
     /// A length of 0.
-    #[error("a memory object of 0 bytes is none")]
+    #[error("a memory object cannot have 0 bytes")]
     Empty,
     /// A length that the backing's pages do not divide.
     #[error("{len} bytes are no multiple of the {} pages of {backing}", Bytes(*page))]

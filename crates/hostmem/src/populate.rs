@@ -66,7 +66,7 @@ pub enum PopulateError {
         source: io::Error,
     },
     /// A run that goes beyond the memory, or is no multiple of 4 KiB.
-    #[error("{run} is no pages of the memory")]
+    #[error("{run} is not made of whole pages of the memory")]
     BadRun {
         /// The run.
         run: Span<Offset>,

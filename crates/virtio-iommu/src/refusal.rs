@@ -54,7 +54,7 @@ pub enum RequestError {
         domain: u32,
     },
     /// The domain is there, and of the other kind: in bypass mode or not.
-    #[error("domain {domain} is there, and of the other kind")]
+    #[error("domain {domain} exists, and its bypass mode is not the requested one")]
     OtherKind {
         /// The domain.
         domain: u32,
@@ -106,7 +106,7 @@ pub enum RequestError {
         end: u64,
     },
     /// Registers that are to be mapped as memory, or the other way round.
-    #[error("{region} is the other type of memory")]
+    #[error("{region} is memory to be mapped as registers, or registers as memory")]
     MemoryType {
         /// The guest addresses of the region.
         region: Span<GuestAddr>,
@@ -128,7 +128,7 @@ pub enum RequestError {
         area: Span<Iova>,
     },
     /// There are as many domains as there can be.
-    #[error("there are {most} domains")]
+    #[error("there are {most} domains, as many as there can be")]
     Domains {
         /// [`VirtioIommuConfig::most_domains`](crate::VirtioIommuConfig::most_domains).
         most: usize,
@@ -302,7 +302,7 @@ pub enum Failed {
         status: Status,
     },
     /// Not everything of an address space without endpoints could be given back.
-    #[error("the address space of domain {domain:?} has not come to its end: {cause}")]
+    #[error("the address space of domain {domain:?} cannot be closed: {cause}")]
     NotClosed {
         /// The domain; `None` for that of bypass mode.
         domain: Option<u32>,

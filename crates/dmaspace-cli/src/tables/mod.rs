@@ -118,7 +118,7 @@ pub enum TablesError {
     },
     /// Nothing in the dump can be read but in its order.
     #[error(
-        "{path} is a pipe or a terminal: a dump of memory is read here and there, out of a file or a device"
+        "{path} is a pipe or a terminal: a dump of memory is read at several offsets, so it must be a file or a device"
     )]
     Pipe {
         /// The file.

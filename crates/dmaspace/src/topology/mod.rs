@@ -170,7 +170,7 @@ pub enum TopologyError {
         message: String,
     },
     /// There are no nodes.
-    #[error("there is no node")]
+    #[error("the topology has no node")]
     NoNodes,
     /// There are too many of them.
     #[error("{count} {what}, and at most {most} are taken")]
@@ -193,7 +193,7 @@ pub enum TopologyError {
         most: u64,
     },
     /// Two have the same name.
-    #[error("there are two of {what} {name}")]
+    #[error("{what} {name} is defined twice")]
     Twice {
         /// `node`, `unit`, `device`.
         what: &'static str,

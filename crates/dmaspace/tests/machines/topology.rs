@@ -434,16 +434,16 @@ fn what_does_not_fit_is_named() {
             "function = \"00:00.2\"",
             "\"00:00.2\" is no address of a PCI device",
         ),
-        ("id = 2", "id = 1", "there are two of node 1"),
+        ("id = 2", "id = 1", "node 1 is defined twice"),
         (
             "name = \"dmar1\"",
             "name = \"dmar0\"",
-            "there are two of unit dmar0",
+            "unit dmar0 is defined twice",
         ),
         (
             "0000:03:00.0",
             "0000:17:00.0",
-            "there are two of device 0000:17:00.0",
+            "device 0000:17:00.0 is defined twice",
         ),
         (
             "0000:03:00.0",

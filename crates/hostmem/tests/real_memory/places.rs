@@ -64,7 +64,7 @@ fn bad_lengths_and_nodes_are_refused_with_their_numbers() {
     let message = |backing, len, node| Mapping::new(backing, len, node).unwrap_err().to_string();
     assert_eq!(
         message(Backing::Thp, 0, None),
-        "a memory object of 0 bytes is none"
+        "a memory object cannot have 0 bytes"
     );
     assert_eq!(
         message(Backing::Hugetlb2M, MIB, None),

@@ -57,7 +57,7 @@ pub enum KernelError {
         found: u32,
     },
     /// The kernel's answer does not hold together.
-    #[error("the answer to {operation} does not hold together: {problem}")]
+    #[error("the answer to {operation} is inconsistent: {problem}")]
     Answer {
         /// The ioctl.
         operation: &'static str,
@@ -132,7 +132,7 @@ pub enum AnswerError {
     #[error("its capabilities form a loop")]
     Loop,
     /// It grows with every call, or is larger than any real one.
-    #[error("it wants {len} bytes, and never has enough")]
+    #[error("it asks for {len} bytes, and for more after each call")]
     Endless {
         /// The length that it claims last, bytes.
         len: usize,

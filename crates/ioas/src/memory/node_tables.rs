@@ -55,7 +55,7 @@ pub struct Misplaced {
 
 impl fmt::Display for Misplaced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tables for node {} are not all there:", self.node)?;
+        write!(f, "tables for node {} are not all on it:", self.node)?;
         for (place, (node, bytes)) in self.found.iter().enumerate() {
             let comma = if place == 0 { "" } else { "," };
             match node {

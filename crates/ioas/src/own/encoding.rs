@@ -45,7 +45,7 @@ pub enum DecodeError {
         value: u64,
     },
     /// Text that is not pairs of hexadecimal digits.
-    #[error("it has something else than pairs of hexadecimal digits")]
+    #[error("it is not made of pairs of hexadecimal digits")]
     Digits,
     /// There is more behind the end.
     #[error("its end at byte {at:#x} is followed by more")]

@@ -97,7 +97,7 @@ pub enum HandOverError {
         backend: &'static str,
     },
     /// An area's memory is none of those that were given.
-    #[error("the memory of the area {area} is not among those that go along")]
+    #[error("the memory of the area {area} is not among the memories handed over")]
     Memory {
         /// The area.
         area: Span<Iova>,

@@ -112,7 +112,7 @@ impl fmt::Display for TakeOverError {
             ),
             Self::Range { range } => write!(
                 f,
-                "the range {range} that is allowed or was written to is none, or overlaps another one"
+                "the allowed or dirty range {range} is empty, or overlaps another one"
             ),
             Self::Hold { area, cause } => write!(f, "the area {area} cannot be held: {cause}"),
             Self::Differs {

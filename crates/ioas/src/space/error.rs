@@ -75,7 +75,7 @@ pub enum MapError {
         range: Span<Iova>,
     },
     /// The range to be put back is only a part of the range that was taken out.
-    #[error("{out} is out as a whole, and {range} is a part of it")]
+    #[error("{out} was released as a whole, and {range} is a part of it")]
     NotOut {
         /// The range that was asked for.
         range: Span<Iova>,

@@ -145,11 +145,11 @@ fn a_node_that_cannot_have_its_tables_is_named_and_gets_others() {
     assert_eq!(
         said,
         [
-            "tables for node 1 are not all there: 256 KiB on node 0 (node 1 has no memory; nodes \
+            "tables for node 1 are not all on it: 256 KiB on node 0 (node 1 has no memory; nodes \
              that have: [0, 2])",
-            "tables for node 9 are not all there: 256 KiB on node 0 (the machine has no memory on a \
+            "tables for node 9 are not all on it: 256 KiB on node 0 (the machine has no memory on a \
              node of this number)",
-            "tables for node 2 are not all there: 216 KiB on node 0, 40 KiB on node 2",
+            "tables for node 2 are not all on it: 216 KiB on node 0, 40 KiB on node 2",
         ]
     );
     assert_eq!(
