@@ -89,6 +89,7 @@ static void NS(image)(struct pt_iommu *iommu_table, struct pt_image *image)
 
 #ifdef CONFIG_IOMMU_DEBUGFS
 #include <linux/crc32c.h>
+#include <linux/debugfs.h>
 #include <linux/sort.h>
 
 /* Header of an image, all of it little-endian. */
