@@ -168,7 +168,8 @@ static struct image_file *image_write(const struct pt_image *image, u64 sizes)
 		.oa_lg2 = image->oa_lg2,
 		.va_lg2 = image->va_lg2,
 		.above = image->sign_extend ? 2 : 0,
-		.sizes = cpu_to_le64(sizes),
+		/* Those of a table that has not grown yet. */
+		.sizes = cpu_to_le64(sizes & GENMASK_U64(image->va_lg2 - 1, 0)),
 		.root = cpu_to_le64(image->root),
 		.root_bytes = cpu_to_le32(SZ_4K),
 		.table_bytes = cpu_to_le32(SZ_4K),
