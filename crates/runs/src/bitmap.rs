@@ -69,6 +69,17 @@ pub fn spans(words: &[u64], n: usize) -> impl Iterator<Item = (u64, &[u64])> {
 /// Words that are looked at together: as many as a word has bits.
 const BLOCK: usize = 64;
 
+/// The bits of a word one by one: from memory, a vector takes more of them than by shifts.
+const BITS: [u64; BLOCK] = {
+    let mut bits = [1; BLOCK];
+    let mut nth = 1;
+    while nth < BLOCK {
+        bits[nth] = bits[nth - 1] << 1;
+        nth += 1;
+    }
+    bits
+};
+
 /// Most runs that begin in a word.
 const IN_WORD: usize = 32;
 
@@ -131,16 +142,14 @@ impl<'a> Runs<'a> {
                 self.enter(self.index + BLOCK);
                 continue;
             }
-            // One addition with carry for each word.
-            let empty = block.iter().rev();
-            let empty = empty.fold(0, |empty: u64, word| {
-                empty.wrapping_add(empty) + u64::from(*word == 0)
+            let some = block.iter().zip(&BITS).fold(0, |some, (word, bit)| {
+                some | if *word == 0 { 0 } else { *bit }
             });
-            let dense = empty.count_ones() < 16;
+            let dense = some.count_ones() > 48;
             let out = &mut out[n..];
             n += match dense {
-                false => self.fill_block::<2>(block, !empty, out),
-                true => self.fill_block::<4>(block, !empty, out),
+                false => self.fill_block::<2>(block, some, out),
+                true => self.fill_block::<4>(block, some, out),
             };
         }
         n
@@ -157,7 +166,7 @@ impl<'a> Runs<'a> {
         out: &mut [Range<u64>],
     ) -> usize {
         let (mut n, mut at, mut word, mut carry) = (0, 0, self.bits, 0);
-        // Behind the first word.
+        // Words behind the first.
         let mut some = some & !1;
         loop {
             let (done, room) = out.split_at_mut(n);
