@@ -135,14 +135,14 @@ impl<'a> Runs<'a> {
         let mut n = 0;
         while out.len() - n >= IN_WORD {
             let rest = self.words.get(self.index..);
-            let Some(block) = rest.and_then(<[u64]>::first_chunk::<BLOCK>) else {
+            let Some(block) = rest.and_then(<[u64]>::first_chunk::<{ BLOCK + 1 }>) else {
                 break;
             };
             if block[1..].iter().fold(self.bits, |any, word| any | word) == 0 {
-                self.enter(self.index + BLOCK);
+                self.enter(self.index + block.len());
                 continue;
             }
-            let some = block.iter().zip(&BITS).fold(0, |some, (word, bit)| {
+            let some = block[1..].iter().zip(&BITS).fold(0, |some, (word, bit)| {
                 some | if *word == 0 { 0 } else { *bit }
             });
             let dense = some.count_ones() > 48;
@@ -155,19 +155,17 @@ impl<'a> Runs<'a> {
         n
     }
 
-    /// Takes the runs of a block, at whose first word it stands, as far as there is room, and there is for one word;
-    /// `some` are its words with set bits. Bits are as good as random: writing `K` runs whether there are as many or not costs less than
+    /// Takes the runs of this word and the block behind it, as far as there is room, and there is for one word; `some`
+    /// are the words of the block with set bits. Bits are as good as random: writing `K` runs whether there are as many or not costs less than
     /// branches that the processor foresees badly.
     #[inline(always)]
     fn fill_block<const K: usize>(
         &mut self,
-        block: &[u64; BLOCK],
-        some: u64,
+        block: &[u64; BLOCK + 1],
+        mut some: u64,
         out: &mut [Range<u64>],
     ) -> usize {
         let (mut n, mut at, mut word, mut carry) = (0, 0, self.bits, 0);
-        // Words behind the first.
-        let mut some = some & !1;
         loop {
             let (done, room) = out.split_at_mut(n);
             let Some(room) = room.first_chunk_mut::<IN_WORD>() else {
@@ -195,14 +193,15 @@ impl<'a> Runs<'a> {
                 }
             }
             if some == 0 {
-                at = BLOCK;
-                carry = block[BLOCK - 1] >> 63;
+                at = block.len();
+                carry = block[BLOCK] >> 63;
                 break;
             }
-            at = some.trailing_zeros() as usize % BLOCK;
+            let before = some.trailing_zeros() as usize % BLOCK;
             some &= some - 1;
+            at = before + 1;
             word = block[at];
-            carry = block[at.wrapping_sub(1) % BLOCK] >> 63;
+            carry = block[before] >> 63;
         }
         self.enter(self.index + at);
         if carry != 0 {
