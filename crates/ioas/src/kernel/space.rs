@@ -452,11 +452,11 @@ impl<K: Mapper> KernelSpace<K> {
             let mut bitmap = vec![0; pages.div_ceil(64) as usize];
             self.mapped.mapper.dirty(asked, page, &mut bitmap)?;
             let dirty = runs::bitmap::runs(&bitmap).filter(|bits| bits.start < pages);
-            for bits in dirty {
+            dirty.for_each(|bits| {
                 let len = bits.end.min(pages) - bits.start;
                 let run = Span::new(asked.start + bits.start * page, len * page);
                 self.carried.add(run);
-            }
+            });
         }
         Ok(())
     }

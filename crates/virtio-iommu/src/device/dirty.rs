@@ -234,10 +234,10 @@ impl<D: Domains> VirtioIommu<D> {
         }
         if failed.is_none() {
             for (start, words) in std::mem::take(&mut dirty.kept) {
-                for pages in bitmap::runs(&words) {
+                bitmap::runs(&words).for_each(|pages| {
                     let at = start + pages.start * PAGE;
                     sink(Span::new(at, (pages.end - pages.start) * PAGE));
-                }
+                });
             }
         }
         self.dirty = Some(dirty);
