@@ -106,28 +106,15 @@ fn batches(words: &[u64], batch: &mut [Range<u64>]) -> usize {
     }
 }
 
-/// Returns how many runs each thread has found, at the beginning of its half of `out`.
+/// Returns how many runs the threads have found, each in its half of `out`.
 fn two(words: &[u64], out: &mut [Range<u64>]) -> usize {
     let half = out.len() / 2;
     thread::scope(|scope| {
-        let threads: Vec<_> = spans(words, 2)
-            .zip(out.chunks_mut(half))
-            .map(|((first, part), out)| {
-                scope.spawn(move || {
-                    let n = runs(part).fill(out);
-                    if first > 0 {
-                        out[..n].iter_mut().for_each(|run| {
-                            *run = first + run.start..first + run.end;
-                        });
-                    }
-                    n
-                })
-            })
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .sum()
+        let parts = spans(words, 2).zip(out.chunks_mut(half));
+        let threads = parts.map(|(mut runs, out)| scope.spawn(move || runs.fill(out)));
+        let threads: Vec<_> = threads.collect();
+        let found = threads.into_iter().map(|thread| thread.join().unwrap());
+        found.sum()
     })
 }
 

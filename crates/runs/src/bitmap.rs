@@ -39,31 +39,32 @@ pub fn joined<I: IntoIterator<Item = Range<u64>>>(runs: I, gap: u64) -> Joined<I
     }
 }
 
-/// At most `n` parts of about the same length, each with the number of its first bit: for several threads. None
-/// for an empty bitmap; 0 parts count as 1.
+/// At most `n` parts of about the same length, for several threads; 0 parts count as 1. None for an empty bitmap.
 ///
-/// A run across the border of two parts is cut there. [`joined`] with a gap of 0 makes it whole:
+/// A part has its own runs only, by the numbers that bits have in the whole bitmap; its [`words`](Runs::words) are
+/// those up to its end. A run across the border of two parts is cut there: [`joined`] with a gap of 0 makes it whole.
 ///
 /// ```
-/// use runs::bitmap::{joined, runs, spans};
+/// use runs::bitmap::{joined, spans};
 ///
 /// let words = vec![u64::MAX; 100];
 /// let parts: Vec<Vec<_>> = std::thread::scope(|scope| {
-///     let threads: Vec<_> = spans(&words, 2)
-///         .map(|(first, part)| {
-///             scope.spawn(move || runs(part).map(|run| first + run.start..first + run.end).collect())
-///         })
-///         .collect();
+///     let threads = spans(&words, 2).map(|runs| scope.spawn(|| runs.collect()));
+///     let threads: Vec<_> = threads.collect();
 ///     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 /// });
 /// assert_eq!(parts, [vec![0..4096], vec![4096..6400]]);
 /// assert!(joined(parts.into_iter().flatten(), 0).eq([0..6400]));
 /// ```
-pub fn spans(words: &[u64], n: usize) -> impl Iterator<Item = (u64, &[u64])> {
+pub fn spans(words: &[u64], n: usize) -> impl Iterator<Item = Runs<'_>> {
     // Whole blocks, since the rest of a part goes word by word.
     let len = words.len().div_ceil(n.max(1)).div_ceil(BLOCK).max(1) * BLOCK;
-    let parts = words.chunks(len).enumerate();
-    parts.map(move |(nth, part)| ((nth * len) as u64 * 64, part))
+    (0..words.len()).step_by(len).map(move |first| {
+        let end = words.len().min(first + len);
+        let mut runs = runs(&words[..end]);
+        runs.enter(first);
+        runs
+    })
 }
 
 /// Words that are looked at together: as many as a word has bits.
@@ -512,16 +513,18 @@ mod tests {
 
         #[test]
         fn spans_are_the_whole(words in bitmaps(), n in 0usize..7) {
-            let mut whole = Vec::new();
-            for (first, part) in spans(&words, n) {
-                prop_assert_eq!(first, whole.len() as u64 * 64);
-                whole.extend_from_slice(part);
+            let mut end = 0;
+            for part in spans(&words, n) {
+                prop_assert_eq!(part.words(), &words[..part.words().len()]);
+                for run in part.clone() {
+                    prop_assert!(end <= run.start);
+                    prop_assert!(run.end <= part.words().len() as u64 * 64);
+                }
+                end = part.words().len() as u64 * 64;
             }
-            prop_assert_eq!(&whole, &words);
+            prop_assert_eq!(end, words.len() as u64 * 64);
             prop_assert!(spans(&words, n).count() <= n.max(1));
-            let parts = spans(&words, n).flat_map(|(first, part)| {
-                runs(part).map(move |run| first + run.start..first + run.end)
-            });
+            let parts = spans(&words, n).flatten();
             prop_assert!(joined(parts, 0).eq(bit_by_bit(&words, 0)));
         }
 
