@@ -14,7 +14,7 @@ use core::ops::Range;
 /// ```
 ///
 /// Empty and full stretches pass at the speed of memory. Where runs are many, [`fill`](Runs::fill), `for_each` and
-/// `fold` take 64 words at a time and are two to three times as fast as a loop over `next`.
+/// `fold` take 64 words at a time and are up to three times as fast as a loop over `next`.
 pub fn runs(words: &[u64]) -> Runs<'_> {
     Runs {
         words,
