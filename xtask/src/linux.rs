@@ -170,7 +170,7 @@ pub(crate) struct Options {
     /// device, in the last five kernels, each with Linux's tables and with ours; an hour and more.
     #[arg(long)]
     full: bool,
-    /// Only the parts of these whose names contain this: kunit, selftests, drivers.
+    /// Only the parts of these whose names contain this, or one of several that commas part: kunit, selftests, drivers.
     #[arg(long, value_name = "NAME", requires = "full")]
     only: Option<String>,
     /// With faults in our tables, which the kernels that look for mistakes have to find: the tests fail then.

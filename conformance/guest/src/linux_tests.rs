@@ -173,7 +173,9 @@ pub fn run(
         false => kernel.linked(Tables::Iopt, patches, work)?,
         true => kernel.image_with(Tables::Iopt, work),
     };
-    let wanted = |part: &Part| only.is_none_or(|only| part.name().contains(only));
+    let wanted = |part: &Part| {
+        only.is_none_or(|only| only.split(',').any(|only| part.name().contains(only)))
+    };
     let parts: &[Part] = match kernel.arch {
         Arch::Arm => &ARM_PARTS,
         Arch::RiscV => &RISCV_PARTS,

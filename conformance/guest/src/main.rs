@@ -95,7 +95,7 @@ enum Command {
         /// The kernel.
         #[arg(long, value_name = "NAME", value_parser = kernel)]
         kernel: Kernel,
-        /// Only the parts whose names contain this: kunit, selftests, drivers.
+        /// Only the parts whose names contain this, or one of several that commas part: kunit, selftests, drivers.
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
         /// Suites of KUnit that this pattern names.
