@@ -146,11 +146,11 @@ unsafe fn resize<F: Coded, const FLUSHED: u64>(
     let mut inside = table.unguarded();
     let (gather, refused) = (&mut Gather::new(), Interruption::Refused);
     let resized = match range.len {
-        0 => inside.cut(range.start, refused, gather, flush),
+        0 => inside.cut(range.start, refused, gather, &mut flush),
         _ => {
             let largest = PageSizes::from_bits(sizes).largest();
             let split = inside.split(range, largest, refused, gather, &mut flush);
-            split.and_then(|()| inside.merge(range, refused, gather, flush))
+            split.and_then(|()| inside.merge(range, refused, gather, &mut flush))
         }
     };
     match resized {
