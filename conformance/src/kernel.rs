@@ -356,7 +356,8 @@ impl Kernel {
         fs::create_dir_all(&tree)?;
         source::unpack(package, &tree, &[])?;
         if self.has_suites() {
-            add_suites(&tree.join(IOMMU).join(GENERIC))?;
+            count_exactly(&tree)?;
+            add_suite(&tree.join(IOMMU).join(GENERIC))?;
         }
         if self.arch == Arch::RiscV {
             patch::patch(&tree, LACKING, None)?;
@@ -594,6 +595,9 @@ impl Kernel {
         if changed.iter().any(|file| !own.join(file).exists()) {
             fs::create_dir_all(&own)?;
             source::unpack(package, &own, &changed)?;
+            if self.has_suites() {
+                count_exactly(&own)?;
+            }
         }
         for file in changed {
             let text = fs::read(own.join(file))?;
@@ -749,12 +753,17 @@ fn link_with_tables(tree: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds to KUnit's suites in a tree's directory of tables.
-fn add_suites(tables: &Path) -> anyhow::Result<()> {
-    let leaks = tables.join("kunit_iommu_pt.h");
+/// Makes the look for leaks of KUnit's suites in a tree exact.
+fn count_exactly(tree: &Path) -> anyhow::Result<()> {
+    let leaks = tree.join(IOMMU).join(GENERIC).join("kunit_iommu_pt.h");
     let text = fs::read_to_string(&leaks)?;
     ensure!(text.contains(INCLUDED_LAST), "KUnit's suites are others");
     fs::write(leaks, text.replacen(INCLUDED_LAST, EXACT_COUNTS, 1))?;
+    Ok(())
+}
+
+/// Adds a suite to KUnit's in a tree's directory of tables.
+fn add_suite(tables: &Path) -> anyhow::Result<()> {
     let formats = tables.join("fmt");
     fs::write(formats.join("unmaps.c"), UNMAPS)?;
     let rules = fs::read_to_string(formats.join("Makefile"))?;

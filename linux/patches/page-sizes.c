@@ -438,6 +438,7 @@ TEST_FAIL_NTH(basic_fail_nth, page_size)
 	__u32 stdev_id;
 	__u32 hwpt_id;
 	__u64 iova;
+	int rc;
 
 	self->fd = open("/dev/iommu", O_RDWR);
 	if (self->fd == -1)
@@ -449,11 +450,10 @@ TEST_FAIL_NTH(basic_fail_nth, page_size)
 	if (_test_ioctl_ioas_map(self->fd, ioas_id, buffer, 262144, &iova,
 				 IOMMU_IOAS_MAP_WRITEABLE | IOMMU_IOAS_MAP_READABLE))
 		return -1;
-	if (_test_ioctl_page_size(self->fd, ioas_id, iova, 262144, 262144, 0) &&
-	    errno == EOPNOTSUPP)
-		return 0;
-
+	rc = _test_ioctl_page_size(self->fd, ioas_id, iova, 262144, 262144, 0);
 	fail_nth_enable();
+	if (rc && errno == EOPNOTSUPP)
+		return 0;
 
 	if (_test_ioctl_page_size(self->fd, ioas_id, iova, 262144, PAGE_SIZE, 0))
 		return -1;
