@@ -21,9 +21,11 @@ use runs::Span;
 use rustix::fs::OFlags;
 
 use crate::{
+    charges::Count,
     edu::{BUFFER, Edu},
     host::Endpoint,
     kernel_tables, pci,
+    semantics::counter_of,
     space::{Interface, Space, Type1},
 };
 
@@ -98,8 +100,9 @@ pub(crate) fn copies<I: Interface>(backing: Backing) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Unmapped memory is out of reach at once, and memory beside it is not.
+/// Unmapped memory is out of reach at once, and no longer charged; memory beside it stays both.
 pub(crate) fn unmap<I: Interface>(machine: &Machine) -> anyhow::Result<()> {
+    let count = Count::new(counter_of(I::COLUMN))?;
     let (mut space, edu) = open::<I>()?;
     let [gone, stays] = [
         memory(Backing::Anon4K, SIZE)?,
@@ -114,6 +117,7 @@ pub(crate) fn unmap<I: Interface>(machine: &Machine) -> anyhow::Result<()> {
     let unmap = || Ok(space.unmap(Span::new(IOVA, SIZE))?);
     let unmapped = kernel_tables::unmapping_runs(machine, unmap)?;
     ensure!(unmapped == SIZE, "{unmapped:#x} bytes unmapped");
+    count.is(SIZE)?;
     edu.write(IOVA + 0x2000, BUFFER)?;
     edu.write(IOVA + SIZE + 0x2000, BUFFER)?;
     let copied = |nth: u64, at: u64| (at / 8..(at + BUFFER) / 8).contains(&nth);
