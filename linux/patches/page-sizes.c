@@ -127,7 +127,10 @@ enum iommufd_ioas_page_size_flags {
  * is contiguous.
  * Devices go on with DMA: each address leads where it led at any time. iova and
  * length are multiples of the processor's page size, and largest is no less.
- * Fails with EOPNOTSUPP, and nothing changed, if a domain of the IOAS cannot do it.
+ * A domain that is attached later has the largest pages again, and with
+ * IOMMU_OPTION_HUGE_PAGES off they stay small. Fails with EOPNOTSUPP, and nothing
+ * changed, if a domain of the IOAS cannot do it. Areas of dma-bufs (EOPNOTSUPP), and
+ * those in which an access has pinned pages (EINVAL), are not cut.
  */
 struct iommu_ioas_page_size {
 	__u32 size;
@@ -254,6 +257,8 @@ static int iopt_area_set_page_size(struct iopt_area *area, unsigned long iova,
 		}
 		if (end == last)
 			break;
+		if (!rc && fatal_signal_pending(current))
+			rc = -EINTR;
 		cond_resched();
 	}
 	mutex_unlock(&pages->mutex);
@@ -274,6 +279,8 @@ int iopt_set_page_size(struct io_pagetable *iopt, unsigned long iova,
 		rc = -EOPNOTSUPP;
 		goto out_unlock;
 	}
+	if (iopt->disable_large_pages)
+		largest = PAGE_SIZE;
 	iopt_for_each_contig_area(&iter, area, iopt, iova, last)
 		;
 	if (!iopt_area_contig_done(&iter)) {

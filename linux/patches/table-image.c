@@ -3,6 +3,8 @@
  * I/O page tables of a device in debugfs, for every format of generic_pt: an image with all tables, their addresses and entries,
  * which describes itself. `dmaspace tables` reads it; crates/iopt/src/image/mod.rs says what is where.
  */
+//@ drivers/iommu/Kconfig, before: 	help\n	  Allows exposure of IOMMU device internals.
+	select CRC32
 //@ include/linux/generic_pt/iommu.h, before: struct pt_iommu_ops {
 #define IOMMU_TABLE_IMAGE
 
@@ -54,7 +56,7 @@ static inline int __pt_image_tables(struct pt_range *range, void *arg, unsigned 
 		image->count++;
 	}
 	for_each_pt_level_entry(&pts)
-		if (pts.type == PT_ENTRY_TABLE)
+		if (pts.type == PT_ENTRY_TABLE && pfn_valid(PHYS_PFN(pt_table_pa(&pts))))
 			pt_descend(&pts, arg, __pt_image_tables);
 	return 0;
 }
@@ -90,6 +92,9 @@ static void NS(image)(struct pt_iommu *iommu_table, struct pt_image *image)
 #ifdef CONFIG_IOMMU_DEBUGFS
 #include <linux/crc32c.h>
 #include <linux/debugfs.h>
+#include <linux/delay.h>
+#include <linux/mem_encrypt.h>
+#include <linux/sched/signal.h>
 #include <linux/sort.h>
 
 /* Header of an image, all of it little-endian. */
@@ -149,10 +154,13 @@ static struct image_file *image_write(const struct pt_image *image, u64 sizes)
 {
 	size_t len = sizeof(struct image_header) + SZ_4K + sizeof(__le32) +
 		     image->count * (sizeof(struct image_table) + SZ_4K);
-	struct image_file *file = kvmalloc(struct_size(file, bytes, len), GFP_KERNEL);
+	struct image_file *file;
 	u8 *at;
 	size_t i;
 
+	if (len > INT_MAX - sizeof(*file))
+		return ERR_PTR(-EFBIG);
+	file = kvmalloc(struct_size(file, bytes, len), GFP_KERNEL);
 	if (!file)
 		return ERR_PTR(-ENOMEM);
 	file->len = len;
@@ -193,14 +201,17 @@ static struct image_file *image_write(const struct pt_image *image, u64 sizes)
 	return file;
 }
 
-/* The domain's tables, as they are now. While they are read its user maps and unmaps nothing, as with Intel's file. */
+/*
+ * The domain's tables, as they are now. A table that its user frees meanwhile is read as it is then, as with Intel's file: it is
+ * for domains whose users map and unmap nothing, and change no sizes, for that long. Links do not have SME's bit.
+ */
 static struct image_file *image_of(struct iommu_domain *domain)
 {
 	struct pt_iommu *pt = domain ? iommupt_from_domain(domain) : NULL;
 	struct image_file *file;
 	struct pt_image image = {};
 
-	if (!pt || !pt->ops->image)
+	if (!pt || !pt->ops->image || __sme_set(0ULL))
 		return ERR_PTR(-EOPNOTSUPP);
 	pt->ops->image(pt, &image);
 	if (!image_format(image.format))
@@ -229,8 +240,12 @@ static int image_open(struct inode *inode, struct file *opened)
 
 	if (!group)
 		return -ENODEV;
-	/* Nothing is attached meanwhile. */
-	mutex_lock(&group->mutex);
+	/* Nothing is attached meanwhile. Who removes the file holds the lock, and waits for opens of it. */
+	if (!mutex_trylock(&group->mutex)) {
+		iommu_group_put(group);
+		msleep(5);
+		return restart_syscall();
+	}
 	file = image_of(group->domain);
 	mutex_unlock(&group->mutex);
 	iommu_group_put(group);
@@ -270,7 +285,9 @@ static void image_add(struct device *dev)
 
 static void image_remove(struct device *dev)
 {
-	debugfs_lookup_and_remove(dev_name(dev), image_directory);
+	/* Without a directory this would look in that of debugfs. */
+	if (image_directory)
+		debugfs_lookup_and_remove(dev_name(dev), image_directory);
 }
 #else
 static void image_add(struct device *dev)

@@ -128,12 +128,17 @@ unsafe fn resize<F: Coded, const FLUSHED: u64>(
     largest: u64,
     flush: impl Fn(Span<Iova>, &Invalidation),
 ) -> c_int {
-    // New leaves have these sizes at most; old ones may be larger.
+    // New leaves have these sizes at most, and none that the root has no level for; old ones may be larger.
+    let levels = (call.top & F::CODE) as u8 + 1;
+    let sizes = PageSizes::from_bits(call.sizes).and(F::page_sizes(levels));
     let sizes = match range.len {
-        0 => call.sizes,
-        _ => PageSizes::from_bits(call.sizes).up_to(largest).bits(),
+        0 => sizes,
+        _ => sizes.up_to(largest),
     };
-    let call = Call { sizes, ..*call };
+    let call = Call {
+        sizes: sizes.bits(),
+        ..*call
+    };
     // SAFETY: as the caller promises.
     let Ok(table) = (unsafe { table::<F, FLUSHED>(&call) }) else {
         return -EINVAL;
@@ -148,13 +153,14 @@ unsafe fn resize<F: Coded, const FLUSHED: u64>(
     let resized = match range.len {
         0 => inside.cut(range.start, refused, gather, &mut flush),
         _ => {
-            let largest = PageSizes::from_bits(sizes).largest();
-            let split = inside.split(range, largest, refused, gather, &mut flush);
+            let split = inside.split(range, sizes.largest(), refused, gather, &mut flush);
             split.and_then(|()| inside.merge(range, refused, gather, &mut flush))
         }
     };
     match resized {
         Ok(()) => 0,
+        // Nothing is mapped beyond what the root translates.
+        Err(ResizeError::Range(_)) if range.len == 0 => 0,
         Err(ResizeError::NoTables(_)) => -ENOMEM,
         Err(ResizeError::Range(_) | ResizeError::PageSize(_)) => -EINVAL,
         Err(_) => -EOPNOTSUPP,
