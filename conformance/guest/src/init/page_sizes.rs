@@ -35,6 +35,8 @@ const HUGE: u64 = 2 << 20;
 const SIZE: u64 = 4 * HUGE;
 /// Transfers of each device, a tenth of a second each.
 const TRANSFERS: u64 = 20;
+/// A page in the middle of a leaf, in front of one that was not written to.
+const ODD: u64 = HUGE / PAGE + 7;
 /// For all of them, on a host that has other work.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -83,9 +85,8 @@ fn refusal() -> anyhow::Result<Option<i32>> {
     })
 }
 
-/// Up to two devices copy the first half of every other page to its second half, while all pages change their sizes again
-/// and again: each finds the bytes of its page, and no others. Then 4 KiB of a leaf of 2 MiB are unmapped, and are out of reach at
-/// once.
+/// Up to two devices copy while all pages change their sizes again and again: each finds the bytes of its page, and no
+/// others. Then 4 KiB of a leaf of 2 MiB are unmapped, and are out of reach at once.
 pub(crate) fn under_dma(_: &Machine) -> anyhow::Result<()> {
     let mut devices: Vec<_> = numa::devices()?.into_iter().map(|(_, it)| it).collect();
     devices.truncate(2);
@@ -95,7 +96,7 @@ pub(crate) fn under_dma(_: &Machine) -> anyhow::Result<()> {
     let iommufd = Iommufd::file()?;
     let ioas = iommufd.alloc_ioas()?;
     let memory = dma::memory(Backing::Hugetlb2M, SIZE)?;
-    let (whole, cells) = (Span::new(IOVA, SIZE), memory.cells());
+    let whole = Span::new(IOVA, SIZE);
     let bound: Vec<BoundDevice> = devices
         .iter()
         .map(|device| {
@@ -122,7 +123,34 @@ pub(crate) fn under_dma(_: &Machine) -> anyhow::Result<()> {
         return bound.iter().try_for_each(|device| Ok(device.detach()?));
     }
 
-    // Even pages: the first device from the beginning on, the second from the middle on.
+    let change = |range, largest, flags| set(&iommufd, ioas, range, largest, flags);
+    copy_while_sizes_change(&edus, memory.cells(), &change)?;
+    let hole = Span::new(IOVA + ODD * PAGE, PAGE);
+    ensure!(
+        iommufd.unmap(ioas, hole).is_err(),
+        "a part of an area is unmapped"
+    );
+    change(hole, HUGE, CUT)?;
+    let unmapped = iommufd.unmap(ioas, hole)?;
+    ensure!(unmapped == PAGE, "{unmapped:#x} bytes unmapped");
+    only_the_hole_is_out_of_reach(&edus[0], memory.cells())?;
+    let rest = iommufd.unmap(ioas, whole)?;
+    ensure!(rest == SIZE - PAGE, "{rest:#x} bytes unmapped");
+    drop(edus);
+    bound.iter().try_for_each(|device| Ok(device.detach()?))
+}
+
+/// Sets the largest leaf of a range, with flags of the call.
+type Change<'a> = &'a dyn Fn(Span<Iova>, u64, u32) -> Result<(), KernelError>;
+
+/// Devices copy the first half of even pages to the second: the first device from the beginning on, the second from the middle on.
+fn copy_while_sizes_change(
+    edus: &[Edu],
+    cells: &[AtomicU64],
+    change: Change<'_>,
+) -> anyhow::Result<()> {
+    let whole = Span::new(IOVA, SIZE);
+    let part = Span::new(IOVA + 5 * PAGE, HUGE + 3 * PAGE);
     let parts = edus.len() as u64;
     let page = |device: u64, nth: u64| {
         (device * SIZE / PAGE / parts) + 2 * (nth * 23 % (SIZE / PAGE / parts / 2))
@@ -130,7 +158,7 @@ pub(crate) fn under_dma(_: &Machine) -> anyhow::Result<()> {
     let done = AtomicU64::new(0);
     let changes = thread::scope(|scope| {
         let copying: Vec<_> = (0..)
-            .zip(&edus)
+            .zip(edus)
             .map(|(device, edu)| {
                 let (done, page) = (&done, &page);
                 scope.spawn(move || {
@@ -145,23 +173,18 @@ pub(crate) fn under_dma(_: &Machine) -> anyhow::Result<()> {
             })
             .collect();
         let (start, mut changes) = (Instant::now(), 0u64);
-        let mut change = || {
+        let mut change_all = || {
             while done.load(Ordering::Relaxed) < parts {
                 ensure!(start.elapsed() < PATIENCE, "no end of transfers");
-                for (range, largest) in [
-                    (whole, PAGE),
-                    (whole, HUGE),
-                    (Span::new(IOVA + 5 * PAGE, HUGE + 3 * PAGE), PAGE),
-                    (whole, HUGE),
-                ] {
-                    set(&iommufd, ioas, range, largest, 0)
-                        .with_context(|| format!("{range}, {largest:#x}"))?;
+                for (range, largest) in [(whole, PAGE), (whole, HUGE), (part, PAGE), (whole, HUGE)]
+                {
+                    change(range, largest, 0).with_context(|| format!("{range}, {largest:#x}"))?;
                     changes += 1;
                 }
             }
             Ok(())
         };
-        let changed = change();
+        let changed = change_all();
         for copying in copying {
             copying.join().ok().context("a panic")??;
         }
@@ -179,25 +202,18 @@ pub(crate) fn under_dma(_: &Machine) -> anyhow::Result<()> {
         } else {
             nth
         }
-    })?;
+    })
+}
 
-    // A page in the middle of a leaf, in front of one that was not written to.
-    let odd = HUGE / PAGE + 7;
-    let hole = Span::new(IOVA + odd * PAGE, PAGE);
-    ensure!(
-        iommufd.unmap(ioas, hole).is_err(),
-        "a part of an area is unmapped"
-    );
-    set(&iommufd, ioas, hole, HUGE, CUT)?;
-    let unmapped = iommufd.unmap(ioas, hole)?;
-    ensure!(unmapped == PAGE, "{unmapped:#x} bytes unmapped");
-    let neighbour = hole.start + PAGE;
-    edus[0].read(neighbour, BUFFER)?;
-    edus[0].write(hole.start, BUFFER)?;
-    edus[0].write(neighbour + BUFFER, BUFFER)?;
+/// A device reads the page behind the hole, and writes to the hole and to that page.
+fn only_the_hole_is_out_of_reach(edu: &Edu, cells: &[AtomicU64]) -> anyhow::Result<()> {
+    let at = IOVA + ODD * PAGE;
+    edu.read(at + PAGE, BUFFER)?;
+    edu.write(at, BUFFER)?;
+    edu.write(at + PAGE + BUFFER, BUFFER)?;
     let cell = |at: u64| cells[(at / 8) as usize].load(Ordering::Relaxed);
     for at in (0..BUFFER).step_by(8) {
-        let page = odd * PAGE + at;
+        let page = ODD * PAGE + at;
         ensure!(
             cell(page) != cell(page + PAGE),
             "what is unmapped was written to"
@@ -205,8 +221,5 @@ pub(crate) fn under_dma(_: &Machine) -> anyhow::Result<()> {
         let [from, to] = [0, BUFFER].map(|half| cell(page + PAGE + half));
         ensure!(from == to, "the page behind has {to:#x} and not {from:#x}");
     }
-    let rest = iommufd.unmap(ioas, whole)?;
-    ensure!(rest == SIZE - PAGE, "{rest:#x} bytes unmapped");
-    drop(edus);
-    bound.iter().try_for_each(|device| Ok(device.detach()?))
+    Ok(())
 }
