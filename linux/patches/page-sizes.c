@@ -17,14 +17,15 @@ int iommu_cut(struct iommu_domain *domain, unsigned long iova, gfp_t gfp);
 	 * @iommu_table: Table to manipulate
 	 * @iova: IO virtual address to start
 	 * @len: Length of the range starting from @iova
-	 * @largest: Bytes of the largest leaf that is wanted, a power of two
+	 * @largest: Bytes of the largest leaf that is wanted, a power of two, or 0
 	 * @gfp: GFP flags for any memory allocations
 	 *
 	 * Leaves that map a byte of the range and are larger are split, those at its ends whole.
 	 * Smaller ones within the range are merged as far as memory is contiguous and attributes
 	 * are equal. Each address translates as before at any time, and is written as dirty if any
-	 * leaf that it came from was. What the unit may hold of old sizes is flushed. Optional, with
-	 * @cut.
+	 * leaf that it came from was. What the unit may hold of old sizes is flushed. If @largest is
+	 * 0, leaves stay as they are, and tables within the range that map nothing are freed.
+	 * Optional, with @cut.
 	 *
 	 * Context: The caller must hold a write range lock that includes
 	 * the whole range and the leaves at its ends, and hold off readers.
@@ -69,7 +70,7 @@ EXPORT_SYMBOL_NS_GPL(iommu_has_page_sizes, "IOMMUFD_INTERNAL");
  * @domain: a domain of which iommu_has_page_sizes() is true
  * @iova: IO virtual address to start
  * @size: bytes
- * @largest: bytes of the largest leaf, a power of two
+ * @largest: bytes of the largest leaf, a power of two, or 0: tables that map nothing are freed
  * @gfp: how tables are allocated
  *
  * Return: 0, or an error, with translations as they were.
@@ -120,7 +121,8 @@ enum iommufd_ioas_page_size_flags {
  * @__reserved: Must be 0
  * @iova: IOVA to start
  * @length: Number of bytes, all of them mapped
- * @largest: Bytes of the largest page of the IOMMU in the range, a power of two
+ * @largest: Bytes of the largest page of the IOMMU in the range, a power of two, or 0: pages
+ *           stay as they are, and tables in the range that map nothing are freed
  *
  * Larger pages are split, whole where they reach over an end of the range.
  * Smaller ones are merged within an area, to 1 GiB at most, as far as their memory
@@ -168,7 +170,8 @@ int iommufd_ioas_page_size(struct iommufd_ucmd *ucmd)
 	    cmd->largest >= ULONG_MAX)
 		return -EOVERFLOW;
 	if (!cmd->length || (cmd->iova | cmd->length) & ~PAGE_MASK ||
-	    !is_power_of_2(cmd->largest) || cmd->largest < PAGE_SIZE)
+	    (cmd->largest && (!is_power_of_2(cmd->largest) || cmd->largest < PAGE_SIZE)) ||
+	    (!cmd->largest && cmd->flags))
 		return -EINVAL;
 	if (check_add_overflow((unsigned long)cmd->iova, (unsigned long)cmd->length - 1, &last))
 		return -EOVERFLOW;
@@ -265,6 +268,52 @@ static int iopt_area_set_page_size(struct iopt_area *area, unsigned long iova,
 	return rc;
 }
 
+/* Bytes after which others may run. */
+#define IOPT_FREE_TABLES_STEP BIT_ULL(44)
+
+static int iopt_free_empty_tables(struct iommu_domain *domain, unsigned long iova,
+				  unsigned long last)
+{
+	unsigned long step;
+	int rc;
+
+	last = min(last, domain->geometry.aperture_end);
+	for (; iova <= last; iova = step + 1) {
+		step = min(last, iova | (IOPT_FREE_TABLES_STEP - 1));
+		rc = iommu_set_page_size(domain, iova, step - iova + 1, 0, GFP_KERNEL_ACCOUNT);
+		if (!rc && fatal_signal_pending(current))
+			rc = -EINTR;
+		if (rc)
+			return rc;
+		if (step == last)
+			break;
+		cond_resched();
+	}
+	return 0;
+}
+
+/* Where there are areas they may be filled or emptied right now. New ones want the lock. */
+static int iopt_free_tables_of_holes(struct io_pagetable *iopt, unsigned long iova,
+				     unsigned long last)
+{
+	struct interval_tree_span_iter span;
+	struct iommu_domain *domain;
+	unsigned long index;
+	int rc;
+
+	lockdep_assert_held_write(&iopt->iova_rwsem);
+	interval_tree_for_each_span(&span, &iopt->area_itree, iova, last) {
+		if (!span.is_hole)
+			continue;
+		xa_for_each(&iopt->domains, index, domain) {
+			rc = iopt_free_empty_tables(domain, span.start_hole, span.last_hole);
+			if (rc)
+				return rc;
+		}
+	}
+	return 0;
+}
+
 int iopt_set_page_size(struct io_pagetable *iopt, unsigned long iova,
 		       unsigned long last, size_t largest, bool cut)
 {
@@ -273,10 +322,14 @@ int iopt_set_page_size(struct io_pagetable *iopt, unsigned long iova,
 	int rc = 0;
 
 	down_read(&iopt->domains_rwsem);
-	/* Nothing is mapped, unmapped or read out in between. */
+	/* Areas do not come, go or change in between. */
 	down_write(&iopt->iova_rwsem);
 	if (!iopt_has_page_sizes(iopt)) {
 		rc = -EOPNOTSUPP;
+		goto out_unlock;
+	}
+	if (!largest) {
+		rc = iopt_free_tables_of_holes(iopt, iova, last);
 		goto out_unlock;
 	}
 	if (iopt->disable_large_pages)
@@ -365,6 +418,11 @@ TEST_F(iommufd_mock_domain, page_size)
 	test_err_ioctl_page_size(EOPNOTSUPP, iova, size, PAGE_SIZE, 2);
 	test_err_ioctl_page_size(EOVERFLOW, 0xfffffffffffff000ULL - PAGE_SIZE, 4 * PAGE_SIZE,
 				 PAGE_SIZE, 0);
+
+	test_err_ioctl_page_size(EINVAL, iova, size, 0, IOMMU_IOAS_PAGE_SIZE_CUT);
+	/* Tables that map nothing are freed, here and where there is no area; others stay. */
+	test_ioctl_page_size(0, 1ULL << 40, 0, 0);
+	check_mock_iova(buf, iova, size);
 
 	/* A part of an area, also of a large page, is unmapped alone. */
 	test_ioctl_page_size(iova, size, size, 0);
@@ -533,6 +591,8 @@ static void test_page_sizes(struct kunit *test)
 			check_sizes(test, base, pa, mapped);
 		cond_resched();
 	}
+	check_sizes(test, base, pa, mapped);
+	KUNIT_ASSERT_NO_ERRNO(test, iommu_set_page_size(domain, base, window, 0, GFP_KERNEL));
 	check_sizes(test, base, pa, mapped);
 
 	/* What is left is merged, and goes by leaves of any size. */

@@ -41,7 +41,8 @@ struct dmaspace_chain {
 /*
  * The functions of a format. The caller holds the range: no other operation on an address of it is under way. 0 or an
  * error's number; unmap: bytes; translate: a physical address, or 0. Where units of the format may read memory past the
- * caches, those that store have a second one for these. resize: the largest leaf of a range, or a cut, if `len` is 0.
+ * caches, those that store have a second one for these. resize: the largest leaf of a range; a cut, if `len` is 0; if
+ * `largest` is 0, empty tables are freed.
  */
 #define DMASPACE_MAPPING(name, suffix)                                                           \
 	int dmaspace_##name##_map##suffix(const struct dmaspace_call *call, u64 iova, u64 pa,    \

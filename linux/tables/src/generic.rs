@@ -9,7 +9,8 @@ use iopt::format::RiscV;
 #[cfg(target_arch = "x86_64")]
 use iopt::format::{AmdV1, VtdSs, X86_64};
 use iopt::{
-    Bound, BuildError, Format, Gather, Interruption, Invalidation, ResizeError, TableOps as _,
+    Bound, BuildError, Format, Gather, Interruption, Invalidation, ResizeError, TableMemory as _,
+    TableOps as _,
 };
 #[cfg(planted)]
 use iopt::{Cell as _, Chain, TableMemory};
@@ -164,6 +165,40 @@ unsafe fn resize<F: Coded, const FLUSHED: u64>(
         Err(ResizeError::NoTables(_)) => -ENOMEM,
         Err(ResizeError::Range(_) | ResizeError::PageSize(_)) => -EINVAL,
         Err(_) => -EOPNOTSUPP,
+    }
+}
+
+/// Unlinks tables in a range that are empty, has `flush` make the unit forget them, and frees them. See `tables.h`.
+///
+/// # Safety
+///
+/// See [`table`].
+unsafe fn free_empty<F: Coded, const FLUSHED: u64>(
+    call: &Call,
+    range: Span<Iova>,
+    flush: impl Fn(Span<Iova>, &Invalidation),
+) -> c_int {
+    // SAFETY: as the caller promises.
+    let Ok(table) = (unsafe { table::<F, FLUSHED>(call) }) else {
+        return -EINVAL;
+    };
+    let mut gather = Gather::new();
+    // There is nothing beyond what the root translates.
+    let both = |part: Span<Iova>| {
+        let (start, last) = (part.start.max(range.start), part.last().min(range.last()));
+        (start <= last).then(|| Span::new(start, last - start + 1))
+    };
+    let mut parts = table.format().aperture().spans().into_iter().filter_map(both);
+    let mut inside = table.unguarded();
+    let unlinked = parts.try_for_each(|part| inside.give_back_empty_tables(part, &mut gather));
+    let Ok(flushed) = gather.flush_with(|what| {
+        flush(range, what);
+        Ok::<_, Infallible>(())
+    });
+    table.memory().reclaim(flushed.into_tables());
+    match unlinked {
+        Ok(()) => 0,
+        Err(_) => -EINVAL,
     }
 }
 
@@ -345,8 +380,13 @@ macro_rules! mapping {
                 // SAFETY: as the caller promises.
                 unsafe { flush(to, range.start, range.len, levels, tables) }
             };
+            let range = Span::new(iova, len);
+            if largest == 0 && len != 0 {
+                // SAFETY: as the caller promises.
+                return unsafe { free_empty::<$format, $flushed>(call, range, flush) };
+            }
             // SAFETY: as the caller promises.
-            unsafe { resize::<$format, $flushed>(call, Span::new(iova, len), largest, flush) }
+            unsafe { resize::<$format, $flushed>(call, range, largest, flush) }
         }
     )*};
 }

@@ -115,6 +115,16 @@ fn address(memory: &Arc<Mapping>, offset: u64) -> anyhow::Result<u64> {
     Ok((entry & ((1 << 55) - 1)) * 4096 + at % 4096)
 }
 
+/// Pages that the kernel has for I/O page tables.
+pub(crate) fn pages() -> anyhow::Result<u64> {
+    // Counts of the processors are added up.
+    fs::write("/proc/sys/vm/stat_refresh", "1")?;
+    let text = fs::read_to_string("/proc/vmstat")?;
+    let mut lines = text.lines();
+    let count = lines.find_map(|line| line.strip_prefix("nr_iommu_pages "));
+    Ok(count.context("no count of pages")?.parse()?)
+}
+
 /// Counts of our tables in the kernel: maps, and unmaps that returned runs.
 const COUNTS: &str = "/sys/module/dmaspace_tables/parameters";
 

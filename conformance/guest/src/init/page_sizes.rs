@@ -12,7 +12,7 @@ use guest::{
     machines::{EDU, Machine},
     start,
 };
-use hostmem::Backing;
+use hostmem::{Backing, Mapping};
 use ioas::{
     Errno, KernelError,
     iommufd::{self, Attachable as _, BoundDevice, IoasId},
@@ -25,7 +25,7 @@ use rustix::ioctl::{Opcode, opcode};
 use crate::{
     dma::{self, IOVA},
     edu::{BUFFER, Edu},
-    mock, numa,
+    kernel_tables, mock, numa,
     pci::Device,
     space::{Interface as _, Iommufd},
 };
@@ -37,6 +37,9 @@ const SIZE: u64 = 4 * HUGE;
 const TRANSFERS: u64 = 20;
 /// A page in the middle of a leaf, in front of one that was not written to.
 const ODD: u64 = HUGE / PAGE + 7;
+/// Where single pages are mapped, as many as tables, each in a table of its own.
+const APART: u64 = 1 << 40;
+const TABLES: u64 = 1000;
 /// For all of them, on a host that has other work.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -119,6 +122,7 @@ pub(crate) fn under_dma(_: &Machine) -> anyhow::Result<()> {
         let found = set(&iommufd, ioas, whole, PAGE, 0);
         let named = matches!(found, Err(KernelError::Refused { errno: it, .. }) if it == errno);
         ensure!(named, "error {errno} is due, not {found:?}");
+        empty_tables_are_freed(&iommufd, ioas, &memory, None)?;
         iommufd.unmap(ioas, whole)?;
         return bound.iter().try_for_each(|device| Ok(device.detach()?));
     }
@@ -134,6 +138,7 @@ pub(crate) fn under_dma(_: &Machine) -> anyhow::Result<()> {
     let unmapped = iommufd.unmap(ioas, hole)?;
     ensure!(unmapped == PAGE, "{unmapped:#x} bytes unmapped");
     only_the_hole_is_out_of_reach(&edus[0], memory.cells())?;
+    empty_tables_are_freed(&iommufd, ioas, &memory, Some(&change))?;
     let rest = iommufd.unmap(ioas, whole)?;
     ensure!(rest == SIZE - PAGE, "{rest:#x} bytes unmapped");
     drop(edus);
@@ -203,6 +208,41 @@ fn copy_while_sizes_change(
             nth
         }
     })
+}
+
+/// Pages that were mapped apart leave empty tables, which a call of a large range frees, where there is one.
+fn empty_tables_are_freed(
+    iommufd: &iommufd::Iommufd,
+    ioas: IoasId,
+    memory: &Mapping,
+    change: Option<Change<'_>>,
+) -> anyhow::Result<()> {
+    let before = kernel_tables::pages()?;
+    let page = Span::new(memory.address(), PAGE);
+    let apart = |nth: u64| APART + nth * HUGE;
+    for nth in 0..TABLES {
+        // SAFETY: the memory outlives the mapping, and its cells are atomic.
+        unsafe { iommufd.map(ioas, Some(apart(nth)), page, Prot::RW) }?;
+    }
+    let mapped = kernel_tables::pages()?;
+    for nth in 0..TABLES {
+        iommufd.unmap(ioas, Span::new(apart(nth), PAGE))?;
+    }
+    let unmapped = kernel_tables::pages()?;
+    println!("pages of tables: {before}, mapped {mapped}, unmapped {unmapped}");
+    ensure!(
+        mapped >= before + TABLES && unmapped >= before + TABLES,
+        "{before} pages of tables, {mapped} when mapped, {unmapped} when unmapped"
+    );
+    let Some(change) = change else {
+        return Ok(());
+    };
+    change(Span::new(0, 1 << 47), 0, 0)?;
+    let freed = kernel_tables::pages()?;
+    println!("pages of tables when freed: {freed}");
+    // A root that has grown stays.
+    ensure!(freed <= before + 2, "{freed} pages, and {before} before");
+    Ok(())
 }
 
 /// A device reads the page behind the hole, and writes to the hole and to that page.
