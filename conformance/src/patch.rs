@@ -23,6 +23,10 @@ pub enum Patch {
     PageSizes,
     /// Files in debugfs with the I/O page tables of each device.
     TableImage,
+    /// I/O page tables of a device that outlive the kernel; with [`TableImage`](Self::TableImage) before it.
+    Kexec,
+    /// Its DMA goes on meanwhile; with [`Kexec`](Self::Kexec) before it.
+    KexecDma,
 }
 
 /// Mark before lines: a file, and the text before which they go, with `\n` for the end of a line, or its end.
@@ -38,6 +42,8 @@ impl Patch {
             Self::UnmapRuns => include_str!("../../linux/patches/unmap-runs.c"),
             Self::TableImage => include_str!("../../linux/patches/table-image.c"),
             Self::PageSizes => include_str!("../../linux/patches/page-sizes.c"),
+            Self::Kexec => include_str!("../../linux/patches/kexec.c"),
+            Self::KexecDma => include_str!("../../linux/patches/kexec-dma.c"),
         }
     }
 

@@ -16,6 +16,7 @@
  * @oa_lg2: bits of an output address
  * @va_lg2: bits of an input address
  * @sign_extend: input addresses repeat their highest bit
+ * @features: features of generic_pt that it has
  * @table: all others: a physical address, with the level in its lowest bits
  * @count: how many of these there are
  * @room: how many of them @table has room for
@@ -27,6 +28,7 @@ struct pt_image {
 	u8 oa_lg2;
 	u8 va_lg2;
 	bool sign_extend;
+	unsigned int features;
 	u64 *table;
 	size_t count;
 	size_t room;
@@ -72,6 +74,7 @@ static inline void pt_image_tables(struct pt_common *common, struct pt_image *im
 	image->oa_lg2 = common->max_oasz_lg2;
 	image->va_lg2 = range.max_vasz_lg2;
 	image->sign_extend = pt_feature(common, PT_FEAT_SIGN_EXTEND);
+	image->features = common->features;
 	pt_walk_range(&range, __pt_image_tables, image);
 	if (!image->sign_extend)
 		return;
@@ -201,33 +204,45 @@ static struct image_file *image_write(const struct pt_image *image, u64 sizes)
 	return file;
 }
 
+/* Finds all tables of a domain but the topmost, in the order of their addresses; image->table is the caller's to free. */
+static int image_find(struct iommu_domain *domain, struct pt_image *image)
+{
+	struct pt_iommu *pt = domain ? iommupt_from_domain(domain) : NULL;
+
+	*image = (struct pt_image){};
+	/* Links do not have SME's bit. */
+	if (!pt || !pt->ops->image || __sme_set(0ULL))
+		return -EOPNOTSUPP;
+	pt->ops->image(pt, image);
+	image->room = image->count;
+	image->count = 0;
+	image->table = kvmalloc_array(image->room, sizeof(*image->table), GFP_KERNEL);
+	if (image->room && !image->table)
+		return -ENOMEM;
+	pt->ops->image(pt, image);
+	if (image->count > image->room) {
+		kvfree(image->table);
+		return -EAGAIN;
+	}
+	sort(image->table, image->count, sizeof(*image->table), image_order, NULL);
+	return 0;
+}
+
 /*
  * The domain's tables, as they are now. A table that its user frees meanwhile is read as it is then, as with Intel's file: it is
- * for domains whose users map and unmap nothing, and change no sizes, for that long. Links do not have SME's bit.
+ * for domains whose users map and unmap nothing, and change no sizes, for that long.
  */
 static struct image_file *image_of(struct iommu_domain *domain)
 {
-	struct pt_iommu *pt = domain ? iommupt_from_domain(domain) : NULL;
-	struct image_file *file;
-	struct pt_image image = {};
+	struct image_file *file = ERR_PTR(-EOPNOTSUPP);
+	struct pt_image image;
+	int error;
 
-	if (!pt || !pt->ops->image || __sme_set(0ULL))
-		return ERR_PTR(-EOPNOTSUPP);
-	pt->ops->image(pt, &image);
-	if (!image_format(image.format))
-		return ERR_PTR(-EOPNOTSUPP);
-	image.room = image.count;
-	image.count = 0;
-	image.table = kvmalloc_array(image.room, sizeof(*image.table), GFP_KERNEL);
-	if (image.room && !image.table)
-		return ERR_PTR(-ENOMEM);
-	pt->ops->image(pt, &image);
-	if (image.count > image.room) {
-		kvfree(image.table);
-		return ERR_PTR(-EAGAIN);
-	}
-	sort(image.table, image.count, sizeof(*image.table), image_order, NULL);
-	file = image_write(&image, domain->pgsize_bitmap);
+	error = image_find(domain, &image);
+	if (error)
+		return ERR_PTR(error);
+	if (image_format(image.format))
+		file = image_write(&image, domain->pgsize_bitmap);
 	kvfree(image.table);
 	return file;
 }

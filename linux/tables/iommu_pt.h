@@ -441,6 +441,13 @@ static void NS(image)(struct pt_iommu *iommu, struct pt_image *image)
 }
 #endif
 
+#ifdef IOMMU_TABLE_EXCHANGE
+static int NS(exchange)(struct pt_iommu *iommu, void **top, u8 *levels)
+{
+	return pt_exchange_top(common_from_iommu(iommu), top, levels);
+}
+#endif
+
 static void NS(deinit)(struct pt_iommu *iommu)
 {
 	struct dmaspace_call call = call_of(iommu);
@@ -467,6 +474,9 @@ static const struct pt_iommu_ops NS(ops) = {
 #endif
 #ifdef IOMMU_TABLE_IMAGE
 	.image = NS(image),
+#endif
+#ifdef IOMMU_TABLE_EXCHANGE
+	.exchange = NS(exchange),
 #endif
 	.get_info = NS(get_info),
 	.deinit = NS(deinit),

@@ -326,6 +326,18 @@ pub const MACHINES: &[Machine] = &[
         tests: &[&["a_space_goes_over_to_the_next_kernel"]],
     },
     Machine {
+        name: LIVE_UPDATE_OF_TABLES,
+        unit: Unit::Intel,
+        nodes: None,
+        tests: &[&["kernel_tables_go_over_to_the_next_kernel"]],
+    },
+    Machine {
+        name: LIVE_UPDATE_OF_AMD_TABLES,
+        unit: Unit::Amd,
+        nodes: None,
+        tests: &[&["kernel_tables_go_over_to_the_next_kernel"]],
+    },
+    Machine {
         name: "smmu1",
         unit: Unit::Smmu1,
         nodes: None,
@@ -345,8 +357,10 @@ pub const MACHINES: &[Machine] = &[
     },
 ];
 
-/// The machine whose kernel is replaced by the next one.
+/// Machines whose kernel is replaced by the next one.
 const LIVE_UPDATE: &str = "live-update";
+const LIVE_UPDATE_OF_TABLES: &str = "live-update-tables";
+const LIVE_UPDATE_OF_AMD_TABLES: &str = "live-update-amd-tables";
 
 /// Base of the other tests.
 const PLATFORM: &[&str] = &[
@@ -498,7 +512,9 @@ impl Machine {
     /// Parameters of its kernel, beside those of its unit.
     pub fn kernel(&self) -> &'static str {
         match self.name {
-            LIVE_UPDATE => "kho=on liveupdate=on retain_initrd",
+            LIVE_UPDATE | LIVE_UPDATE_OF_TABLES | LIVE_UPDATE_OF_AMD_TABLES => {
+                "kho=on liveupdate=on retain_initrd"
+            }
             name => provoked::kernel(name),
         }
     }

@@ -87,6 +87,18 @@ impl Edu {
         self.transfer(BUFFER_ADDRESS, iova, len, START | TO_MEMORY, meanwhile)
     }
 
+    /// Begins to write the first `len` bytes of the buffer to `iova`.
+    pub(crate) fn begin_write(&self, iova: u64, len: u64) -> anyhow::Result<()> {
+        self.begin(BUFFER_ADDRESS, iova, len, START | TO_MEMORY)
+    }
+
+    fn begin(&self, from: u64, to: u64, len: u64, command: u64) -> anyhow::Result<()> {
+        self.registers.write(SOURCE, from)?;
+        self.registers.write(DESTINATION, to)?;
+        self.registers.write(COUNT, len)?;
+        Ok(self.registers.write(COMMAND, command)?)
+    }
+
     fn transfer(
         &self,
         from: u64,
@@ -104,10 +116,7 @@ impl Edu {
             };
             return meanwhile();
         }
-        self.registers.write(SOURCE, from)?;
-        self.registers.write(DESTINATION, to)?;
-        self.registers.write(COUNT, len)?;
-        self.registers.write(COMMAND, command)?;
+        self.begin(from, to, len, command)?;
         let start = Instant::now();
         while self.registers.read::<u64>(COMMAND)? & START != 0 {
             ensure!(start.elapsed() < PATIENCE, "no end of a transfer");

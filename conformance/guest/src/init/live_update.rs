@@ -28,14 +28,14 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use guest::machines::Machine;
-use hostmem::{Backing, FrameSource, LiveUpdate, LiveUpdateError, Mapping, Pinner};
+use hostmem::{Backing, FrameSource, LiveUpdate, LiveUpdateError, Mapping, Pin, Pinner};
 use ioas::{
     DomainIds, Handover, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, TableBuilder,
     TakeOverError, TakenDomain,
 };
 use iommu::{DeviceId, RunMap, SoftwareUnit, Unit as _};
 use iopt::{AnyTable, FormatId, Prot, Takeover};
-use runs::Span;
+use runs::{Offset, Pa, Span};
 use rustix::{
     fs::{MemfdFlags, memfd_create},
     system::{self, RebootCommand},
@@ -49,7 +49,7 @@ const KEXEC_FILE_LOAD: libc::c_long = 294;
 #[cfg(not(target_arch = "riscv64"))]
 const KEXEC_FILE_LOAD: libc::c_long = libc::SYS_kexec_file_load;
 
-const SESSION: &str = "dmaspace";
+pub(crate) const SESSION: &str = "dmaspace";
 /// The numbers of the files: two of memory, in small pages and in huge ones, that of the tables, the description.
 const MEMORY: [u64; 2] = [1, 2];
 const TABLES: u64 = 3;
@@ -85,21 +85,26 @@ fn learn(memories: &[Arc<Mapping>]) -> anyhow::Result<RunMap<Cells>> {
     for mapping in memories {
         let whole = Span::new(0, mapping.len());
         let pin = pinner.pin(mapping, whole, &mut |_| std::ops::ControlFlow::Continue(()))?;
-        let mut frames = pin.runs(whole, FrameSource::Pagemap)?;
-        let (mut offset, mut batch) = (0, [Span::default(); 64]);
-        loop {
-            let count = frames.next_batch(&mut batch)?;
-            for run in &batch[..count] {
-                let words = offset / 8..(offset + run.len as usize) / 8;
-                pieces.push((run.start, Cells(mapping.clone(), words)));
-                offset += run.len as usize;
-            }
-            if count == 0 {
-                break;
-            }
+        let mut offset = 0;
+        for run in frames(&pin, whole)? {
+            let words = offset / 8..(offset + run.len as usize) / 8;
+            pieces.push((run.start, Cells(mapping.clone(), words)));
+            offset += run.len as usize;
         }
     }
     Ok(RunMap::new(pieces)?)
+}
+
+/// Where memory lies that is pinned.
+pub(crate) fn frames(pin: &Pin, whole: Span<Offset>) -> anyhow::Result<Vec<Span<Pa>>> {
+    let (mut runs, mut batch) = (Vec::new(), [Span::default(); 64]);
+    let mut frames = pin.runs(whole, FrameSource::Pagemap)?;
+    loop {
+        match frames.next_batch(&mut batch)? {
+            0 => return Ok(runs),
+            count => runs.extend_from_slice(&batch[..count]),
+        }
+    }
 }
 
 /// Word of a memory when the first kernel ends.
@@ -210,7 +215,7 @@ fn first(words: &str) -> anyhow::Result<Infallible> {
     writeln!(description, "{:x} {}", digest(&file), leaving.handover())?;
     session.preserve(DESCRIPTION, &description)?;
     println!("the next kernel: {:?}", unit.counters());
-    next_kernel(words)
+    next_kernel(words, || Ok(()))
 }
 
 /// Files that Linux 7.2 cannot preserve.
@@ -234,8 +239,11 @@ fn refused_by_name(session: &LiveUpdate) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts it, with what this one was started with.
-fn next_kernel(words: &str) -> anyhow::Result<Infallible> {
+/// Starts it, with what this one was started with; last of all comes `last`.
+pub(crate) fn next_kernel(
+    words: &str,
+    last: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<Infallible> {
     let kernel = File::open("/bin/kernel").context("/bin/kernel")?;
     // Kept by `retain_initrd`.
     let initrd = "/sys/firmware/initrd";
@@ -258,6 +266,7 @@ fn next_kernel(words: &str) -> anyhow::Result<Infallible> {
         "kexec_file_load: {}",
         std::io::Error::last_os_error()
     );
+    last()?;
     system::reboot(RebootCommand::Kexec).context("kexec")?;
     anyhow::bail!("the next kernel was not started")
 }

@@ -31,6 +31,9 @@ mod examples;
 mod faults;
 mod handover;
 mod host;
+#[allow(unsafe_code)]
+mod host_edu;
+mod kernel_handover;
 mod kernel_tables;
 mod limit;
 #[allow(unsafe_code)]

@@ -4,8 +4,8 @@ use guest::machines::{EDU, Machine, NVME};
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    charges, containers, dma, domains, examples, faults, handover, kernel_tables, limit,
-    live_update, many, numa, page_sizes, peer, platform, program, provoke, release, replug,
+    charges, containers, dma, domains, examples, faults, handover, kernel_handover, kernel_tables,
+    limit, live_update, many, numa, page_sizes, peer, platform, program, provoke, release, replug,
     semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking, virtio_iommu,
@@ -103,6 +103,10 @@ const TESTS: &[(&str, Test)] = &[
     (
         "a_space_goes_over_to_the_next_kernel",
         live_update::to_the_next_kernel,
+    ),
+    (
+        "kernel_tables_go_over_to_the_next_kernel",
+        kernel_handover::to_the_next_kernel,
     ),
     ("the_unit_reports_a_fault", dma::fault),
     ("provoke_nothing", provoke::nothing),

@@ -11,8 +11,6 @@
 mod case;
 mod layout;
 mod monitor;
-#[allow(unsafe_code)]
-mod registers;
 mod start;
 
 pub(crate) use layout::{beyond_the_aperture, memlock, reserved};
@@ -36,11 +34,11 @@ use runs::Span;
 use crate::{
     dma::{IOVA, memory},
     edu::{BUFFER, Edu},
+    host_edu::HostEdu,
     pci::Device,
     space::{Interface as _, Iommufd, Space},
 };
 use case::{Case, Expected, groups};
-use registers::HostEdu;
 
 /// Where Linux's allocator of addresses begins: below 4 GiB, downwards.
 const ALLOCATED: u64 = 0xffff_f000;
