@@ -16,7 +16,7 @@
 //!   these across the messages of a drained queue, and [`PartialHugePages`] remembers what is not yet a whole
 //!   page of the host. Decoding, resolving and collecting do not depend on each other: runs and parts go from
 //!   one to the next by closures.
-//! * [`Features`] and [`BulkBit`], [`Queue`] numbers in both [`Numbering`]s, [`BalloonConfig`] space, and
+//! * [`Features`], [`BulkBit`] and [`InitBit`], [`Queue`] numbers in both [`Numbering`]s, [`BalloonConfig`] space, and
 //!   [`Stats`].
 //! * [`driver`] is the guest's end: [`BalloonDriver`], over small seams.
 //! * [`Releaser`] is the seam towards devices that reach the guest's memory by themselves.
@@ -51,7 +51,7 @@ pub use collect::RunCollector;
 pub use config::{BULK_CONFIG_BYTES, BalloonConfig, CONFIG_BYTES};
 pub use dma::{KeepReason, Releaser};
 pub use driver::{BalloonDriver, Wait};
-pub use features::{BadBulkBit, BulkBit, Features};
+pub use features::{BadBulkBit, BulkBit, Features, InitBit};
 pub use format::{BitmapRecords, LePfns, MOST_DATA_BYTES, MOST_MESSAGE_BYTES, MessageFormat};
 pub use map::{BadRam, MemoryMap, Part, Region, Resolver};
 pub use partial::{BadRegion, PartialHugePages};

@@ -127,6 +127,23 @@ pub enum Refusal {
         /// Its bytes.
         len: u32,
     },
+    /// No buffer to be written behind the page numbers, where the device is to say which pages it has initialized
+    /// ([`InitBit`](crate::InitBit)). Nothing of the message is taken.
+    #[error("no buffer to be written behind {pages} page numbers")]
+    NoBitmap {
+        /// Page numbers of the message.
+        pages: u64,
+    },
+    /// A buffer that is too short for a bit for each page number. Nothing of the message is taken.
+    #[error("{bytes} bytes to be written behind {pages} page numbers, which need {needed}")]
+    ShortBitmap {
+        /// Page numbers of the message.
+        pages: u64,
+        /// Bytes to be written.
+        bytes: u64,
+        /// Bytes that are needed.
+        needed: u64,
+    },
     /// The queue names a descriptor that it does not have. It cannot be given back.
     #[error("descriptor {head} of a queue that has {size}")]
     Head {
@@ -145,7 +162,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Names of all causes, in the order of [`Refusals::counts`].
-    pub const NAMES: [&'static str; 17] = [
+    pub const NAMES: [&'static str; 19] = [
         "length",
         "too long",
         "stated length",
@@ -163,6 +180,8 @@ impl Refusal {
         "buffer outside memory",
         "no such descriptor",
         "spare statistics",
+        "no initialized bitmap",
+        "short initialized bitmap",
     ];
 
     /// The cause's place in [`NAMES`](Self::NAMES).
@@ -185,6 +204,8 @@ impl Refusal {
             Self::Buffer { .. } => 14,
             Self::Head { .. } => 15,
             Self::Spare { .. } => 16,
+            Self::NoBitmap { .. } => 17,
+            Self::ShortBitmap { .. } => 18,
         }
     }
 }

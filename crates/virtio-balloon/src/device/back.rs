@@ -103,6 +103,10 @@ pub(super) struct Back<D, A, M> {
     /// Parts to be discarded, cut to whole pages.
     cut: Vec<Part>,
     hinted: Vec<Span<GuestAddr>>,
+    /// Parts whose discard failed.
+    failed: Vec<Part>,
+    /// Memory that [`inflate`](Self::inflate) discarded and that is certain to hold zeros, where that is asked for.
+    pub(super) zeros: Option<Vec<Span<GuestAddr>>>,
 }
 
 impl<D, A, M: BalloonMonitor> Back<D, A, M> {
@@ -116,6 +120,8 @@ impl<D, A, M: BalloonMonitor> Back<D, A, M> {
             kept: Vec::new(),
             cut: Vec::new(),
             hinted: Vec::new(),
+            failed: Vec::new(),
+            zeros: None,
         }
     }
 
@@ -140,15 +146,26 @@ impl<D, A, M: BalloonMonitor> Back<D, A, M> {
             monitor.event(BalloonEvent::Kept { run, reason });
             kept.push(part);
         });
-        let (discard, counters) = (&mut self.discard, &mut self.counters);
-        if self.kept.is_empty() {
-            return discard_all(discard, map, whole, counters, &mut self.monitor);
+        let mut parts = whole;
+        if !self.kept.is_empty() {
+            self.cut.clear();
+            without(whole, &self.kept, |part| {
+                memory.cut(part, |part| self.cut.push(part));
+            });
+            parts = &self.cut;
         }
-        self.cut.clear();
-        without(whole, &self.kept, |part| {
-            memory.cut(part, |part| self.cut.push(part));
-        });
-        discard_all(discard, map, &self.cut, counters, &mut self.monitor);
+        self.failed.clear();
+        let failed = self.zeros.is_some().then_some(&mut self.failed);
+        let (discard, counters) = (&mut self.discard, &mut self.counters);
+        discard_all(discard, map, parts, counters, &mut self.monitor, failed);
+        if let Some(zeros) = &mut self.zeros {
+            self.failed.sort_unstable();
+            without(parts, &self.failed, |part| {
+                if discard.gives_zeros(map, part.region) {
+                    zeros.push(map.run(&part));
+                }
+            });
+        }
     }
 
     /// The driver has reported these parts.
@@ -188,6 +205,7 @@ impl<D, A, M: BalloonMonitor> Back<D, A, M> {
             &self.cut,
             counters,
             &mut self.monitor,
+            None,
         );
     }
 
@@ -212,13 +230,14 @@ impl<D, A, M: BalloonMonitor> Back<D, A, M> {
     }
 }
 
-/// Discards these parts, which are whole pages.
+/// Discards these parts, which are whole pages; where that fails, it is put into `not`.
 fn discard_all<T, D: Discarder<T>, M: BalloonMonitor>(
     discard: &mut D,
     map: MemoryMap<'_, T>,
     parts: &[Part],
     counters: &mut BalloonCounters,
     monitor: &mut M,
+    mut not: Option<&mut Vec<Part>>,
 ) {
     if parts.is_empty() {
         return;
@@ -229,6 +248,9 @@ fn discard_all<T, D: Discarder<T>, M: BalloonMonitor>(
         add(&mut counters.not_discarded, part.offsets.len);
         let run = map.run(&part);
         monitor.event(BalloonEvent::NotDiscarded { run, cause });
+        if let Some(not) = &mut not {
+            not.push(part);
+        }
     });
     counters.discarding += begun.elapsed();
     add(&mut counters.discarded, done);

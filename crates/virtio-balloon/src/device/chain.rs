@@ -105,29 +105,32 @@ pub(super) enum Wire {
 }
 
 impl Wire {
-    /// Hands the runs of a message to `sink`. Returns the bytes that were read.
+    /// Hands the runs of a message to `sink`; what was read of it is in `message`. False, and refused, when the message
+    /// is none that can be read.
     pub(super) fn decode(
         self,
         (pieces, message): (&[Piece], &mut Vec<u8>),
         memory: &impl GuestMemory,
         refusals: &mut Refusals,
         sink: impl FnMut(Span<GuestAddr>),
-    ) -> usize {
+    ) -> bool {
         let most = match self {
             Self::Pfns(_) => MOST_MESSAGE_BYTES,
             Self::Bulk(most) => most,
         };
-        if read(pieces, memory, most, message, refusals) {
-            match self {
-                Self::Bulk(_) => BitmapRecords.decode(message, refusals, sink),
-                Self::Pfns(ByteOrder::Big) => {
+        if !read(pieces, memory, most, message, refusals) {
+            return false;
+        }
+        match self {
+            Self::Bulk(_) => BitmapRecords.decode(message, refusals, sink),
+            Self::Pfns(order) => {
+                if order == ByteOrder::Big {
                     message.chunks_exact_mut(4).for_each(<[u8]>::reverse);
-                    LePfns.decode(message, refusals, sink);
                 }
-                Self::Pfns(ByteOrder::Little) => LePfns.decode(message, refusals, sink),
+                LePfns.decode(message, refusals, sink);
             }
         }
-        message.len()
+        true
     }
 }
 

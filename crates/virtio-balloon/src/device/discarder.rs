@@ -17,6 +17,14 @@ pub trait Discarder<T = ()> {
         parts: &[Part],
         failed: &mut dyn FnMut(Part, NotDiscarded),
     ) -> u64;
+
+    /// True when what was discarded in the region of this number, and not reported to `failed`, is certain to read
+    /// as zeros when the guest has it again: it is what a guest learns that is to know which pages are initialized
+    /// ([`init_on_inflate`](super::BalloonSettings::init_on_inflate)). False where a backing may keep or bring back
+    /// data. By default it is not certain.
+    fn gives_zeros(&self, _map: MemoryMap<'_, T>, _region: usize) -> bool {
+        false
+    }
 }
 
 /// Why a part was not discarded.

@@ -27,6 +27,12 @@ pub enum BalloonSetupError {
         /// Its bytes.
         bytes: u32,
     },
+    /// One bit for messages in bulk and for `VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE`.
+    #[error("feature bit {bit} stands for messages in bulk and for initialized pages")]
+    SameBit {
+        /// The bit.
+        bit: u8,
+    },
 }
 
 /// Why the driver's features are refused: the monitor leaves `FEATURES_OK` unset (VIRTIO 1.3, 3.1.1).
@@ -43,6 +49,12 @@ pub enum NegotiateError {
     /// before it uses pages again (`VIRTIO_BALLOON_F_MUST_TELL_HOST`; 5.5.3.2).
     #[error("devices reach the guest's memory, and the driver does not accept MUST_TELL_HOST")]
     MustTellHost,
+    /// The driver took messages in bulk, and a bitmap for each message of initialized pages: a message in bulk has no
+    /// place for it.
+    #[error(
+        "messages in bulk tell of no initialized pages: the driver may accept one of both features"
+    )]
+    BulkAndInit,
 }
 
 /// Why devices that cannot take page faults must not be attached now.

@@ -148,4 +148,10 @@ impl<T: Borrow<Discard>> Discarder<T> for GuestDiscard {
         }
         bytes
     }
+
+    /// True: a `hostmem::Discard` refuses memory that would come back with data. But a user-fault handler that brings in
+    /// missing pages may do that, which nothing here sees.
+    fn gives_zeros(&self, map: MemoryMap<'_, T>, region: usize) -> bool {
+        map.regions().get(region).is_some()
+    }
 }

@@ -55,7 +55,7 @@ use runs::{GuestAddr, Span};
 
 use crate::config::{BULK_CONFIG_BYTES, BalloonConfig, CONFIG_BYTES};
 use crate::dma::Releaser;
-use crate::features::Features;
+use crate::features::{Features, InitBit};
 use crate::map::{MemoryMap, Part, Region};
 use crate::queues::Queue;
 use crate::refusal::Refusals;
@@ -67,6 +67,7 @@ mod chain;
 mod discarder;
 mod error;
 mod guest_discard;
+mod initialized;
 mod memory;
 mod monitor;
 mod queues;
@@ -167,10 +168,13 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
     /// The features to offer. They depend on whether devices reach the guest's memory.
     pub fn features(&self) -> Features {
         let offered = self.settings.features.with(self.settings.transport);
-        let offered = match self.settings.bulk {
-            Some(bulk) => offered.with(bulk.bit.feature()),
-            None => offered,
-        };
+        let settings = self.settings;
+        let bulk = settings.bulk.map(|bulk| bulk.bit.feature());
+        let init = settings.init_on_inflate.map(InitBit::feature);
+        let offered = [bulk, init]
+            .into_iter()
+            .flatten()
+            .fold(offered, Features::with);
         if !self.devices() {
             return offered;
         }
@@ -196,6 +200,14 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         }
         if self.devices() && !features.contains(Features::MUST_TELL_HOST) {
             return Err(NegotiateError::MustTellHost);
+        }
+        let bulk = self.settings.bulk.map(|bulk| bulk.bit.feature());
+        let init = self.settings.init_on_inflate.map(InitBit::feature);
+        if bulk
+            .zip(init)
+            .is_some_and(|(bulk, init)| features.contains(bulk.with(init)))
+        {
+            return Err(NegotiateError::BulkAndInit);
         }
         self.negotiated = Some(features);
         Ok(())
@@ -456,6 +468,11 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
 
     fn is_legacy(&self) -> bool {
         !self.has(Features::VERSION_1)
+    }
+
+    /// The guest fills free pages with something else than zeros.
+    fn poisoned(&self) -> bool {
+        self.has(Features::PAGE_POISON) && self.config.poison_val != 0
     }
 
     /// The byte order of what is not in the configuration space.

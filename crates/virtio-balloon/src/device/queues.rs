@@ -29,13 +29,14 @@ use super::back::{Back, add, bytes};
 use super::chain::{Piece, Wire, gather, read};
 use super::discarder::Discarder;
 use super::error::QueueError;
+use super::initialized::{Bitmaps, bitmap_behind};
 use super::monitor::{BalloonEvent, BalloonMonitor, Unrestored};
 use super::ring::{Drained, Ring, give_back_or_keep};
 use super::state::PendingDeflate;
 use crate::collect::RunCollector;
 use crate::config::BalloonConfig;
 use crate::dma::Releaser;
-use crate::features::Features;
+use crate::features::{Features, InitBit};
 use crate::map::{MemoryMap, Part, Region, Resolver};
 use crate::queues::Queue;
 use crate::refusal::{Refusal, Refusals};
@@ -51,6 +52,7 @@ pub(super) struct Room {
     message: Vec<u8>,
     parts: Vec<Part>,
     heads: Vec<u16>,
+    bitmaps: Bitmaps,
 }
 
 /// Pages that messages name: addresses outside of memory are refused, the rest is merged.
@@ -168,6 +170,11 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         room: &mut Room,
     ) -> Result<(), QueueError> {
         let wire = self.wire();
+        let init = self.settings.init_on_inflate.map(InitBit::feature);
+        let asks = init.is_some_and(|init| self.has(init));
+        // Discarded pages hold zeros, and not what this guest takes for initialized.
+        self.back.zeros = (asks && !self.poisoned()).then(Vec::new);
+        room.bitmaps.clear();
         let regions = self.memory.regions();
         let mut named = Named::new(&regions, &mut room.parts);
         while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
@@ -175,12 +182,22 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
             if !whole {
                 continue;
             }
+            let read = match asks {
+                true => bitmap_behind(&room.pieces, ring.memory, &mut self.refusals),
+                false => Some(room.pieces.len()),
+            };
+            let Some(read) = read else { continue };
+            let (pieces, behind) = room.pieces.split_at(read);
             let (back, memory) = (&mut self.back, &mut self.memory);
-            let message = (&room.pieces[..], &mut room.message);
-            let bytes = wire.decode(message, ring.memory, &mut self.refusals, |run| {
+            let message = (pieces, &mut room.message);
+            let whole = wire.decode(message, ring.memory, &mut self.refusals, |run| {
                 named.push(run, |parts| back.inflate(memory, parts));
             });
-            ring.spend(bytes);
+            ring.spend(room.message.len());
+            if asks && whole {
+                let chain = room.heads.len() - 1;
+                room.bitmaps.ask(chain, &room.message, behind);
+            }
         }
         let (back, memory) = (&mut self.back, &mut self.memory);
         named.finish(&mut self.refusals, |parts| back.inflate(memory, parts));
@@ -189,8 +206,11 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         } else {
             self.memory.forget();
         }
-        for &head in &room.heads {
-            ring.give_back(head)?;
+        room.bitmaps
+            .sort(self.back.zeros.take().unwrap_or_default());
+        for (nr, &head) in room.heads.iter().enumerate() {
+            let written = room.bitmaps.write(nr, ring.memory, &mut self.refusals);
+            ring.give_back(head, written)?;
         }
         Ok(())
     }
@@ -216,7 +236,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
             if self.hold(held.head, lacking) {
                 return Ok(());
             }
-            ring.give_back(held.head)?;
+            ring.give_back(held.head, 0)?;
         }
         while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
             let mut lacking = Vec::new();
@@ -228,16 +248,16 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
                     back.restore(memory.map(), parts, then, &mut lacking);
                 };
                 let message = (&room.pieces[..], &mut room.message);
-                let bytes = wire.decode(message, ring.memory, &mut self.refusals, |run| {
+                wire.decode(message, ring.memory, &mut self.refusals, |run| {
                     named.push(run, &mut take);
                 });
-                ring.spend(bytes);
+                ring.spend(room.message.len());
                 named.finish(&mut self.refusals, &mut take);
             }
             if self.hold(head, lacking) {
                 break;
             }
-            ring.give_back(head)?;
+            ring.give_back(head, 0)?;
         }
         Ok(())
     }
@@ -271,7 +291,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
             }
             if let Some(before) = self.stats.buffer.replace(head) {
                 self.refusals.add(Refusal::Spare { head });
-                ring.give_back(before)?;
+                ring.give_back(before, 0)?;
             }
             // Drivers of old did not fill their first buffer (5.5.6.3.3).
             let first = !mem::replace(&mut self.stats.first_seen, true);
@@ -291,8 +311,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         room: &mut Room,
     ) -> Result<(), QueueError> {
         // Discarded pages hold zeros; those of a guest that poisons must hold something else (5.5.6.7.2).
-        let poisoned = self.has(Features::PAGE_POISON) && self.config.poison_val != 0;
-        let take = !poisoned && !self.devices();
+        let take = !self.poisoned() && !self.devices();
         self.pages(
             ring,
             room,
@@ -360,7 +379,7 @@ impl<D: Discarder<T>, A: Releaser<T>, M: BalloonMonitor, T> BalloonDevice<D, A, 
         let (back, memory) = (&mut self.back, &self.memory);
         named.finish(&mut self.refusals, |parts| act(back, memory, parts));
         for &head in &room.heads {
-            ring.give_back(head)?;
+            ring.give_back(head, 0)?;
         }
         Ok(())
     }

@@ -119,11 +119,11 @@ impl<'a, Q: QueueT, G: GuestMemory> Ring<'a, Q, G> {
         head < self.ring.size()
     }
 
-    /// Gives a chain back. One that is not a descriptor of the ring was counted before, and cannot be.
-    pub(super) fn give_back(&mut self, head: u16) -> Result<(), QueueError> {
+    /// Gives a chain back, with so many bytes written to its buffers. One that is not a descriptor of the ring was
+    /// counted before, and cannot be.
+    pub(super) fn give_back(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
         if self.has(head) {
-            // No byte is written to buffers.
-            let result = self.ring.add_used(self.memory, head, 0);
+            let result = self.ring.add_used(self.memory, head, written);
             result.map_err(|cause| QueueError::Ring(self.queue, cause))?;
             self.used += 1;
         }

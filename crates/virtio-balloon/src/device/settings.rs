@@ -8,7 +8,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 
 use super::error::BalloonSetupError;
 use super::monitor::Unrestored;
-use crate::features::{BulkBit, Features};
+use crate::features::{BulkBit, Features, InitBit};
 use crate::format::{LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES};
 use crate::map::Region;
 use crate::queues::Numbering;
@@ -26,6 +26,10 @@ pub struct BalloonSettings {
     pub transport: Features,
     /// Messages in bulk; by default none.
     pub bulk: Option<Bulk>,
+    /// The bit of `VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE` (`docs/balloon-bulk.md`); by default the feature is not
+    /// offered. It tells the guest which pages it need not zero, so offer it only if what [`Discarder`](super::Discarder)
+    /// says of zeros is true: not with a user-fault handler that brings discarded pages back.
+    pub init_on_inflate: Option<InitBit>,
     /// How queues are numbered; by default as Linux and the monitors do.
     pub numbering: Numbering,
     /// The byte order of a legacy guest, in which its page numbers, statistics and commands are; one of the
@@ -66,6 +70,7 @@ impl Default for BalloonSettings {
             features: BALLOON.without(Features::FREE_PAGE_HINT),
             transport: Features(1 << VIRTIO_F_VERSION_1 | rings),
             bulk: None,
+            init_on_inflate: None,
             numbering: Numbering::Compressed,
             legacy_order: ByteOrder::Little,
             unrestored: Unrestored::Hold,
@@ -79,6 +84,12 @@ impl BalloonSettings {
         let unknown = self.features.without(BALLOON);
         if unknown.0 != 0 {
             return Err(BalloonSetupError::Feature { unknown });
+        }
+        if let Some((init, bulk)) = self.init_on_inflate.zip(self.bulk) {
+            let bit = init.number();
+            if bit == bulk.bit.number() {
+                return Err(BalloonSetupError::SameBit { bit });
+            }
         }
         let bounds = LEAST_MESSAGE_BYTES as u32..=MOST_MESSAGE_BYTES as u32;
         match self.bulk.map(|bulk| bulk.message_bytes) {

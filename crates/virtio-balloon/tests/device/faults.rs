@@ -1,17 +1,23 @@
 //! Each access to the guest's memory fails: to rings, descriptors and messages.
 
 use virtio_balloon::device::{BalloonSettings, Drained, QueueError};
-use virtio_balloon::{ByteOrder, Features, Queue, Stats, Tag, WIRE_PAGE};
+use virtio_balloon::{ByteOrder, Features, InitBit, Queue, Stats, Tag, WIRE_PAGE};
 
 use crate::faulty::{Away, Faulty};
 use crate::guest::{Guest, at, pages, pfn};
+
+const INIT: InitBit = match InitBit::new(7) {
+    Ok(bit) => bit,
+    Err(_) => panic!("it is proposed"),
+};
 
 /// Two chains of a driver.
 type Put = fn(&mut Guest) -> [u16; 2];
 
 /// Two chains for each queue, and the pages that they name.
-const QUEUES: [(Queue, Put, u64); 5] = [
+const QUEUES: [(Queue, Put, u64); 6] = [
     (Queue::Inflate, |guest| messages(guest, Queue::Inflate), 2),
+    (Queue::Inflate, asking, 2),
     (Queue::Deflate, |guest| messages(guest, Queue::Deflate), 2),
     (Queue::Stats, statistics, 0),
     (Queue::FreePage, hints, 1),
@@ -20,6 +26,14 @@ const QUEUES: [(Queue, Put, u64); 5] = [
 
 fn messages(guest: &mut Guest, queue: Queue) -> [u16; 2] {
     [0, 8].map(|page| guest.pfns(queue, [pfn(page)]))
+}
+
+/// With bitmaps of what is initialized.
+fn asking(guest: &mut Guest) -> [u16; 2] {
+    let init = INIT.feature();
+    let offered = guest.device.features();
+    guest.device.negotiate(offered.with(init)).unwrap();
+    [0, 8].map(|page| guest.asking([pfn(page)], 1).0)
 }
 
 fn statistics(guest: &mut Guest) -> [u16; 2] {
@@ -45,12 +59,14 @@ fn report(guest: &mut Guest, queue: Queue, page: u64) -> u16 {
 }
 
 fn guest() -> Guest {
-    Guest::new(BalloonSettings {
+    let settings = BalloonSettings {
+        init_on_inflate: Some(INIT),
         features: BalloonSettings::default()
             .features
             .with(Features::FREE_PAGE_HINT),
         ..BalloonSettings::default()
-    })
+    };
+    Guest::without(settings, INIT.feature())
 }
 
 /// Pages that the device has taken or given back.
@@ -88,6 +104,20 @@ fn ask(guest: &mut Guest, queue: Queue) {
     }
 }
 
+/// Chains that came back. A byte of bitmap that was written to one has the bit of its page.
+fn used(guest: &mut Guest, queue: Queue) -> Vec<u16> {
+    let written = guest.written(queue).into_iter();
+    let heads = written.map(|(head, bytes)| {
+        if bytes > 0 {
+            let bitmap = guest.rings[at(queue)].base + 16 * (u64::from(head) + 1);
+            let address = u64::from_le_bytes(guest.read(bitmap, 8).try_into().unwrap());
+            assert_eq!((bytes, guest.read(address, 1)), (1, vec![1]));
+        }
+        head
+    });
+    heads.collect()
+}
+
 /// A drain with one fault, and what follows. False when it came to its end without the fault.
 fn survives(queue: Queue, put: Put, named: u64, nth: u64, away: Away) -> bool {
     let what = format!("{queue:?}, access {nth}, {away:?}");
@@ -116,7 +146,7 @@ fn survives(queue: Queue, put: Put, named: u64, nth: u64, away: Away) -> bool {
         "{what}"
     );
     ask(&mut guest, queue);
-    let mut back = guest.used(queue);
+    let mut back = used(&mut guest, queue);
     // A ring that cannot be written to keeps chains, and that is said.
     let ring = matches!(drained, Err(QueueError::Ring(..)));
     let all = sent.iter().all(|head| back.contains(head));
@@ -130,7 +160,7 @@ fn survives(queue: Queue, put: Put, named: u64, nth: u64, away: Away) -> bool {
     let next = put(&mut guest);
     drain_all(&mut guest, queue);
     ask(&mut guest, queue);
-    back.extend(guest.used(queue));
+    back.extend(used(&mut guest, queue));
     assert!(back.ends_with(&next), "{what}: {back:?}");
     let known = back
         .iter()

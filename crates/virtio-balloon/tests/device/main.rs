@@ -19,5 +19,6 @@ mod features;
 mod free;
 mod hostile;
 mod huge;
+mod initialized;
 mod memory;
 mod model;

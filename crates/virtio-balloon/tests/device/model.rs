@@ -6,7 +6,7 @@ use crate::guest::{Act, FREE, Guest, HIGH, LOW, NEXT, at, send_bulk};
 use proptest::prelude::*;
 use runs::{GuestAddr, Joiner, Span};
 use virtio_balloon::device::{BalloonEvent, BalloonSettings, Bulk, Unrestored};
-use virtio_balloon::{Features, Queue, WIRE_PAGE};
+use virtio_balloon::{Features, InitBit, Queue, WIRE_PAGE};
 use virtio_queue::QueueT;
 
 /// Pages that the driver plays with: the first 32 lie in the lower region, 16 at the start of the upper.
@@ -29,6 +29,7 @@ enum Op {
     DrainDeflate,
     Keep(BTreeSet<u8>),
     Lose(BTreeSet<u8>),
+    Stick(BTreeSet<u8>),
     Write(u8),
 }
 
@@ -43,8 +44,18 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::DrainDeflate),
         1 => few().prop_map(Op::Keep),
         1 => few().prop_map(Op::Lose),
+        1 => few().prop_map(Op::Stick),
         3 => (0..PAGES).prop_map(Op::Write),
     ]
+}
+
+/// Form of messages on inflateq.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wire {
+    Pfns,
+    Bulk,
+    /// Page numbers, and a bitmap of those that are initialized.
+    Init,
 }
 
 /// A message: its first descriptor, and the pages that it names.
@@ -60,6 +71,9 @@ struct Model {
     words: BTreeMap<u64, u64>,
     kept: BTreeSet<u64>,
     lost: BTreeSet<u64>,
+    stuck: BTreeSet<u64>,
+    /// Bitmaps of the messages that have one, by their first descriptors: where, and of which pages.
+    asked: BTreeMap<u16, (u64, Vec<u64>)>,
     inflating: VecDeque<Message>,
     deflating: VecDeque<Message>,
     /// The message that is held, and what is missing.
@@ -101,8 +115,8 @@ impl Model {
         let released: BTreeSet<u64> = released.iter().flat_map(|page| self.huge(*page)).collect();
         let free = |page: &u64| self.huge(*page).is_disjoint(&self.kept);
         let discarded: BTreeSet<u64> = released.iter().filter(|page| free(page)).copied().collect();
-        for page in &discarded {
-            self.words.insert(*page, 0);
+        for page in &discarded - &self.stuck {
+            self.words.insert(page, 0);
         }
         (
             released,
@@ -160,9 +174,10 @@ fn bad(guest: &mut Guest, queue: Queue, kind: u8) -> u16 {
     }
 }
 
-fn run(ops: Vec<Op>, page: u64, tells: bool, bulk: bool) {
+fn run(ops: Vec<Op>, page: u64, tells: bool, wire: Wire) {
     let settings = BalloonSettings {
-        bulk: bulk.then(Bulk::default),
+        bulk: (wire == Wire::Bulk).then(Bulk::default),
+        init_on_inflate: (wire == Wire::Init).then(|| InitBit::new(7).unwrap()),
         unrestored: Unrestored::Hold,
         ..BalloonSettings::default()
     };
@@ -191,11 +206,14 @@ fn run(ops: Vec<Op>, page: u64, tells: bool, bulk: bool) {
                 drain_deflate(&mut guest, &mut model);
             }
             Op::Inflate(list) => {
-                let message = send(&mut guest, Queue::Inflate, &list, bulk);
+                let message = match wire {
+                    Wire::Init => ask(&mut guest, &mut model, &list),
+                    _ => send(&mut guest, Queue::Inflate, &list, wire),
+                };
                 model.inflating.push_back(message);
             }
             Op::Deflate(list) => {
-                let message = send(&mut guest, Queue::Deflate, &list, bulk);
+                let message = send(&mut guest, Queue::Deflate, &list, wire);
                 model.deflating.push_back(message);
             }
             Op::Bad(inflate, kind) => {
@@ -215,6 +233,10 @@ fn run(ops: Vec<Op>, page: u64, tells: bool, bulk: bool) {
                 model.lost = pages.into_iter().map(address).collect();
                 guest.notes.borrow_mut().lost = runs(&model.lost);
             }
+            Op::Stick(pages) => {
+                model.stuck = pages.into_iter().map(address).collect();
+                guest.notes.borrow_mut().stuck = runs(&model.stuck);
+            }
             Op::Write(page) => {
                 number += 1;
                 guest.mark(address(page), number);
@@ -230,9 +252,44 @@ fn run(ops: Vec<Op>, page: u64, tells: bool, bulk: bool) {
     assert!(model.held.is_none() && model.deflating.is_empty());
 }
 
-fn send(guest: &mut Guest, queue: Queue, list: &[u8], bulk: bool) -> Message {
+/// A message of page numbers that asks which of them are initialized.
+fn ask(guest: &mut Guest, model: &mut Model, list: &[u8]) -> Message {
+    let pages: Vec<u64> = list.iter().copied().map(address).collect();
+    // A byte more than the device needs.
+    let bytes = pages.len().div_ceil(8) + 1;
+    let (head, bitmap) = guest.asking(pages.iter().map(|page| page / WIRE_PAGE), bytes);
+    let named = pages.iter().copied().collect();
+    model.asked.insert(head, (bitmap, pages));
+    (head, named)
+}
+
+/// The bitmaps that came back say which pages were discarded, and hold zeros.
+fn look_at_bitmaps(
+    guest: &Guest,
+    model: &mut Model,
+    written: &[(u16, u32)],
+    zeroed: &BTreeSet<u64>,
+) {
+    for (head, bytes) in written {
+        let Some((bitmap, pages)) = model.asked.remove(head) else {
+            assert_eq!(*bytes, 0);
+            continue;
+        };
+        assert_eq!(*bytes as usize, pages.len().div_ceil(8));
+        let mut expected = vec![0; *bytes as usize];
+        for (nr, page) in pages.iter().enumerate() {
+            expected[nr / 8] |= u8::from(zeroed.contains(page)) << (nr % 8);
+            assert!(!zeroed.contains(page) || guest.word(*page) == 0);
+        }
+        // Nothing is written behind it.
+        expected.push(0xa5);
+        assert_eq!(guest.read(bitmap, expected.len()), expected);
+    }
+}
+
+fn send(guest: &mut Guest, queue: Queue, list: &[u8], wire: Wire) -> Message {
     let pages: BTreeSet<u64> = list.iter().copied().map(address).collect();
-    let head = match bulk {
+    let head = match wire == Wire::Bulk {
         true => send_bulk(guest, queue, &runs(&pages)),
         // In the order of the list, with what comes twice.
         false => guest.pfns(queue, list.iter().map(|page| address(*page) / WIRE_PAGE)),
@@ -263,15 +320,24 @@ fn drain_inflate(guest: &mut Guest, model: &mut Model) {
         expected.push(Act::Discard(cut.clone()));
     }
     let mut acts = guest.acts();
-    acts.retain(|act| !matches!(act, Act::Event(BalloonEvent::Kept { .. })));
+    let told = |event: &BalloonEvent| {
+        matches!(
+            event,
+            BalloonEvent::Kept { .. } | BalloonEvent::NotDiscarded { .. }
+        )
+    };
+    acts.retain(|act| !matches!(act, Act::Event(event) if told(event)));
     assert_eq!(acts, expected);
     let after = guest.device.counters();
     assert_eq!(after.discards - before.discards, cut.len() as u64);
+    let zeroed = &discarded - &model.stuck;
     assert_eq!(
         after.discarded - before.discarded,
-        discarded.len() as u64 * WIRE_PAGE
+        zeroed.len() as u64 * WIRE_PAGE
     );
-    assert_eq!(guest.used(Queue::Inflate), heads);
+    let written = guest.written(Queue::Inflate);
+    assert!(written.iter().map(|(head, _)| head).eq(&heads));
+    look_at_bitmaps(guest, model, &written, &zeroed);
     look(guest, model);
 }
 
@@ -313,8 +379,8 @@ proptest! {
         ops in proptest::collection::vec(op(), 1..80),
         page in prop_oneof![Just(WIRE_PAGE), Just(4 * WIRE_PAGE)],
         tells in any::<bool>(),
-        bulk in any::<bool>(),
+        wire in prop_oneof![Just(Wire::Pfns), Just(Wire::Bulk), Just(Wire::Init)],
     ) {
-        run(ops, page, tells, bulk);
+        run(ops, page, tells, wire);
     }
 }

@@ -8,7 +8,7 @@ mod guest;
 
 use runs::{GuestAddr, Span};
 use virtio_balloon::device::{BalloonSettings, Bulk, Unrestored, regions};
-use virtio_balloon::{BalloonConfig, Features, Numbering, Queue, WIRE_PAGE};
+use virtio_balloon::{BalloonConfig, Features, InitBit, Numbering, Queue, WIRE_PAGE};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -52,9 +52,13 @@ fn settings(bytes: &mut Bytes<'_>) -> BalloonSettings {
         Unrestored::HandBack,
         Unrestored::NeedsReset,
     ];
+    let features = u64::from(bytes.u8());
+    let bulk = bytes.flag().then(Bulk::default);
+    let init = features & 0x40 != 0 && bulk.is_none();
     BalloonSettings {
-        features: Features(u64::from(bytes.u8()) & 0x3f),
-        bulk: bytes.flag().then(Bulk::default),
+        features: Features(features & 0x3f),
+        bulk,
+        init_on_inflate: InitBit::new(7).ok().filter(|_| init),
         numbering: match bytes.flag() {
             true => Numbering::Specification,
             false => Numbering::Compressed,
@@ -120,14 +124,18 @@ fn play_step(step: u8, bytes: &mut Bytes<'_>, guest: &mut Guest, page: &mut u64)
                 let buffers = runs.map(|run| (run.start, run.len as u32, true));
                 guest.chain(queue, &buffers);
             } else {
-                guest.pfns(
-                    queue,
-                    runs.iter().flat_map(|run| {
-                        (run.start..run.start + run.len)
-                            .step_by(4096)
-                            .map(|page| page / WIRE_PAGE)
-                    }),
-                );
+                let numbers = runs.iter().flat_map(|run| {
+                    (run.start..run.start + run.len)
+                        .step_by(4096)
+                        .map(|page| page / WIRE_PAGE)
+                });
+                let init = guest.device.negotiated();
+                let init = init.is_some_and(|features| features.contains(Features(1 << 7)));
+                if queue == Queue::Inflate && init {
+                    guest.asking(numbers, bytes.below(80));
+                } else {
+                    guest.pfns(queue, numbers);
+                }
             }
         }
         7..10 => drain(queue(bytes), guest, *page),

@@ -55,6 +55,8 @@ pub struct Notes {
     pub lost: Vec<Span<GuestAddr>>,
     /// Parts that the machine does not take.
     pub stuck: Vec<Span<GuestAddr>>,
+    /// Numbers of regions whose backing keeps what is discarded.
+    pub keeping: Vec<usize>,
     /// True if there are devices.
     pub attached: bool,
     /// True if hints are discarded.
@@ -148,12 +150,15 @@ impl Discarder for Seams {
             assert!(guest.covers(&map.run(part)), "{part:?} leaves {guest}");
         }
         let stuck = meeting(map, parts, &self.notes.borrow().stuck);
+        let keeping = self.notes.borrow().keeping.clone();
         let mut bytes = 0;
-        for run in &runs {
+        for (run, part) in runs.iter().zip(parts) {
             assert!(LOW.covers(run) || HIGH.covers(run), "{run} is in no region");
             assert!(run.is_aligned(WIRE_PAGE) && !run.is_empty(), "{run}");
             for page in (run.start..=run.last()).step_by(WIRE_PAGE as usize) {
-                if !stuck.iter().any(|part| map.run(part).contains(page)) {
+                if keeping.contains(&part.region) {
+                    bytes += WIRE_PAGE;
+                } else if !stuck.iter().any(|part| map.run(part).contains(page)) {
                     self.memory
                         .write_slice(&[0; WIRE_PAGE as usize], GuestAddress(page))
                         .unwrap();
@@ -165,6 +170,10 @@ impl Discarder for Seams {
             .into_iter()
             .for_each(|part| failed(part, NotDiscarded::Kernel(16)));
         bytes
+    }
+
+    fn gives_zeros(&self, _: MemoryMap<'_>, region: usize) -> bool {
+        !self.notes.borrow().keeping.contains(&region)
     }
 }
 
@@ -440,27 +449,57 @@ impl Guest {
         self.device.request_stats(ring, &self.memory)
     }
 
+    /// A message of page numbers with a bitmap of so many bytes behind it, all 0xa5. Returns its first descriptor, and
+    /// the bitmap's address.
+    pub fn asking(&mut self, pfns: impl IntoIterator<Item = u64>, bytes: usize) -> (u16, u64) {
+        let message: Vec<u8> = pfns
+            .into_iter()
+            .flat_map(|pfn| (pfn as u32).to_le_bytes())
+            .collect();
+        let numbers = (self.buffer(&message), message.len() as u32, false);
+        let bitmap = self.buffer(&vec![0xa5; bytes]);
+        let head = self.chain(Queue::Inflate, &[numbers, (bitmap, bytes as u32, true)]);
+        (head, bitmap)
+    }
+
+    /// Bytes of the guest's memory.
+    pub fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
+        let mut found = vec![0; bytes];
+        self.memory
+            .read_slice(&mut found, GuestAddress(address))
+            .unwrap();
+        found
+    }
+
     /// The chains that came back since the last look.
     pub fn used(&mut self, queue: Queue) -> Vec<u16> {
+        let used = self.written(queue).into_iter();
+        used.map(|(head, bytes)| {
+            assert_eq!(bytes, 0, "the device writes to no buffer");
+            head
+        })
+        .collect()
+    }
+
+    /// The chains that came back since the last look, and the bytes that the device has written to each.
+    pub fn written(&mut self, queue: Queue) -> Vec<(u16, u32)> {
         let ring = &mut self.rings[at(queue)];
         let used = ring.used();
         let index: u16 = self
             .memory
             .load(GuestAddress(used + 2), Ordering::Acquire)
             .unwrap();
-        let mut heads = Vec::new();
+        let mut written = Vec::new();
         while ring.seen != index {
             let place = used + 4 + 8 * u64::from(ring.seen % SIZE);
             let entry: [u32; 2] = [
                 self.memory.read_obj(GuestAddress(place)).unwrap(),
                 self.memory.read_obj(GuestAddress(place + 4)).unwrap(),
             ];
-            // The device writes to no buffer.
-            assert_eq!(entry[1], 0, "{entry:?}");
-            heads.push(entry[0] as u16);
+            written.push((entry[0] as u16, entry[1]));
             ring.seen = ring.seen.wrapping_add(1);
         }
-        heads
+        written
     }
 
     /// Looks at this used ring with every act from now on.
