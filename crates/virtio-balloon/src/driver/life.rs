@@ -150,7 +150,7 @@ where
         });
         if !chosen {
             if tell {
-                link.tell(Queue::Deflate, *page, held.front(bytes))?;
+                link.tell(Queue::Deflate, *page, held.front(bytes), |_| ())?;
             }
             let before = self.held();
             self.give_back(bytes);
@@ -161,8 +161,8 @@ where
         let (bitmaps, _) = bitmaps.split_at(count);
         let told = match tell {
             true => link
-                .tell(Queue::Deflate, *page, pending.list())
-                .and_then(|_| link.tell_bitmaps(Queue::Deflate, *page, bitmaps)),
+                .tell(Queue::Deflate, *page, pending.list(), |_| ())
+                .and_then(|_| link.tell_bitmaps(Queue::Deflate, *page, bitmaps, |_| ())),
             false => Ok(0),
         };
         let managed = !link.features.contains(Features::DEFLATE_ON_OOM);
@@ -230,16 +230,19 @@ where
         if self.in_hinted(block) || !self.held.insert(block) {
             return Err(DriverError::BadBlock { block });
         }
+        let pages = &mut self.pages;
         let told = self
             .link
-            .tell(Queue::Inflate, self.page, [block].into_iter());
+            .tell(Queue::Inflate, self.page, [block].into_iter(), |run| {
+                pages.initialized(run);
+            });
         if let Err(error) = told {
             // The device has it, or will be told when it answers again.
             self.carry = Some(block);
             return Err(error);
         }
         self.link
-            .tell(Queue::Deflate, self.page, [run].into_iter())?;
+            .tell(Queue::Deflate, self.page, [run].into_iter(), |_| ())?;
         self.held.remove(run);
         Ok(())
     }
@@ -318,9 +321,11 @@ where
         // One of the two is empty.
         let (list, (bitmaps, count)) = (self.pending.list(), self.pending.bitmaps());
         let (bitmaps, _) = bitmaps.split_at(count);
-        let link = &mut self.link;
-        let messages = link.tell(Queue::Inflate, self.page, list)?
-            + link.tell_bitmaps(Queue::Inflate, self.page, bitmaps)?;
+        let (link, page, pages) = (&mut self.link, self.page, &mut self.pages);
+        let messages = link.tell(Queue::Inflate, page, list, |run| pages.initialized(run))?
+            + link.tell_bitmaps(Queue::Inflate, page, bitmaps, |run| {
+                pages.initialized(run);
+            })?;
         self.pending.clear();
         Ok(messages)
     }

@@ -6,7 +6,7 @@
 use core::hint;
 use core::time::Duration;
 
-use runs::{GuestAddr, Span};
+use runs::{GuestAddr, Joiner, Span};
 
 use super::error::DriverError;
 use super::ring::{DESCRIPTOR, Ring, Wrong};
@@ -14,7 +14,7 @@ use super::seams::{BufferMemory, Element, Transport};
 use crate::features::Features;
 use crate::format::{BitmapRecords, LePfns, MessageFormat as _};
 use crate::queues::Queue;
-use crate::source::{EncodeError, GuestPage, MessageSource};
+use crate::source::{EncodeError, GuestPage, MessageSource, WIRE_PAGE};
 
 /// `VIRTIO_F_INDIRECT_DESC` (6).
 pub(super) const INDIRECT: Features = Features(1 << 28);
@@ -56,11 +56,13 @@ const PIECES: usize = QUEUES + 2;
 
 pub(super) type LinkResult<V, T> = Result<V, DriverError<<T as Transport>::Error>>;
 
-/// Where messages are made, and where they lie for the device: as long as the scratch.
+/// Where messages are made, and where they lie for the device: as long as the scratch. The last bytes are a bitmap that the
+/// device writes behind page numbers of inflateq.
 #[derive(Debug)]
 struct Buffer<B> {
     scratch: B,
     place: u64,
+    bitmap: usize,
 }
 
 /// A queue that is set up.
@@ -108,6 +110,33 @@ pub(super) struct Link<T, M: BufferMemory> {
     small: u64,
 }
 
+/// Hands on the whole pages, as runs, of which all bits are set; bits that are not there are not.
+fn initialized(
+    numbers: &[u8],
+    bitmap: &[u8],
+    page: GuestPage,
+    sink: &mut impl FnMut(Span<GuestAddr>),
+) {
+    let mut joiner = Joiner::new();
+    let mut whole = |run: Span<GuestAddr>| {
+        let first = run.start.next_multiple_of(page.bytes());
+        let end = (run.start + run.len) & !(page.bytes() - 1);
+        if first < end {
+            sink(Span::new(first, end - first));
+        }
+    };
+    for (numbers, bits) in numbers.chunks(32).zip(bitmap) {
+        for (nr, number) in numbers.chunks_exact(4).enumerate() {
+            let number = number.try_into().map_or(0, u32::from_le_bytes);
+            if bits >> nr & 1 != 0 {
+                let run = Span::new(u64::from(number) * WIRE_PAGE, WIRE_PAGE);
+                joiner.push(run).into_iter().for_each(&mut whole);
+            }
+        }
+    }
+    joiner.finish().into_iter().for_each(whole);
+}
+
 impl<T: Transport, M: BufferMemory<Error = T::Error>> Link<T, M> {
     pub(super) const fn new(transport: T, memory: M, wait: Wait) -> Self {
         Self {
@@ -134,14 +163,19 @@ impl<T: Transport, M: BufferMemory<Error = T::Error>> Link<T, M> {
         Ok(address)
     }
 
-    /// Room for messages of so many bytes.
-    pub(super) fn message_buffer(&mut self, bytes: usize) -> LinkResult<(), T> {
+    /// Room for messages of so many bytes, and for a bitmap behind them.
+    pub(super) fn message_buffer(&mut self, message: usize, bitmap: usize) -> LinkResult<(), T> {
+        let bytes = message + bitmap;
         let missing = DriverError::NoMemory {
             bytes: bytes as u64,
         };
         let scratch = self.memory.bytes(bytes).ok_or(missing)?;
         let place = self.piece(bytes as u64)?;
-        self.message = Some(Buffer { scratch, place });
+        self.message = Some(Buffer {
+            scratch,
+            place,
+            bitmap,
+        });
         Ok(())
     }
 
@@ -242,18 +276,23 @@ impl<T: Transport, M: BufferMemory<Error = T::Error>> Link<T, M> {
         }
     }
 
-    /// Tells runs, ascending, in as many messages as it takes, and waits for each. Returns how many.
+    /// Tells runs, ascending, in as many messages as it takes, and waits for each. Returns how many. Pages that the device
+    /// says it has initialized go to `sink`.
     pub(super) fn tell(
         &mut self,
         queue: Queue,
         page: GuestPage,
         runs: impl Iterator<Item = Span<GuestAddr>>,
+        mut sink: impl FnMut(Span<GuestAddr>),
     ) -> LinkResult<u64, T> {
         let wire = self.wire;
         let mut source = MessageSource::new(runs, page);
-        self.send(queue, |scratch| match wire {
+        let encode = |scratch: &mut [u8]| match wire {
             Wire::Pfns => LePfns.encode(&mut source, scratch),
             Wire::Bulk => BitmapRecords.encode(&mut source, scratch),
+        };
+        self.send(queue, encode, |numbers, bitmap| {
+            initialized(numbers, bitmap, page, &mut sink);
         })
     }
 
@@ -263,47 +302,91 @@ impl<T: Transport, M: BufferMemory<Error = T::Error>> Link<T, M> {
         queue: Queue,
         page: GuestPage,
         bitmaps: &[(u64, &[u64])],
+        sink: impl FnMut(Span<GuestAddr>),
     ) -> LinkResult<u64, T> {
         let runs = page.stretches_of(bitmaps);
         if self.wire == Wire::Pfns {
-            return self.tell(queue, page, runs);
+            return self.tell(queue, page, runs, sink);
         }
         let mut source = MessageSource::new(runs, page);
-        self.send(queue, |scratch| {
-            BitmapRecords.encode_bitmap(&mut source, scratch)
-        })
+        let encode = |scratch: &mut [u8]| BitmapRecords.encode_bitmap(&mut source, scratch);
+        // Messages in bulk have no bitmap behind them.
+        self.send(queue, encode, |_, _| ())
     }
 
-    /// Sends messages until there is nothing to `encode`, and waits for each.
+    /// Sends messages until there is nothing to `encode`, and waits for each; `sink` receives the message, and what the device
+    /// has written to the bitmap behind it.
     fn send(
         &mut self,
         queue: Queue,
         mut encode: impl FnMut(&mut [u8]) -> Result<usize, EncodeError>,
+        mut sink: impl FnMut(&[u8], &[u8]),
     ) -> LinkResult<u64, T> {
         self.ready()?;
         let mut messages = 0;
         loop {
-            let Some(Buffer { scratch, place }) = &mut self.message else {
+            let Some(buffer) = &mut self.message else {
                 return Err(DriverError::Frozen);
             };
-            let (scratch, address) = (scratch.as_mut(), *place);
-            let used = encode(scratch)?;
+            let (address, scratch) = (buffer.place, buffer.scratch.as_mut());
+            let room = scratch.len().saturating_sub(buffer.bitmap);
+            let (message, bitmap) = scratch.split_at_mut(room);
+            let used = encode(message)?;
             if used == 0 {
                 return Ok(messages);
             }
-            let (bytes, _) = scratch.split_at(used);
+            let (bytes, _) = message.split_at(used);
             self.memory
                 .write(address, bytes)
                 .map_err(DriverError::Seam)?;
-            let (len, write) = (used as u32, false);
-            let element = Element {
+            let element = |address, bytes: usize, write| Element {
                 address,
-                len,
+                len: bytes as u32,
                 write,
             };
-            self.exchange(queue, &[element])?;
+            let bits = match queue {
+                Queue::Inflate => bitmap.len().min(used.div_ceil(32)),
+                _ => 0,
+            };
+            let behind = address + room as u64;
+            let chain = [element(address, used, false), element(behind, bits, true)];
+            let (chain, _) = chain.split_at(1 + usize::from(bits > 0));
+            self.exchange(queue, chain)?;
+            if bits > 0 {
+                self.read_bitmap(queue, used, bits, &mut sink)?;
+            }
             messages += 1;
         }
+    }
+
+    /// The message of `used` bytes was answered: hands on what the device has written of the `bits` bytes behind it.
+    fn read_bitmap(
+        &mut self,
+        queue: Queue,
+        used: usize,
+        bits: usize,
+        sink: &mut impl FnMut(&[u8], &[u8]),
+    ) -> LinkResult<(), T> {
+        let written = match self.queue(queue)? {
+            Virtqueue::Own(ring) => ring.written(),
+            Virtqueue::Platform { number, .. } => {
+                let queues = self.transport.queues();
+                queues.map_or(0, |queues| queues.written(number))
+            }
+        };
+        let Some(buffer) = &mut self.message else {
+            return Err(DriverError::Frozen);
+        };
+        let scratch = buffer.scratch.as_mut();
+        let room = scratch.len().saturating_sub(buffer.bitmap);
+        let (message, bitmap) = scratch.split_at_mut(room);
+        let (bitmap, _) = bitmap.split_at_mut(bits.min(written as usize));
+        self.memory
+            .read(buffer.place + room as u64, bitmap)
+            .map_err(DriverError::Seam)?;
+        let (message, _) = message.split_at(used);
+        sink(message, bitmap);
+        Ok(())
     }
 
     /// The same as [`exchange`](Self::exchange) by a table of its own, where there may be one; up to

@@ -19,6 +19,10 @@
 //! value `VIRTIO_BALLOON_F_PAGE_POISON` is not accepted; with one that the device cannot receive
 //! `VIRTIO_BALLOON_F_PAGE_REPORTING` is not (5.5.6.6.1, 5.5.6.7.1).
 //!
+//! **Initialized pages**: where [`DriverSettings::init_on_inflate`] is accepted, each message on inflateq has a bitmap
+//! behind it, in which the device says which of its pages it has initialized; [`GuestPages::initialized`] hears of them,
+//! and of none where the device has written no bitmap, or a part of one.
+//!
 //! **Rounds**: work is done in rounds of bounded size ([`DriverSettings::round`]), between which
 //! `actual` in the configuration space is brought up to date. When the guest has nothing to give, the
 //! pages taken so far are sent, then there is a pause, and another try, as often as
@@ -32,7 +36,7 @@ use core::time::Duration;
 use runs::{GuestAddr, Span};
 
 use crate::config::{BULK_CONFIG_BYTES, BalloonConfig, CONFIG_BYTES};
-use crate::features::{BulkBit, Features};
+use crate::features::{BulkBit, Features, InitBit};
 use crate::format::MOST_MESSAGE_BYTES;
 use crate::queues::{Numbering, Queue};
 use crate::source::{GuestPage, WIRE_PAGE};
@@ -68,6 +72,9 @@ pub struct DriverSettings {
     pub features: Features,
     /// The bit for messages in bulk: the device's; `None` to send page numbers.
     pub bulk: Option<BulkBit>,
+    /// The bit of `VIRTIO_BALLOON_F_DEVICE_INIT_ON_INFLATE`, the device's; by default `None`. Where it is accepted
+    /// messages in bulk are not, which have no place for its bitmaps (`docs/balloon-bulk.md`).
+    pub init_on_inflate: Option<InitBit>,
     /// How queues are numbered.
     pub numbering: Numbering,
     /// How answers are waited for.
@@ -99,6 +106,7 @@ impl Default for DriverSettings {
         Self {
             features: Features(0x3f),
             bulk: Some(BulkBit::DEFAULT),
+            init_on_inflate: None,
             numbering: Numbering::Compressed,
             wait: Wait::Sleep {
                 most: Duration::from_secs(10),
@@ -264,8 +272,12 @@ where
                 Err(_) => accepted = accepted.without(Features::FREE_PAGE_HINT),
             }
         }
+        let there = |bit: &Features| offered.contains(*bit);
         let bulk = settings.bulk.map(BulkBit::feature);
-        match bulk.filter(|bit| offered.contains(*bit)) {
+        let init = settings.init_on_inflate.map(InitBit::feature);
+        // A bit of both could be of either.
+        let init = init.filter(there).filter(|bit| bulk != Some(*bit));
+        match bulk.filter(there).filter(|_| init.is_none()) {
             Some(bit) if self.bulk()? => {
                 accepted = accepted.with(bit);
                 self.link.wire = Wire::Bulk;
@@ -274,8 +286,10 @@ where
                 self.link.wire = Wire::Pfns;
                 let first = self.link.memory.words(pending::WORDS);
                 self.pending.use_bitmaps(first, self.settings.bitmaps);
-                let bytes = usize::from(settings.pfns.max(1)) * 4;
-                self.link.message_buffer(bytes)?;
+                let pfns = usize::from(settings.pfns.max(1));
+                let bitmap = if init.is_some() { pfns.div_ceil(8) } else { 0 };
+                self.link.message_buffer(pfns * 4, bitmap)?;
+                accepted = accepted.with(init.unwrap_or_default());
             }
         }
         Ok(accepted)
@@ -291,7 +305,7 @@ where
             return Ok(false);
         };
         let bytes = (config.bulk_message_bytes as usize).min(MOST_MESSAGE_BYTES);
-        if self.link.message_buffer(bytes).is_err() {
+        if self.link.message_buffer(bytes, 0).is_err() {
             return Ok(false);
         }
         self.pending.use_bitmaps(Some(first), self.settings.bitmaps);

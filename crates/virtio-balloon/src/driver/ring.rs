@@ -70,6 +70,8 @@ pub(super) struct Ring {
     offered: u16,
     /// The used index that was seen.
     taken: u16,
+    /// Bytes that the device says it has written to the buffer that was taken last.
+    written: u32,
 }
 
 impl Ring {
@@ -95,6 +97,7 @@ impl Ring {
             at: addresses,
             offered: 0,
             taken: 0,
+            written: 0,
         }
     }
 
@@ -104,6 +107,10 @@ impl Ring {
 
     pub(super) const fn size(&self) -> u16 {
         self.size
+    }
+
+    pub(super) const fn written(&self) -> u32 {
+        self.written
     }
 
     pub(super) const fn addresses(&self) -> QueueAddresses {
@@ -162,12 +169,13 @@ impl Ring {
         let mut entry = [0; 8];
         let place = self.at.used + 4 + 8 * u64::from(self.taken % self.size);
         memory.read(place, &mut entry)?;
-        let [a, b, c, d, ..] = entry;
+        let [a, b, c, d, e, f, g, h] = entry;
         let id = u32::from_le_bytes([a, b, c, d]);
         if !self.in_flight() || answers != 1 || id != 0 {
             return Err(Wrong::Answer { answers, id });
         }
         self.taken = used;
+        self.written = u32::from_le_bytes([e, f, g, h]);
         Ok(true)
     }
 }

@@ -33,6 +33,12 @@ pub trait Queues {
 
     /// True when the device has used the buffer, once.
     fn answered(&mut self, queue: u16) -> Result<bool, Self::Error>;
+
+    /// Bytes that the device has written to the buffer that it used last, from its first element to be written on. By
+    /// default none are known: then no page is [initialized](GuestPages::initialized).
+    fn written(&mut self, _queue: u16) -> u32 {
+        0
+    }
 }
 
 /// Where a queue lies, as the device finds it (VIRTIO 1.3, 2.7).
@@ -177,6 +183,12 @@ pub trait GuestPages {
     /// manages so much less or more memory than before, which it does not where the balloon gives way when memory
     /// is short ([`DEFLATE_ON_OOM`](Features::DEFLATE_ON_OOM)).
     fn counted(&mut self, _run: Span<GuestAddr>, _held: bool, _managed: bool) {}
+
+    /// The device says that these whole pages, which are in the balloon, are initialized: they read as zeros, or as the
+    /// poison value if `VIRTIO_BALLOON_F_PAGE_POISON` is negotiated, until the guest writes to them. It may say so again.
+    /// All other pages may hold anything. Called only with
+    /// [`init_on_inflate`](super::DriverSettings::init_on_inflate); a guest that does not trust its host ignores it.
+    fn initialized(&mut self, _run: Span<GuestAddr>) {}
 
     /// Statistics of the guest's memory.
     fn stats(&mut self) -> Stats {

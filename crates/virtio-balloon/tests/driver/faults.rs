@@ -17,9 +17,9 @@ const LIFE: [Step; 6] = [
 ];
 
 /// How far it came: the step whose call failed, if one did.
-fn live(world: &Handle) -> Result<(), (usize, DriverError<String>)> {
+fn live(world: &Handle, settings: DriverSettings) -> Result<(), (usize, DriverError<String>)> {
     let seams = || world.clone();
-    let mut driver = BalloonDriver::new(seams(), seams(), seams(), DriverSettings::default());
+    let mut driver = BalloonDriver::new(seams(), seams(), seams(), settings);
     let driver = match &mut driver {
         Ok(driver) => driver,
         Err(error) => return Err((0, error.clone())),
@@ -40,29 +40,36 @@ fn live(world: &Handle) -> Result<(), (usize, DriverError<String>)> {
 
 #[test]
 fn each_call_that_fails_once_is_reported_and_no_page_is_lost_or_given_back_too_early() {
-    for bulk in [false, true] {
+    for (bulk, init) in [(false, false), (false, true), (true, false)] {
         let mut failed = [0; LIFE.len() + 1];
         for nth in 0.. {
             let mut world = world(0..64);
             if bulk {
                 world = world.bulk();
             }
+            if init {
+                world = world.init();
+            }
+            let settings = DriverSettings {
+                init_on_inflate: world.with(|world| init.then_some(world.init)),
+                ..DriverSettings::default()
+            };
             world.with(|world| world.until_fault = Some(nth));
-            let lived = live(&world);
+            let lived = live(&world, settings);
             // In each case the fake guest has every page again, and none before the device let go.
             world.nothing_is_left();
-            world.with(|world| assert_eq!(world.free.len(), 64, "bulk {bulk} {nth}"));
+            world.with(|world| assert_eq!(world.free.len(), 64, "bulk {bulk} init {init} {nth}"));
             match lived {
                 Err((step, DriverError::Seam(said))) if said == FAULT => failed[step] += 1,
                 // The last messages before a reset may get lost: the reset takes everything back.
                 Ok(()) if world.with(|world| world.until_fault.is_none()) => {}
                 Ok(()) => break,
-                other => panic!("bulk {bulk} {nth}: {other:?}"),
+                other => panic!("bulk {bulk} init {init} {nth}: {other:?}"),
             }
         }
         assert!(
             failed.iter().all(|count| *count > 0),
-            "bulk {bulk} {failed:?}"
+            "bulk {bulk} init {init} {failed:?}"
         );
     }
 }

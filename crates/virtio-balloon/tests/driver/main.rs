@@ -10,5 +10,6 @@
 mod fake;
 
 mod faults;
+mod initialized;
 mod model;
 mod rules;

@@ -1,5 +1,6 @@
 //! The driver against plain sets, in any order of what may happen; and what it says of free memory.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::fake::{Answers, Faked, Handle, PAGE, world};
@@ -44,9 +45,8 @@ fn step(world: &Handle, driver: &mut Faked, op: &Op) -> bool {
         }
         Op::Migrate(old, new) => {
             let pair = world.with(|world| {
-                let nth = |set: &std::collections::BTreeSet<u64>, nr: usize| {
-                    set.iter().nth(nr % set.len().max(1)).copied()
-                };
+                let nth =
+                    |set: &BTreeSet<u64>, nr: usize| set.iter().nth(nr % set.len().max(1)).copied();
                 let (old, new) = (nth(&world.taken, *old)?, nth(&world.free, *new)?);
                 world.free.remove(&new);
                 world.taken.insert(new);
@@ -66,6 +66,7 @@ fn step(world: &Handle, driver: &mut Faked, op: &Op) -> bool {
             world.with(|world| {
                 if let Some(page) = back {
                     world.taken.remove(&page);
+                    world.initialized.remove(&page);
                     world.free.insert(page);
                 }
             });
@@ -86,7 +87,8 @@ proptest! {
     #[test]
     fn every_page_is_in_the_balloon_or_out_of_it(
         ops in proptest::collection::vec(op(), 1..25),
-        bulk in any::<bool>(),
+        (bulk, init) in (any::<bool>(), any::<bool>()),
+        data in proptest::collection::btree_set(0u64..400, 0..40),
         scattered in proptest::collection::btree_set(0u64..400, 1..200),
         bitmaps in 1usize..4,
         round in prop_oneof![Just(u64::MAX), 1u64..90_000],
@@ -98,7 +100,14 @@ proptest! {
         if bulk {
             world = world.bulk();
         }
+        if init {
+            world = world.init();
+        }
+        // Pages of which the device says that they are not initialized.
+        let data: BTreeSet<u64> = data.iter().map(|nr| nr * PAGE).collect();
+        world.with(|world| world.data.clone_from(&data));
         let settings = DriverSettings {
+            init_on_inflate: init.then(|| world.with(|world| world.init)),
             bitmaps,
             round,
             pfns,
@@ -118,6 +127,16 @@ proptest! {
             } else {
                 world.agree(&driver);
             }
+            world.with(|world| {
+                let zeroed = match init {
+                    true => &world.taken - &data,
+                    false => BTreeSet::new(),
+                };
+                match silent {
+                    true => assert!(world.initialized.is_subset(&zeroed)),
+                    false => assert_eq!(world.initialized, zeroed),
+                }
+            });
             prop_assert_eq!(driver.held(), world.with(|world| world.taken.len() as u64) * PAGE);
             if matches!(op, Op::FreezeAndRestore) {
                 silent = false;

@@ -16,8 +16,8 @@ use std::time::Duration;
 use runs::{GuestAddr, Span};
 use virtio_balloon::driver::{DriverSettings, QueueAddresses};
 use virtio_balloon::{
-    BalloonConfig, BalloonDriver, BitmapRecords, BulkBit, ByteOrder, Features, GuestPage, LePfns,
-    MessageFormat as _, Numbering, Queue, Refusals, Stats,
+    BalloonConfig, BalloonDriver, BitmapRecords, BulkBit, ByteOrder, Features, GuestPage, InitBit,
+    LePfns, MessageFormat as _, Numbering, Queue, Refusals, Stats,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -64,6 +64,13 @@ pub(crate) struct World {
     pub(crate) accepted: Option<Features>,
     pub(crate) refuses: bool,
     pub(crate) bulk: BulkBit,
+    pub(crate) init: InitBit,
+    /// Addresses of 4 KiB that the device cannot initialize.
+    pub(crate) data: BTreeSet<u64>,
+    /// The most bytes of a bitmap that the device says it has written.
+    pub(crate) most_written: u32,
+    /// Pages that the guest has been told are initialized.
+    pub(crate) initialized: BTreeSet<u64>,
     pub(crate) numbering: Numbering,
     pub(crate) queue_size: u16,
     queues: BTreeMap<u16, (u16, QueueAddresses, u16)>,
@@ -122,6 +129,10 @@ pub(crate) fn world(free: impl IntoIterator<Item = u64>) -> Handle {
         accepted: None,
         refuses: false,
         bulk: BulkBit::DEFAULT,
+        init: InitBit::new(7).unwrap(),
+        data: BTreeSet::new(),
+        most_written: u32::MAX,
+        initialized: BTreeSet::new(),
         numbering: Numbering::Compressed,
         queue_size: 128,
         queues: BTreeMap::new(),
@@ -159,6 +170,12 @@ impl Handle {
             world.config.bulk_format = BalloonConfig::BITMAP_RECORDS;
             world.config.bulk_message_bytes = 32 << 10;
         });
+        self
+    }
+
+    /// Offers bitmaps of what is initialized.
+    pub(crate) fn init(self) -> Self {
+        self.with(|world| world.offered = world.offered.with(world.init.feature()));
         self
     }
 
@@ -251,13 +268,14 @@ impl World {
                 return;
             }
             self.stats_kept &= queue != Queue::Stats;
-            self.message(queue, &parts);
+            let written = self.message(queue, &parts);
             let (id, times) = match self.answers {
                 Answers::Wrong(id, times) => (id, times),
                 _ => (u32::from(head), 1),
             };
             let used = at.used + 4 + 8 * u64::from(seen % size);
             self.put(used, &id.to_le_bytes());
+            self.put(used + 4, &written.to_le_bytes());
             seen = seen.wrapping_add(times);
             self.put(at.used + 2, &seen.to_le_bytes());
             self.queues.insert(number, (size, at, seen));
@@ -283,9 +301,10 @@ impl World {
         self.stats = Some(stats);
     }
 
-    fn message(&mut self, queue: Queue, parts: &[(u64, u32, bool)]) {
+    /// Returns the bytes that the device says it has written.
+    fn message(&mut self, queue: Queue, parts: &[(u64, u32, bool)]) -> u32 {
         match queue {
-            Queue::Inflate | Queue::Deflate => self.pages(queue, parts),
+            Queue::Inflate | Queue::Deflate => return self.pages(queue, parts),
             Queue::Stats => {}
             Queue::FreePage => match parts {
                 [(address, 4, false)] => {
@@ -313,10 +332,27 @@ impl World {
                 self.messages += 1;
             }
         }
+        0
     }
 
-    fn pages(&mut self, queue: Queue, parts: &[(u64, u32, bool)]) {
+    /// Writes a bit for each page number that is initialized; and then says how much of that is written.
+    fn bitmap(&mut self, numbers: &[u8], bitmap: (u64, u32, bool)) -> u32 {
+        let numbers = numbers.chunks_exact(4);
+        let (address, len, writable) = bitmap;
+        assert_eq!((len as usize, writable), (numbers.len().div_ceil(8), true));
+        let mut bits = vec![0; len as usize];
+        for (nr, number) in numbers.enumerate() {
+            let page = u64::from(u32::from_le_bytes(number.try_into().unwrap())) * PAGE;
+            bits[nr / 8] |= u8::from(!self.data.contains(&page)) << (nr % 8);
+        }
+        self.put(address, &bits);
+        len.min(self.most_written)
+    }
+
+    fn pages(&mut self, queue: Queue, parts: &[(u64, u32, bool)]) -> u32 {
         let features = self.accepted.unwrap();
+        let init = features.contains(self.init.feature()) && queue == Queue::Inflate;
+        let (parts, behind) = parts.split_at(parts.len() - usize::from(init));
         let mut refusals = Refusals::new();
         let mut found = Vec::new();
         let mut message = Vec::new();
@@ -342,6 +378,8 @@ impl World {
         }
         self.messages += 1;
         self.log.push(Event::Message(queue, found));
+        let behind = behind.first();
+        behind.map_or(0, |behind| self.bitmap(&message, *behind))
     }
 
     /// Answers all requests that are not answered yet.

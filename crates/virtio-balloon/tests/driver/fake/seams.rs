@@ -242,6 +242,7 @@ impl GuestPages for Handle {
             for page in pages {
                 assert!(!world.host.contains(&page), "{page:#x} is the host's still");
                 assert!(world.taken.remove(&page), "{page:#x} was never taken");
+                world.initialized.remove(&page);
                 world.free.insert(page);
             }
         });
@@ -254,6 +255,20 @@ impl GuestPages for Handle {
             run.len as i64
         };
         self.with(|world| world.managed += if managed { bytes } else { 0 });
+    }
+
+    fn initialized(&mut self, run: Span<GuestAddr>) {
+        self.with(|world| {
+            assert!(
+                run.is_aligned(world.page.bytes()) && !run.is_empty(),
+                "{run}"
+            );
+            for page in (run.start..run.start + run.len).step_by(world.page.bytes() as usize) {
+                assert!(world.taken.contains(&page), "{page:#x} was never taken");
+                assert!(world.host.contains(&page), "{page:#x} was never told");
+                world.initialized.insert(page);
+            }
+        });
     }
 
     fn stats(&mut self) -> Stats {
