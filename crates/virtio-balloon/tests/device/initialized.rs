@@ -197,12 +197,16 @@ fn a_page_that_kept_its_data_has_no_bit() {
     // Pinned by another user; refused by the machine; both, over one another.
     let mut guest = guest();
     guest.notes.borrow_mut().kept = vec![pages(1, 2)];
-    guest.notes.borrow_mut().stuck = vec![pages(2, 1), pages(5, 1)];
-    let expected = [true, false, false, true, true, false, true, true];
+    guest.notes.borrow_mut().stuck = vec![pages(2, 1), pages(5, 1), pages(7, 1)];
+    let expected = [true, false, false, true, true, false, true, false];
     assert_eq!(bits(&mut guest, 0..8), expected);
-    for nr in [1, 2, 5] {
+    for nr in [1, 2, 5, 7] {
         assert_eq!(guest.word(pages(nr, 1).start), nr + 1);
     }
+    // Less than a page.
+    let mut guest = self::guest();
+    guest.notes.borrow_mut().stuck = vec![Span::new(pages(1, 1).start, 512)];
+    assert_eq!(bits(&mut guest, 0..3), [true, false, true]);
     // A backing that keeps what is discarded.
     let mut guest = self::guest();
     guest.notes.borrow_mut().keeping = vec![1];

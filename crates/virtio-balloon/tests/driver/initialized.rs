@@ -71,15 +71,15 @@ fn bits_that_the_device_has_not_written_are_none() {
 
 #[test]
 fn a_page_of_the_guest_is_initialized_when_all_of_it_is() {
-    for pfns in [16, 32, 256] {
+    for (pfns, data) in [(16, 31), (32, 16), (256, 20)] {
         let large = GuestPage::SIZE_64K;
         let world = world([]).init();
         world.with(|world| {
             world.page = large;
             world.span = Span::new(0, 4 * large.bytes());
             world.free = (0..4).map(|nr| nr * large.bytes()).collect();
-            // The last of the 16 numbers of one page.
-            world.data = pages([31]);
+            // One of the 16 numbers of one page: the last, the first, or another.
+            world.data = pages([data]);
         });
         let mut driver = world.driver(DriverSettings {
             pfns,

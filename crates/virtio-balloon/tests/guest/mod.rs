@@ -166,8 +166,10 @@ impl Discarder for Seams {
                 }
             }
         }
+        // In no particular order.
         stuck
             .into_iter()
+            .rev()
             .for_each(|part| failed(part, NotDiscarded::Kernel(16)));
         bytes
     }
