@@ -3,7 +3,7 @@
 //!     cargo run --release -p dmaspace-hostmem --example pin_rates -- hugetlb-2m 4096 2
 //!
 //! Arguments: the backing, the size in MiB, the piece in MiB (a power of two from 2 to 1024), and
-//! by how many threads the memory is populated (0: as many as its node has processors).
+//! by how many workers the memory is populated (0: as many as its node has processors).
 //! Pools of huge pages are raised for the time of the run. Times are of the clock and of the
 //! processor; on a machine with other work only the second tells something.
 
@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hostmem::{Backing, FrameSource, Mapping, Pinner, RaisedPool};
+use hostmem::{Backing, FrameSource, Mapping, Pinner, Population, RaisedPool};
 use runs::Span;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     let len = text(1, "1024").parse::<u64>()? << 20;
     let piece = text(2, "2").parse::<u64>()? << 20;
 
-    let threads = NonZeroUsize::new(text(3, "0").parse()?);
+    let workers = NonZeroUsize::new(text(3, "0").parse()?);
 
     let _pool = match backing.huge_size() {
         Some(size) => Some(RaisedPool::raise(size, len)?),
@@ -46,7 +46,11 @@ fn main() -> Result<()> {
 
     println!("{len} bytes of {backing}, pieces of {piece} bytes");
     let start = now();
-    mapping.populate_by(threads, on)?;
+    let mut population = Population::new([&*mapping]);
+    if let Some(workers) = workers {
+        population = population.workers(workers);
+    }
+    population.run(on)?;
     let folios = mapping.folios()?;
     report(
         "populate",

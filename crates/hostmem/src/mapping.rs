@@ -337,9 +337,9 @@ impl Mapping {
         self.backing
     }
 
-    /// The node from which its pages are to come, if one was named.
-    pub(crate) const fn node(&self) -> Option<u32> {
-        self.node
+    /// The node from which its pages are to come, if one was named, here or by the policy of the first.
+    pub(crate) fn node(&self) -> Option<u32> {
+        self.node.or_else(|| sys::policy_node(self.address()))
     }
 
     /// Address of the mapping in this process.

@@ -279,11 +279,21 @@ pub(crate) fn allocate(file: BorrowedFd<'_>, part: Span<Offset>) -> io::Result<(
 }
 
 /// Asks for pages of `[address, address + len)` on `node` while it has some, and elsewhere when
-/// it has none (`MPOL_PREFERRED`). Source: mbind(2).
+/// it has none (`MPOL_PREFERRED`).
 pub(crate) fn prefer_node(address: u64, len: u64, node: u32) -> io::Result<()> {
     let mut mask = [0u64; 16];
     let word = mask.get_mut(node as usize / 64).ok_or_else(invalid)?;
     *word |= 1 << (node % 64);
+    set_policy(address, len, libc::MPOL_PREFERRED, &mask)
+}
+
+/// Gives the pages of `[address, address + len)` a policy over the nodes of `mask`. Source: mbind(2).
+pub(crate) fn set_policy(
+    address: u64,
+    len: u64,
+    mode: libc::c_int,
+    mask: &[u64; 16],
+) -> io::Result<()> {
     // SAFETY: a policy decides where pages come from and changes no bytes, wherever the range
     // lies; the mask has the 1024 bits that are announced (the kernel reads one bit less).
     let result = unsafe {
@@ -291,13 +301,44 @@ pub(crate) fn prefer_node(address: u64, len: u64, node: u32) -> io::Result<()> {
             libc::SYS_mbind,
             address,
             len,
-            libc::MPOL_PREFERRED,
+            mode,
             mask.as_ptr(),
             1024 + 1,
             0,
         )
     };
     check(result as libc::c_int)
+}
+
+/// The one node that the policy of the memory at `address` names; `None` where it names none or several,
+/// or when the kernel does not tell. Source: get_mempolicy(2), `MPOL_F_ADDR`.
+pub(crate) fn policy_node(address: u64) -> Option<u32> {
+    const MODE_FLAGS: libc::c_int = libc::MPOL_F_STATIC_NODES | libc::MPOL_F_NUMA_BALANCING;
+    // Numbers of `include/uapi/linux/mempolicy.h` that libc lacks; the second since Linux 5.15.
+    const OF_ADDRESS: libc::c_ulong = 1 << 1;
+    const PREFERRED_MANY: libc::c_int = 5;
+    let mut mode: libc::c_int = 0;
+    let mut mask = [0u64; 16];
+    // SAFETY: the kernel writes one word to `mode` and to the mask at most the 1024 bits that are
+    // announced (it reads one bit less); it looks the address up and reads nothing there.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut mode,
+            mask.as_mut_ptr(),
+            1024 + 1,
+            address,
+            OF_ADDRESS,
+        )
+    };
+    // With MPOL_F_RELATIVE_NODES, which stays in the mode, the numbers are those of a set of nodes.
+    let named = matches!(
+        mode & !MODE_FLAGS,
+        libc::MPOL_PREFERRED | libc::MPOL_BIND | PREFERRED_MANY
+    );
+    let mut nodes = runs::bitmap::runs(&mask).flat_map(|run| run.start..run.end);
+    let first = nodes.next().filter(|_| result == 0 && named);
+    first.filter(|_| nodes.next().is_none())?.try_into().ok()
 }
 
 /// A set of processors: as many as Linux can have (`NR_CPUS` is at most 8192).

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dmaspace::iommu::DomainId;
-use hostmem::{Backing, FrameSource, Machine, Mapping, PinKind, Pinner};
+use hostmem::{Backing, FrameSource, Machine, Mapping, PinKind, Pinner, Population};
 use ioas::{HostMemory, Ioas, Ledger, Memory};
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use runs::{PageSizes, Span};
@@ -24,7 +24,7 @@ const BYTES: u64 = 4 << 20;
 const SAMPLES: usize = 16;
 /// Tables for as much in small pages: 32 with leaves, and those above.
 const TABLES: u64 = 64;
-/// Bytes for each of several threads: less is left to one (`Mapping::populate_by`).
+/// Bytes for each of several threads: less is left to one (`Population::run`).
 const BYTES_OF_A_THREAD: u64 = 64 << 20;
 /// Samples of all processors together, of which there are fewer where they last longer.
 const SAMPLES_TOGETHER: [usize; 2] = [5, 9];
@@ -110,8 +110,8 @@ fn fault(backing: Backing, page: u64) -> Option<Rate> {
     for _ in 0..SAMPLES {
         let mapping = Mapping::new(backing, BYTES, None).ok()?;
         let started = processor_ns(ClockId::ThreadCPUTime);
-        let go_on = &mut |_| ControlFlow::Continue(());
-        mapping.populate_by(Some(NonZeroUsize::MIN), go_on).ok()?;
+        let mut population = Population::new([&mapping]).workers(NonZeroUsize::MIN);
+        population.run(&mut |_| ControlFlow::Continue(())).ok()?;
         let pages = (BYTES / page) as f64;
         samples.push((processor_ns(ClockId::ThreadCPUTime) - started) / pages);
         if backing == Backing::Thp && mapping.folios().ok()?.huge < BYTES {
@@ -179,7 +179,7 @@ fn processor_ns(clock: ClockId) -> f64 {
 /// more processor time together than one alone. `None` where there is one processor, or memory for one.
 fn together(backing: Backing, nodes: &[u32], room: u64) -> Option<Together> {
     let most = room / (4 * BYTES_OF_A_THREAD) / nodes.len() as u64;
-    // Where nodes differ in processors, some threads of a node wait for each other.
+    // Where nodes differ in processors, some workers of a node wait for each other.
     let each = processors().div_ceil(nodes.len() as u32);
     let each = NonZeroUsize::new(u64::from(each).min(most) as usize)?;
     let threads = each.get() * nodes.len();
@@ -187,13 +187,16 @@ fn together(backing: Backing, nodes: &[u32], room: u64) -> Option<Together> {
         return None;
     }
     let bytes = each.get() as u64 * BYTES_OF_A_THREAD;
-    let bring_in = |node| {
-        // Binding takes a system call that containers may not have.
-        let node = (nodes.len() > 1).then_some(node);
-        let mapping = Mapping::new(backing, bytes, node).ok()?;
-        let go_on = &mut |_| ControlFlow::Continue(());
-        mapping.populate_by(Some(each), go_on).ok()?;
-        Some(mapping)
+    let bring_in = || {
+        let of = |node| {
+            // Binding takes a system call that containers may not have.
+            let node = (nodes.len() > 1).then_some(node);
+            Mapping::new(backing, bytes, node).ok()
+        };
+        let mappings: Vec<Mapping> = nodes.iter().map(|node| of(*node)).collect::<Option<_>>()?;
+        let mut population = Population::new(&mappings).workers(each);
+        population.run(&mut |_| ControlFlow::Continue(())).ok()?;
+        Some(mappings)
     };
     touch(bytes * nodes.len() as u64);
     let began = Instant::now();
@@ -201,14 +204,7 @@ fn together(backing: Backing, nodes: &[u32], room: u64) -> Option<Together> {
     let mut samples = Vec::new();
     while samples.len() < least || samples.len() < most && began.elapsed() < LONG {
         let started = processor_ns(ClockId::ProcessCPUTime);
-        let mappings = thread::scope(|scope| {
-            let threads: Vec<_> = nodes
-                .iter()
-                .map(|node| scope.spawn(|| bring_in(*node)))
-                .collect();
-            let found = threads.into_iter().map(|thread| thread.join().ok()?);
-            found.collect::<Option<Vec<Mapping>>>()
-        })?;
+        let mappings = bring_in()?;
         let taken = (processor_ns(ClockId::ProcessCPUTime) - started) / threads as f64;
         samples.push(bytes as f64 * mappings.len() as f64 * 1e9 / taken);
     }

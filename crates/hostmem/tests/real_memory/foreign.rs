@@ -8,7 +8,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hostmem::{Backing, FrameSource, FramesError, Mapping, MappingError, PopulateError};
+use hostmem::{
+    Backing, FrameSource, FramesError, Mapping, MappingError, PopulateError, Population,
+};
 use runs::{Offset, Span};
 
 use super::*;
@@ -160,10 +162,12 @@ fn a_page_that_cannot_be_brought_in_is_named_whoever_meets_it() {
     for threads in [1, 3] {
         let mapping = owner.map(Span::new(0, 192 * MIB), Some((fd(), 0))).unwrap();
         let mut told = Vec::new();
-        let failed = mapping.populate_by(NonZeroUsize::new(threads), &mut |done| {
-            told.push(done);
-            ControlFlow::Continue(())
-        });
+        let failed = Population::new([&mapping])
+            .workers(NonZeroUsize::new(threads).unwrap())
+            .run(&mut |done| {
+                told.push(done);
+                ControlFlow::Continue(())
+            });
         match failed {
             Err(PopulateError::Refused { offset, .. }) => assert_eq!(offset, 64 * MIB),
             result => panic!("{result:?}"),

@@ -14,6 +14,7 @@ mod guest_memfd;
 mod limits;
 mod pins;
 mod places;
+mod population;
 mod shrinking;
 mod user_faults;
 

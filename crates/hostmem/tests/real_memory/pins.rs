@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use hostmem::{
     Backing, Counter, FrameSource, FramesError, HugeSize, Mapping, PinError, PinKind, Pinner, Pool,
-    PopulateError, UnpinError,
+    PopulateError, Population, UnpinError,
 };
 use runs::Span;
 
@@ -299,14 +299,16 @@ fn stopping_in_the_middle_gives_everything_back() {
     let free = Pool::read(HugeSize::TwoMiB);
     let mapping = Arc::new(Mapping::new(Backing::Thp, len, None).unwrap());
     let mut calls = 0;
-    let stopped = mapping.populate_by(NonZeroUsize::new(1), &mut |_| {
-        calls += 1;
-        if calls == 2 {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
-    });
+    let stopped = Population::new([&*mapping])
+        .workers(NonZeroUsize::MIN)
+        .run(&mut |_| {
+            calls += 1;
+            if calls == 2 {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        });
     match stopped {
         Err(PopulateError::Interrupted { done }) => assert_eq!(done, 128 * MIB),
         result => panic!("{result:?}"),

@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ops::ControlFlow;
 
-use hostmem::{GuestRegionError, Mapping, PinnerError, PopulateError};
+use hostmem::{GuestRegionError, Mapping, PinnerError, PopulateError, Population};
 use iopt::{Interruption, Prot};
 use runs::{GuestAddr, Span};
 use vm_memory::bitmap::Bitmap;
@@ -192,9 +192,9 @@ impl GuestRam {
             .map(|region| (region.base, &region.memory))
     }
 
-    /// Brings in the pages of all regions, which is faster than to have the pin do it: see
-    /// [`Mapping::populate`]. `progress` receives how many bytes of all regions are done, and may stop
-    /// the work.
+    /// Brings in the pages of all regions at once, which is faster than to have the pin do it: a
+    /// [`Population`] of them, with workers on the nodes that the policy of each region names (`mbind`).
+    /// `progress` receives how many bytes of all regions are done, and may stop the work.
     ///
     /// # Errors
     ///
@@ -203,32 +203,16 @@ impl GuestRam {
         &self,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<(), GuestRamError> {
-        let total: u64 = self.regions.iter().map(|region| region.span().len).sum();
-        let mut before = 0;
-        for region in &self.regions {
-            let mut stop = false;
-            let populated = region.mapping.populate(&mut |done| {
-                let flow = progress(before + done);
-                stop = flow.is_break();
-                flow
-            });
-            match populated {
-                Err(PopulateError::Interrupted { done }) => {
-                    let done = before + done;
-                    return Err(GuestRamError::Interrupted { done });
-                }
-                Err(cause) => {
-                    let region = region.span();
-                    return Err(GuestRamError::Populate { region, cause });
-                }
-                Ok(()) => before += region.span().len,
+        let mappings = self.regions.iter().map(|region| &*region.mapping);
+        let populated = Population::new(mappings).run(progress);
+        populated.map_err(|cause| match cause {
+            PopulateError::Interrupted { done } => GuestRamError::Interrupted { done },
+            cause => {
+                let region = cause.mapping().and_then(|nth| self.regions.get(nth));
+                let region = region.map_or(Span::default(), Region::span);
+                GuestRamError::Populate { region, cause }
             }
-            // At the end of a region, and there are others.
-            if stop && before < total {
-                return Err(GuestRamError::Interrupted { done: before });
-            }
-        }
-        Ok(())
+        })
     }
 }
 
