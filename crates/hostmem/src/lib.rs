@@ -4,10 +4,10 @@
 //!
 //! For monitors and user-space drivers that give memory to a device, and for tools that look how it is backed.
 //!
-//! A [`Mapping`] is a memory object of this process, made of one kind of [`Backing`]. A
-//! [`Pinner`] pins a part of it for the long term. The [`Pin`] is charged to a [`Counter`] of the
-//! kernel and is the only one that yields physical runs, since pinning may move pages: pin first,
-//! then look.
+//! A [`Mapping`] is a memory object of this process, made of one kind of [`Backing`]. A [`Population`]
+//! brings in the pages of many at once. A [`Pinner`] pins a part of one for the long term. The [`Pin`]
+//! is charged to a [`Counter`] of the kernel and is the only one that yields physical runs, since
+//! pinning may move pages: pin first, then look.
 //!
 //! Files that a process hands over that is not trusted are a [`PeerFile`] first: a [`PeerEvent`] never blocks, and memory files
 //! that become shorter are watched by a [`ShrinkWatch`].

@@ -139,9 +139,9 @@ impl<'a> Population<'a> {
     }
 
     /// Brings in what is left. After each chunk `progress` receives, in this thread, how many bytes of
-    /// all mappings are [done](Self::done), and may stop the work. Work for one worker
-    /// (it is asked for, or less than 128 MiB are left) is left to this thread, unless it is of another
-    /// node than that on which [`new`](Self::new) was called.
+    /// all mappings are [done](Self::done), and may stop the work. Where one worker is enough, since no
+    /// more are asked for or less than 128 MiB are left, and the memory is of the node on which
+    /// [`new`](Self::new) was called, this thread is the worker.
     ///
     /// # Errors
     ///
@@ -215,6 +215,7 @@ impl<'a> Group<'a> {
     /// each whole chunk.
     fn prepare(&self, chunk: u64, most: Option<NonZeroUsize>) -> usize {
         let mut rest = self.rest();
+        // The end comes first.
         rest.sort_by_key(|part| {
             let pages = part.mapping.backing().largest_page();
             Reverse((Reverse(pages), part.nth, part.span.start))

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use hostmem::{Backing, GuestRegionError, Mapping, Pinner};
+use hostmem::{Backing, GuestRegionError, Mapping, Pinner, PopulateError};
 use ioas::{GuestRam, GuestRamError, Ledger, MapError, MemoryObject};
 use iommu::{BadTarget, DeviceId, DomainId, SoftwareUnit, TargetMemory, Unit};
 use iopt::Prot;
@@ -15,6 +15,7 @@ use vm_memory::{
     Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
     GuestRegionMmap, VolatileMemory,
 };
+use vmm_sys_util::tempfile::TempFile;
 
 use super::{Ioas, MIB, alone, counted, runs_of, space};
 
@@ -190,6 +191,30 @@ fn pages_of_all_regions_are_brought_in_until_it_is_stopped() {
         assert_eq!(result, 0);
         assert!(there.iter().all(|page| page & 1 == 1));
     }
+}
+
+#[test]
+fn the_region_whose_pages_cannot_be_brought_in_is_named() {
+    let file = TempFile::new().unwrap().into_file();
+    file.set_len(4 * MIB).unwrap();
+    let file = Arc::new(file);
+    let of_file = FileOffset::from_arc(file.clone(), 0);
+    let ranges = [
+        (GuestAddress(0), 4 << 20, None),
+        (GuestAddress(HIGH), 4 << 20, Some(of_file)),
+    ];
+    let guest = GuestMemoryMmap::<()>::from_ranges_with_files(ranges).unwrap();
+    let ram = GuestRam::new(&guest, &Ledger::unlimited()).unwrap();
+    file.set_len(MIB).unwrap();
+    let failed = ram.populate(&mut |_| ControlFlow::Continue(()));
+    assert!(
+        matches!(
+            &failed,
+            Err(GuestRamError::Populate { region, cause: PopulateError::Refused { offset: 0, .. } })
+                if *region == Span::new(HIGH, 4 * MIB)
+        ),
+        "{failed:?}"
+    );
 }
 
 #[test]
