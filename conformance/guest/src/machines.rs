@@ -304,6 +304,7 @@ pub const MACHINES: &[Machine] = &[
             "devices_are_on_the_planned_nodes",
             "nodes_are_those_of_sysfs",
             "own_tables_lie_on_their_nodes",
+            "memory_of_both_nodes_is_brought_in_there",
             "check_places_tables_on_both_nodes",
             "iommufd_has_a_table_on_each_node",
             "iommufd_lends_a_table_to_another_node",

@@ -1,16 +1,19 @@
 //! Two memory nodes with devices below each: tables lie where the devices are, over memory that is pinned
-//! once.
+//! once, and memory is brought in where it is to be.
 
 use std::{
     collections::BTreeSet,
     fs,
+    ops::ControlFlow,
     path::Path,
     sync::{Arc, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail, ensure};
 use guest::machines::{Machine, Unit};
-use hostmem::Backing;
+use hostmem::{Backing, KernelNodes, Mapping, Population};
 use ioas::{
     Endpoint, Ioas, Ledger, NodeTables, Placement,
     iommufd::{BoundDevice, SpaceMapper},
@@ -268,6 +271,85 @@ pub(crate) fn lent(_: &Machine) -> anyhow::Result<()> {
         if nth / words <= 1 { nth % words } else { nth }
     })?;
     Ok(space.close()?)
+}
+
+/// Threads that populate: the processors that each may use, and the one on which it has run last.
+///
+/// Source: Linux, Documentation/filesystems/proc.rst, tables 1-2 and 1-4.
+fn workers() -> anyhow::Result<BTreeSet<(String, u32)>> {
+    let mut found = BTreeSet::new();
+    for task in fs::read_dir("/proc/self/task")? {
+        let task = task?.path();
+        let read = |file| fs::read_to_string(task.join(file));
+        // It may have ended.
+        let (Ok(status), Ok(stat)) = (read("status"), read("stat")) else {
+            continue;
+        };
+        let line = |name| status.lines().find_map(|line| line.strip_prefix(name));
+        if line("Name:").map(str::trim) != Some("populate") {
+            continue;
+        }
+        let allowed = line("Cpus_allowed_list:").context("no Cpus_allowed_list")?;
+        // Words after the name in brackets; the first of them is the third.
+        let (_, words) = stat.rsplit_once(')').context("no name")?;
+        let processor = words.split_whitespace().nth(39 - 3);
+        let processor = processor.context("no processor")?.parse()?;
+        found.insert((allowed.trim().to_owned(), processor));
+    }
+    Ok(found)
+}
+
+/// Memory of both nodes is brought in at once, on each by a worker that runs there, whichever node this
+/// thread runs on.
+pub(crate) fn populated(_: &Machine) -> anyhow::Result<()> {
+    // Two chunks of 64 MiB: at the first report, both workers have one to report.
+    const LEN: u64 = 128 << 20;
+    // The machine has a processor on each node.
+    let mut expected = BTreeSet::new();
+    for node in [0, 1] {
+        let processors = KernelNodes.processors(node);
+        let [only] = processors[..] else {
+            bail!("node {node} has the processors {processors:?}");
+        };
+        expected.insert((only.to_string(), only));
+    }
+    for nodes in [[0, 1], [1, 0]] {
+        let small = Mapping::new(Backing::Anon4K, LEN, Some(nodes[0]))?;
+        let huge = Mapping::new(Backing::Thp, LEN, Some(nodes[1]))?;
+        let mut population = Population::new([&small, &huge]);
+        let (mut told, mut seen, began) = (Vec::new(), None, Instant::now());
+        population.run(&mut |done| {
+            // Workers move to their processors in a moment.
+            while told.is_empty() {
+                let found = workers();
+                let there = found.as_ref().is_ok_and(|found| *found == expected);
+                let late = began.elapsed() > Duration::from_secs(100);
+                seen = Some(found);
+                if there || late {
+                    break;
+                }
+                thread::yield_now();
+            }
+            told.push(done);
+            ControlFlow::Continue(())
+        })?;
+        let seen = seen.context("nothing was told")??;
+        ensure!(
+            seen == expected,
+            "workers run on {seen:?}, not on {expected:?}"
+        );
+        let steps = [1, 2, 3, 4].map(|chunks| chunks * (64 << 20));
+        ensure!(told == steps, "told: {told:?}");
+        for (mapping, node) in [&small, &huge].into_iter().zip(nodes) {
+            let found = mapping.nodes()?;
+            ensure!(
+                found == [(Some(node), LEN)],
+                "{} of node {node}: {found:?}",
+                mapping.backing()
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Looks whether each of these addresses is on `node`.

@@ -64,6 +64,7 @@ const TESTS: &[(&str, Test)] = &[
     ("devices_are_on_the_planned_nodes", numa::planned),
     ("nodes_are_those_of_sysfs", numa::topology),
     ("own_tables_lie_on_their_nodes", numa::own_tables),
+    ("memory_of_both_nodes_is_brought_in_there", numa::populated),
     ("check_places_tables_on_both_nodes", numa::program),
     ("iommufd_has_a_table_on_each_node", numa::iommufd),
     ("iommufd_lends_a_table_to_another_node", numa::lent),
