@@ -107,6 +107,7 @@ impl MapError {
             Self::Table(iopt::TableMapError::NoTables(_)) => Errno::ENOMEM,
             Self::Pin(PinFailed::Refused(_)) => Errno::EFAULT,
             Self::Interrupted | Self::Pin(PinFailed::Interrupted) => Errno::EINTR,
+            Self::Revoked { .. } => Errno::ENODEV,
             Self::Table(_) => Errno::EINVAL,
             _ => return None,
         })

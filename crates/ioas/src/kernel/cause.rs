@@ -28,6 +28,8 @@ pub(super) struct MapRequest<'a> {
     pub(super) memory: Span<UserMemory>,
     /// Access that devices have.
     pub(super) prot: Prot,
+    /// It is registers of a device.
+    pub(super) registers: bool,
     /// The smallest page of the IOMMU, bytes; 1 for an address space without a device.
     pub(super) granule: u64,
     /// The device addresses that can be mapped, first and last; none when that is not known.
@@ -59,6 +61,8 @@ pub(super) enum MapCause {
     Memory,
     /// The limit on locked memory, or no memory left for the kernel.
     Limit,
+    /// The dma-buf is revoked.
+    Revoked,
     /// The kernel does not know the operation, or one of its flags.
     Unsupported,
     /// The number says nothing that the request explains: for a memory file, a part past its end.
@@ -94,6 +98,8 @@ pub(super) fn map_cause(profile: Profile, errno: i32, request: &MapRequest<'_>) 
         libc::ENOTTY | libc::EOPNOTSUPP | libc::E2BIG => MapCause::Unsupported,
         libc::ENOSPC if profile == Profile::Type1 => MapCause::TooMany,
         libc::ENOSPC => MapCause::NoRoom,
+        // Source: Linux 7.2, `drivers/vfio/pci/vfio_pci_dmabuf.c`: what attaches to a dma-buf that is revoked.
+        libc::ENODEV if profile == Profile::Iommufd && request.registers => MapCause::Revoked,
         libc::EOVERFLOW => overflow(profile, request),
         libc::EINVAL => invalid(request),
         _ => MapCause::Other,
@@ -174,6 +180,7 @@ mod tests {
         iova: Some(1 << 32),
         memory: Span::new(0x7f00_0000_0000, 2 << 20),
         prot: Prot::RW,
+        registers: false,
         granule: 4096,
         windows: &WINDOWS,
     };
@@ -240,6 +247,9 @@ mod tests {
         use MapCause::*;
         assert_eq!(both(libc::ENOSPC, &GOOD), [TooMany, NoRoom]);
         assert_eq!(both(libc::EOPNOTSUPP, &GOOD), [Unsupported; 2]);
+        let registers = with(|r| r.registers = true);
+        assert_eq!(both(libc::ENODEV, &registers), [Other, Revoked]);
+        assert_eq!(both(libc::ENODEV, &GOOD), [Other; 2]);
         let all = with(|r| (r.iova, r.memory) = (Some(0), Span::new(0, u64::MAX)));
         assert_eq!(both(libc::EOVERFLOW, &all), [Other, IovaOverflow]);
         // Half of the address space is more than iommufd looks for room.

@@ -183,9 +183,14 @@ impl<K: Mapper> Mappings<K> {
         }
     }
 
-    /// Others can be copied from this piece, if it is not copied itself.
+    /// Others can be copied from this piece, if it is not copied itself and has memory. Registers of a device cost no
+    /// pin, and the kernel takes a revoked dma-buf of them out of the tables for good, but not the mapping: a copy
+    /// would translate nothing, without an error.
+    ///
+    /// Source: Linux 7.2, `drivers/iommu/iommufd/pages.c`, `iopt_revoke_notify` and `iopt_area_fill_domains`.
     fn note_origin(&self, piece: &Piece) {
-        if let (Some(shares), false) = (self.mapper.shares(), piece.copied) {
+        let can_be_copied = !piece.copied && !piece.stretch.memory.object().is_mmio();
+        if let (Some(shares), true) = (self.mapper.shares(), can_be_copied) {
             let (stretch, at) = (&piece.stretch, piece.stretch.range.start);
             let writable = stretch.prot.contains(Prot::WRITE);
             let place = (self.mapper.number(), at);

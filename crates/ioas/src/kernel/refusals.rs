@@ -78,6 +78,7 @@ pub(super) fn map_refused(profile: Profile, error: KernelError, asked: &Refused<
             Some(over) => MapError::OverLimit(over),
             None => MapError::Kernel(Box::new(error)),
         },
+        MapCause::Revoked => MapError::Revoked { range: wanted },
         _ if number == Errno::EINTR => MapError::Interrupted,
         MapCause::MemoryOverflow | MapCause::Unsupported | MapCause::Other => {
             MapError::Kernel(Box::new(error))
@@ -168,6 +169,7 @@ mod tests {
                 iova: Some(0x10_0000),
                 memory: Span::new(0x7000_0000, 0x2000),
                 prot: iopt::Prot::RW,
+                registers: false,
                 granule: 0x1000,
                 windows: &[],
             },
@@ -251,6 +253,10 @@ mod tests {
                 most: 65_535
             }
         ));
+        let registers = with(|asked| asked.request.registers = true);
+        let revoked = map_refused(Profile::Iommufd, refusal(Errno::ENODEV), &registers);
+        assert!(matches!(revoked, Revoked { range } if range == asked().range));
+        assert_eq!(revoked.errno(Profile::Iommufd), Some(Errno::ENODEV));
         let room = map(Profile::Iommufd, Errno::ENOSPC);
         assert!(matches!(room, NoRoom { len: 0x2000 }));
         // And back: what has a name has the number that it came from.

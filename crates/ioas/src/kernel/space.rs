@@ -236,6 +236,7 @@ impl<K: Mapper> KernelSpace<K> {
                 iova: Some(part.range.start),
                 memory: Span::new(memory, part.range.len),
                 prot: part.prot,
+                registers: object.is_mmio(),
                 granule: self.info.granule,
                 windows: self.info.ranges.as_deref().unwrap_or_default(),
             },

@@ -109,6 +109,15 @@ pub enum MapError {
     /// The memory cannot be pinned.
     #[error(transparent)]
     Pin(PinFailed),
+    /// The memory is a BAR by a dma-buf, which is revoked: its device does not answer at the BAR now, since memory
+    /// decoding is off in its command register, it is in power state D3hot, or it is gone.
+    #[error(
+        "the dma-buf for {range} is revoked: its device does not answer at the BAR (memory decoding is off, or D3hot)"
+    )]
+    Revoked {
+        /// The range that was asked for.
+        range: Span<Iova>,
+    },
     /// The runs of the pinned memory cannot be found.
     #[error("cannot find the physical runs of pinned memory")]
     Runs(#[source] Cause),

@@ -352,6 +352,48 @@ fn iommufd_charges_memory_once_wherever_it_is() {
     assert_eq!((ledger.in_use(), world.lock().unwrap().locked()), (0, 0));
 }
 
+/// The kernel copies a revoked dma-buf as it copies any other mapping, and nothing is translated then.
+#[test]
+fn registers_are_mapped_by_their_file_each_time() {
+    let world = World::new(Plain::<true>::PROFILE);
+    let shares: Arc<Shares> = Arc::default();
+    let ledger = Ledger::unlimited();
+    let spaces: Vec<Ioas> = (0..2)
+        .map(|_| Ioas::over_mapper(Plain::<true>::new(&world, &shares)))
+        .collect();
+    let file = File::open("/dev/null").unwrap();
+    let registers = Memory::new(Arc::new(Registers { len: MIB, file }), &ledger);
+    let whole = Span::new(0, MIB);
+    for (space, iova) in [(0, GIB), (0, 2 * GIB), (1, GIB)] {
+        if iova == GIB {
+            spaces[space].attach(Arc::<Device>::default()).unwrap();
+        }
+        spaces[space]
+            .map(iova, &registers, whole, Prot::RW)
+            .unwrap();
+    }
+    {
+        let world = world.lock().unwrap();
+        let found = [(0, GIB), (0, 2 * GIB), (1, GIB)]
+            .map(|(space, iova)| world.spaces[space].mappings[&iova]);
+        assert!(found.iter().all(|mapping| mapping.from_file), "{found:?}");
+        // A copy would have the pages of what it is copied from.
+        let pages = found.map(|mapping| mapping.pages);
+        assert!(pages[0] != pages[1] && pages[0] != pages[2], "{pages:?}");
+    }
+    for space in spaces {
+        space.close().unwrap();
+    }
+    assert!(
+        world
+            .lock()
+            .unwrap()
+            .spaces
+            .iter()
+            .all(|space| space.mappings.is_empty())
+    );
+}
+
 #[test]
 fn what_was_copied_is_copied_again_when_an_unmap_stops_half_way() {
     let mut setup = Setup::<true>::attached(None);

@@ -64,6 +64,41 @@ impl MemoryObject for Fake {
     }
 }
 
+/// Registers of a device by a dma-buf.
+#[derive(Debug)]
+#[cfg(feature = "iommufd")]
+pub(crate) struct Registers {
+    pub(crate) len: u64,
+    pub(crate) file: File,
+}
+
+#[cfg(feature = "iommufd")]
+impl MemoryObject for Registers {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn charge(&self, _part: Span<Offset>) -> u64 {
+        0
+    }
+
+    fn is_mmio(&self) -> bool {
+        true
+    }
+
+    fn pin(
+        &self,
+        _part: Span<Offset>,
+        _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Box<dyn Pinned>, PinFailed> {
+        Err(PinFailed::Refused("only a kernel pins this".into()))
+    }
+
+    fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        Some((self.file.as_fd(), 0))
+    }
+}
+
 /// One container or address space of the model.
 #[derive(Debug)]
 pub(crate) struct Plain<const IOMMUFD: bool> {
