@@ -5,7 +5,7 @@
 
 use std::{
     ops::ControlFlow,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::BorrowedFd,
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -17,39 +17,6 @@ use runs::{Offset, Span};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
 use crate::semantics::table::{BAD, MEMORY, PAGE, Raw, Surroundings};
-
-/// A dma-buf over memory of a device.
-#[derive(Debug)]
-pub(crate) struct DmaBuf {
-    pub(crate) file: OwnedFd,
-    pub(crate) len: u64,
-}
-
-impl MemoryObject for DmaBuf {
-    fn len(&self) -> u64 {
-        self.len
-    }
-
-    fn charge(&self, _part: Span<Offset>) -> u64 {
-        0
-    }
-
-    fn is_mmio(&self) -> bool {
-        true
-    }
-
-    fn pin(
-        &self,
-        _part: Span<Offset>,
-        _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-    ) -> Result<Box<dyn Pinned>, PinFailed> {
-        Err(not_here())
-    }
-
-    fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {
-        Some((self.file.as_fd(), 0))
-    }
-}
 
 /// Memory in which some cannot be pinned. It stays for good, and is not accessed here.
 #[derive(Debug)]

@@ -2,23 +2,27 @@
 
 use std::{
     os::fd::AsFd as _,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use guest::machines::{IVSHMEM, IVSHMEM_BYTES};
-use hostmem::Backing;
+use hostmem::{Backing, Mapping};
 use ioas::{
-    Capability, Errno, HostMemory, MapError, Memory, PinFailed, Profile, vfio::DeviceRegisters,
+    Capability, Errno, HostMemory, MapError, Memory, PinFailed, Profile,
+    vfio::{DeviceRegisters, PeerBar, VfioDevice, config},
 };
 use iopt::Prot;
 use runs::Span;
 
 use crate::{
     charges::Count,
-    dma::{IOVA, memory, open},
+    dma::{IOVA, check, memory, open},
     edu::{BUFFER, Edu},
-    objects::{DmaBuf, with_a_page},
+    objects::with_a_page,
     pci,
     semantics::{counter_of, table::PAGE},
     space::{Compatibility, Interface, Iommufd, Space, Type1},
@@ -31,34 +35,63 @@ const PEER: u64 = IOVA + (1 << 30);
 /// Where in it the device writes.
 const OFFSET: u64 = IVSHMEM_BYTES / 2 + 0x800;
 
-/// Writes a buffer of memory to the peer, and looks whether it came there.
-fn write<I: Interface>(
+/// The offsets that the device writes to, and those beside them.
+fn target() -> impl Iterator<Item = u64> {
+    (OFFSET - 8..OFFSET + BUFFER + 8).step_by(8)
+}
+
+/// The device writes a buffer of memory to the BAR at `bar`; which word is at each offset then is for `expected` to say, by
+/// the words of the memory. It was 0 before.
+fn write_to<I: Interface>(
     space: &mut Space<I>,
     edu: &Edu,
     registers: &DeviceRegisters,
+    bar: u64,
+    expected: impl Fn(u64, &[AtomicU64]) -> u64,
 ) -> anyhow::Result<()> {
     let memory = memory(Backing::Anon4K, 4096)?;
     space.map_host(IOVA, &memory, Prot::READ)?;
-    let ends = [OFFSET - 8, OFFSET + BUFFER];
-    let before = ends.map(|offset| registers.read::<u64>(offset));
+    for offset in target() {
+        registers.write(offset, 0u64)?;
+    }
     edu.read(IOVA, BUFFER)?;
-    edu.write(PEER + OFFSET, BUFFER)?;
-    for (offset, cell) in (OFFSET..OFFSET + BUFFER).step_by(8).zip(memory.cells()) {
+    edu.write(bar + OFFSET, BUFFER)?;
+    for offset in target() {
         let found: u64 = registers.read(offset)?;
-        let right = cell.load(std::sync::atomic::Ordering::Relaxed);
+        let right = expected(offset, memory.cells());
         ensure!(
             found == right,
             "{found:#x} and not {right:#x} at offset {offset:#x}"
         );
     }
-    for (offset, before) in ends.into_iter().zip(before) {
-        ensure!(
-            registers.read::<u64>(offset)? == before?,
-            "offset {offset:#x} was written"
-        );
-    }
     space.unmap(Span::new(IOVA, memory.len()))?;
     Ok(())
+}
+
+/// What the device writes to the BAR at `bar` comes there, and nothing comes beside it.
+fn reaches<I: Interface>(
+    space: &mut Space<I>,
+    edu: &Edu,
+    registers: &DeviceRegisters,
+    bar: u64,
+) -> anyhow::Result<()> {
+    write_to(space, edu, registers, bar, |offset, cells| {
+        let nth = offset.wrapping_sub(OFFSET) / 8;
+        let inside = cells.get(nth as usize).filter(|_| nth < BUFFER / 8);
+        inside.map_or(0, |cell| cell.load(Ordering::Relaxed))
+    })
+    .with_context(|| format!("the BAR at {bar:#x}"))
+}
+
+/// Nothing of it comes there.
+fn misses<I: Interface>(
+    space: &mut Space<I>,
+    edu: &Edu,
+    registers: &DeviceRegisters,
+    bar: u64,
+) -> anyhow::Result<()> {
+    write_to(space, edu, registers, bar, |_, _| 0)
+        .with_context(|| format!("nothing should be at {bar:#x}"))
 }
 
 /// The peer with its BAR.
@@ -80,7 +113,7 @@ pub(crate) fn by_address() -> anyhow::Result<()> {
     let (mut space, edu) = open::<Type1>()?;
     let memory = Memory::new(registers.clone(), &space.ledger);
     space.map(PEER, &memory, Prot::RW)?;
-    write(&mut space, &edu, &registers)?;
+    reaches(&mut space, &edu, &registers, PEER)?;
     let unmapped = space.unmap(Span::new(PEER, registers.len()))?;
     ensure!(unmapped == registers.len(), "{unmapped:#x} bytes unmapped");
     Ok(())
@@ -159,12 +192,143 @@ pub(crate) fn by_dma_buf() -> anyhow::Result<()> {
     let (peer, registers) = peer::<Iommufd>()?;
     let (mut space, edu) = open::<Iommufd>()?;
     let len = registers.len();
-    let bar = peer.device()?.region(BAR)?;
-    let file = peer.device()?.dma_buf(&bar, Span::new(0, len))?;
-    let memory = Memory::new(Arc::new(DmaBuf { file, len }), &space.ledger);
+    let memory = buffer(&space, peer.device()?, len)?;
     space.map(PEER, &memory, Prot::RW)?;
-    write(&mut space, &edu, &registers)?;
+    reaches(&mut space, &edu, &registers, PEER)?;
     let unmapped = space.unmap(Span::new(PEER, len))?;
     ensure!(unmapped == len, "{unmapped:#x} bytes unmapped");
     Ok(())
+}
+
+/// A new dma-buf over the whole BAR.
+fn buffer(space: &Space<Iommufd>, peer: &VfioDevice, len: u64) -> anyhow::Result<Arc<Memory>> {
+    let buffer = peer.dma_buf(&peer.region(BAR)?, Span::new(0, len))?;
+    Ok(Memory::new(Arc::new(buffer), &space.ledger))
+}
+
+/// Writes the command register of the peer, as a guest's driver does.
+fn decode(peer: &VfioDevice, on: bool) -> anyhow::Result<()> {
+    let config = peer.config()?;
+    let command: u16 = peer.read(&config, config::COMMAND)?;
+    let command = match on {
+        true => command | config::COMMAND_MEMORY,
+        false => command & !config::COMMAND_MEMORY,
+    };
+    peer.write(&config, config::COMMAND, command)?;
+    ensure!(peer.decodes_memory()? == on, "decoding is not {on}");
+    Ok(())
+}
+
+/// Memory of the same address space, which is mapped all along: the device copies its first half to the second.
+struct Beside {
+    memory: Arc<Mapping>,
+}
+
+impl Beside {
+    /// Where it is mapped.
+    const AT: u64 = PEER + (1 << 30);
+
+    fn new(space: &mut Space<Iommufd>) -> anyhow::Result<Self> {
+        let memory = memory(Backing::Anon4K, 2 * BUFFER)?;
+        space.map_host(Self::AT, &memory, Prot::RW)?;
+        Ok(Self { memory })
+    }
+
+    fn is_reached(&self, edu: &Edu) -> anyhow::Result<()> {
+        let (from, to) = self.memory.cells().split_at((BUFFER / 8) as usize);
+        to.iter().for_each(|cell| cell.store(0, Ordering::Relaxed));
+        edu.read(Self::AT, BUFFER)?;
+        edu.write(Self::AT + BUFFER, BUFFER)?;
+        check(from, |nth| nth).context("memory beside the BAR")?;
+        check(to, |nth| nth).context("memory beside the BAR, where it was copied to")
+    }
+}
+
+/// The BAR follows the command register of its device: it is out of reach while memory decoding is off, and mapped again
+/// when that is on.
+pub(crate) fn follows_the_command_register() -> anyhow::Result<()> {
+    let (peer, registers) = peer::<Iommufd>()?;
+    let (mut space, edu) = open::<Iommufd>()?;
+    let (device, len) = (Arc::clone(peer.attached()?), registers.len());
+    let region = device.device.region(BAR)?;
+    let beside = Beside::new(&mut space)?;
+    let mut bar = PeerBar::new(&space.ioas, &device, &region, Span::new(0, len), PEER);
+    ensure!(bar.follow()? && bar.is_mapped(), "decoding is off at first");
+    for _ in 0..3 {
+        reaches(&mut space, &edu, &registers, PEER)?;
+        beside.is_reached(&edu)?;
+        decode(&device.device, false)?;
+        ensure!(!bar.follow()? && !bar.is_mapped(), "it is mapped");
+        ensure!(space.ioas.area_at(PEER).is_none(), "an area is left");
+        edu.write(PEER + OFFSET, BUFFER)?;
+        beside.is_reached(&edu)?;
+        decode(&device.device, true)?;
+        misses(&mut space, &edu, &registers, PEER)?;
+        ensure!(bar.follow()? && bar.is_mapped(), "it is not mapped");
+    }
+    // What is as it should be is not touched.
+    let before = space.ioas.area_at(PEER).context("no area")?;
+    ensure!(bar.follow()?, "it is not mapped");
+    let after = space.ioas.area_at(PEER).context("no area")?;
+    ensure!(
+        Arc::ptr_eq(before.memory(), after.memory()),
+        "it was mapped anew"
+    );
+    let moved = PEER + len;
+    ensure!(bar.move_to(moved)?, "it is not mapped at {moved:#x}");
+    misses(&mut space, &edu, &registers, PEER)?;
+    reaches(&mut space, &edu, &registers, moved)?;
+    drop(bar);
+    misses(&mut space, &edu, &registers, moved)?;
+    beside.is_reached(&edu)?;
+    let areas = space.ioas.areas();
+    ensure!(areas.len() == 1, "{areas:?} is left");
+    Ok(())
+}
+
+/// A dma-buf that was revoked and is not any more: what was mapped by it stays dead, and it is mapped anew, elsewhere too.
+pub(crate) fn stays_dead() -> anyhow::Result<()> {
+    let (peer, registers) = peer::<Iommufd>()?;
+    let (mut space, edu) = open::<Iommufd>()?;
+    let (device, len) = (Arc::clone(peer.attached()?), registers.len());
+    let elsewhere = PEER + len;
+    let beside = Beside::new(&mut space)?;
+    let old = buffer(&space, &device.device, len)?;
+    space.map(PEER, &old, Prot::RW)?;
+    reaches(&mut space, &edu, &registers, PEER)?;
+    decode(&device.device, false)?;
+    let new = buffer(&space, &device.device, len)?;
+    for memory in [&old, &new] {
+        match space.map(elsewhere, memory, Prot::RW) {
+            Err(MapError::Revoked { range }) if range == Span::new(elsewhere, len) => {}
+            other => bail!("not refused by name: {other:?}"),
+        }
+    }
+    beside.is_reached(&edu)?;
+    decode(&device.device, true)?;
+    misses(&mut space, &edu, &registers, PEER)?;
+    // A copy of what is dead would be, too.
+    space.map(elsewhere, &old, Prot::RW)?;
+    reaches(&mut space, &edu, &registers, elsewhere)?;
+    misses(&mut space, &edu, &registers, PEER)?;
+    space.unmap(Span::new(PEER, len))?;
+    for memory in [&old, &new] {
+        space.map(PEER, memory, Prot::RW)?;
+        reaches(&mut space, &edu, &registers, PEER)?;
+        let unmapped = space.unmap(Span::new(PEER, len))?;
+        ensure!(unmapped == len, "{unmapped:#x} bytes unmapped");
+    }
+    // Off and on before anyone looks: the registers say nothing of it, and the monitor knows.
+    let region = device.device.region(BAR)?;
+    let mut bar = PeerBar::new(&space.ioas, &device, &region, Span::new(0, len), PEER);
+    ensure!(bar.follow()?, "decoding is off");
+    decode(&device.device, false)?;
+    decode(&device.device, true)?;
+    for at in [PEER, elsewhere] {
+        misses(&mut space, &edu, &registers, at)?;
+    }
+    ensure!(bar.renew()?, "it is not mapped");
+    reaches(&mut space, &edu, &registers, PEER)?;
+    misses(&mut space, &edu, &registers, elsewhere)?;
+    beside.is_reached(&edu)
 }

@@ -161,7 +161,7 @@ impl Interface for Iommufd {
 pub(crate) struct Space<I: Interface> {
     // Dropped in this order: a group leaves only when its devices are closed.
     plugged: Option<Plugged<I>>,
-    pub(crate) ioas: Ioas,
+    pub(crate) ioas: Arc<Ioas>,
     pub(crate) ledger: Arc<Ledger>,
     /// The container, for another process.
     pub(crate) container: Option<OwnedFd>,
@@ -200,7 +200,7 @@ impl<I: Interface> Space<I> {
             plugged: None,
             container: I::container(&mapper)?,
             number: mapper.number(),
-            ioas: Ioas::options().granule(granule).over_mapper(mapper)?,
+            ioas: Arc::new(Ioas::options().granule(granule).over_mapper(mapper)?),
             ledger,
             file,
         };
@@ -239,7 +239,7 @@ impl<I: Interface> Space<I> {
     }
 
     /// The attached group or device.
-    pub(crate) fn attached(&self) -> anyhow::Result<&DeviceOf<I>> {
+    pub(crate) fn attached(&self) -> anyhow::Result<&Arc<DeviceOf<I>>> {
         let plugged = self.plugged.as_ref().context("no device")?;
         Ok(&plugged.attached)
     }

@@ -234,6 +234,12 @@ const TESTS: &[(&str, Test)] = &[
         peer::refused_by_name()
     }),
     ("iommufd_reaches_another_device", |_| peer::by_dma_buf()),
+    ("a_bar_follows_the_command_register", |_| {
+        peer::follows_the_command_register()
+    }),
+    ("a_revoked_bar_stays_dead_and_is_mapped_anew", |_| {
+        peer::stays_dead()
+    }),
     ("type1_cuts_with_permission", |_| charges::cut::<Type1>()),
     ("type1_undoes_what_meets_the_limit_in_the_middle", |_| {
         charges::in_the_middle::<Type1>()

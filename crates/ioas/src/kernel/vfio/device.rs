@@ -18,6 +18,7 @@ use vfio_bindings::bindings::vfio::{
     VFIO_PCI_CONFIG_REGION_INDEX, vfio_device_info, vfio_irq_info, vfio_region_info,
 };
 
+use super::dma_buf::DmaBuf;
 use super::info::{self, DeviceRegion};
 use super::registers::{DeviceRegisters, Register, check_part, check_register};
 use super::sys;
@@ -199,6 +200,17 @@ impl VfioDevice {
         self.write(&space, config::COMMAND, command)
     }
 
+    /// True when memory decoding is on in the command register: a PCI device answers at its memory BARs then, but in
+    /// power state D3hot.
+    ///
+    /// # Errors
+    ///
+    /// As [`region`](Self::region) and [`read`](Self::read).
+    pub fn decodes_memory(&self) -> Result<bool> {
+        let command: u16 = self.read(&self.config()?, config::COMMAND)?;
+        Ok(command & config::COMMAND_MEMORY != 0)
+    }
+
     /// Maps `part` (offset and length in bytes, multiples of the processor's page) of a region.
     ///
     /// # Errors
@@ -253,15 +265,16 @@ impl VfioDevice {
         Ok(true)
     }
 
-    /// A dma-buf over `part` (offset and length in bytes) of a region, for another device to reach
-    /// it (peer to peer): iommufd maps it like a memory file.
+    /// A dma-buf over `part` (offset and length in bytes, multiples of the processor's page) of a region, for another
+    /// device to reach it (peer to peer): iommufd maps it like a memory file, while the device answers there. (Linux 6.19.)
     ///
     /// # Errors
     ///
     /// [`KernelError::Outside`]; [`KernelError::Refused`].
-    pub fn dma_buf(&self, region: &DeviceRegion, part: Span<Offset>) -> Result<OwnedFd> {
+    pub fn dma_buf(&self, region: &DeviceRegion, part: Span<Offset>) -> Result<DmaBuf> {
         check_part(part, region.len)?;
-        sys::dma_buf(self.as_fd(), region.index, part)
+        let file = sys::dma_buf(self.as_fd(), region.index, part)?;
+        Ok(DmaBuf::from_fd(file, part.len))
     }
 
     /// Has the device itself keep a log of the pages that it writes to, of `page` bytes in the

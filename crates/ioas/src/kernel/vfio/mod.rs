@@ -30,10 +30,13 @@
 mod cdev;
 mod container;
 mod device;
+mod dma_buf;
 mod group;
 mod info;
 #[cfg(test)]
 mod layout;
+#[cfg(feature = "iommufd")]
+mod peer;
 mod registers;
 mod sys;
 #[cfg(test)]
@@ -46,8 +49,11 @@ pub use crate::adapters::vfio_ioctls::VfioOpsMapper;
 pub use cdev::PageTable;
 pub use container::{Container, Extension, IommuModel};
 pub use device::{DeviceFeature, DeviceInfo, IrqInfo, VfioDevice, config};
+pub use dma_buf::DmaBuf;
 pub use group::{Group, GroupStatus};
 pub use info::{DeviceRegion, DeviceRegionKind, IommuInfo, MigrationInfo};
+#[cfg(feature = "iommufd")]
+pub use peer::{PeerBar, PeerBarError};
 pub use registers::{DeviceRegisters, Register};
 pub use type1::{ContainerMapper, Type1};
 
