@@ -68,7 +68,7 @@ fn write_to<I: Interface>(
     Ok(())
 }
 
-/// What the device writes to the BAR at `bar` comes there, and nothing comes beside it.
+/// A write of the device to the BAR at `bar` comes there, and nothing comes beside it.
 fn reaches<I: Interface>(
     space: &mut Space<I>,
     edu: &Edu,
@@ -266,7 +266,7 @@ pub(crate) fn follows_the_command_register() -> anyhow::Result<()> {
         misses(&mut space, &edu, &registers, PEER)?;
         ensure!(bar.follow()? && bar.is_mapped(), "it is not mapped");
     }
-    // What is as it should be is not touched.
+    // Once it is mapped it is not touched.
     let before = space.ioas.area_at(PEER).context("no area")?;
     ensure!(bar.follow()?, "it is not mapped");
     let after = space.ioas.area_at(PEER).context("no area")?;
@@ -318,7 +318,7 @@ pub(crate) fn stays_dead() -> anyhow::Result<()> {
         let unmapped = space.unmap(Span::new(PEER, len))?;
         ensure!(unmapped == len, "{unmapped:#x} bytes unmapped");
     }
-    // Off and on before anyone looks: the registers say nothing of it, and the monitor knows.
+    // Off and on without a look in between, as a reset does: the register does not show it.
     let region = device.device.region(BAR)?;
     let mut bar = PeerBar::new(&space.ioas, &device, &region, Span::new(0, len), PEER);
     ensure!(bar.follow()?, "decoding is off");

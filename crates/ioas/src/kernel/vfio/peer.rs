@@ -1,11 +1,13 @@
 //! A BAR of one device in the address space of others: peer to peer over iommufd.
 //!
-//! The driver of a device revokes the dma-bufs over its BARs while the device does not answer there: memory decoding is
-//! off in the command register, the device is being reset, or it is in power state D3hot. iommufd then takes what it has
-//! mapped by them out of its page tables, for good; the mapping stays, translates nothing, and fills no table that is
-//! made later. When the device answers again, new mappings are accepted and old ones stay dead. Nothing tells the user.
+//! `vfio-pci` revokes the dma-bufs over a device's BARs while the device does not answer there: memory decoding is off in
+//! the command register, the device is being reset, or it is in power state D3hot. iommufd then takes what it has mapped
+//! by them out of its page tables, for good: the mapping keeps its range, but translates nothing, in tables that are made
+//! later neither. When the device answers again, the kernel accepts new mappings, also of the same dma-buf, and those from
+//! before stay dead. No call and no event says so.
 //!
-//! Source: Linux 7.2, `drivers/vfio/pci/vfio_pci_dmabuf.c`, `vfio_pci_config.c`; `drivers/iommu/iommufd/pages.c`.
+//! Source: Linux 7.2, `drivers/vfio/pci/vfio_pci_dmabuf.c`, `vfio_pci_dma_buf_move`, and its callers in
+//! `vfio_pci_config.c` and `vfio_pci_core.c`; `drivers/iommu/iommufd/pages.c`, `iopt_revoke_notify`.
 
 use std::sync::Arc;
 
@@ -23,10 +25,10 @@ use crate::space::error::{MapError, UnmapError};
 /// A part of a device's BAR in an address space over iommufd, for the devices there to read and write it. Nothing is
 /// charged for it.
 ///
-/// It is mapped while the device answers at its BARs. That ends and begins by what the monitor does to the device, and
-/// the kernel tells nobody that a mapping is dead; so the monitor calls, after it has done it:
+/// It is mapped while the device answers at its BARs. That ends and begins by what the monitor does to the device, and the
+/// kernel does not report that a mapping is dead; so the monitor calls, right after it:
 ///
-/// | done to the device | call |
+/// | what the monitor has done | call |
 /// |---|---|
 /// | the command register was written, also the first time | [`follow`](Self::follow) |
 /// | a reset ([`VfioDevice::reset`](super::VfioDevice::reset), or one by configuration space), a power state | [`renew`](Self::renew) |
@@ -107,11 +109,11 @@ impl PeerBar {
         self.mapped
     }
 
-    /// Maps it when memory decoding is on, by a new dma-buf, and unmaps it when it is off; what is as it should be is
-    /// not touched. Returns true when it is mapped, false while the device does not answer at its BARs.
+    /// Maps it when memory decoding is on, by a new dma-buf, and unmaps it when that is off; otherwise it is not touched.
+    /// Returns true when it is mapped, false while the device does not answer at its BARs.
     ///
-    /// The mapping was dead from the moment in which decoding was switched off. It comes after the write to the command
-    /// register, as the kernel refuses to map before.
+    /// The kernel has already taken it from the tables when the write that switches decoding off returns, and refuses to
+    /// map it before the write that switches it on.
     ///
     /// # Errors
     ///
@@ -150,7 +152,7 @@ impl PeerBar {
         let memory = Memory::new(Arc::new(buffer), &Ledger::unlimited());
         let whole = Span::new(0, self.part.len);
         match self.space.map(self.iova, &memory, whole, Prot::RW) {
-            // Switched off since it was looked at, or without a power state in which it answers.
+            // Switched off since the register was read, or in D3hot.
             Err(MapError::Revoked { .. }) => Ok(false),
             mapped => {
                 mapped?;
