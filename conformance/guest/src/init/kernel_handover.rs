@@ -18,7 +18,7 @@
 use std::{
     convert::Infallible,
     fs,
-    io::{self, Write as _},
+    io::{self, Read as _, Seek as _, Write as _},
     ops::ControlFlow,
     path::Path,
     sync::{Arc, atomic::Ordering},
@@ -157,7 +157,9 @@ fn second(machine: &Machine) -> anyhow::Result<()> {
     let session = LiveUpdate::retrieve(SESSION)?;
     let mapping = |number| anyhow::Ok(Arc::new(Mapping::of_file(session.take(number)?)?));
     let mappings = [mapping(MEMORY[0])?, mapping(MEMORY[1])?];
-    let before = Mapping::of_file(session.take(IMAGE)?)?;
+    let (mut file, mut before) = (fs::File::from(session.take(IMAGE)?), Vec::new());
+    file.rewind()?;
+    file.read_to_end(&mut before)?;
     session.finish()?;
     let (pins, runs) = pinned(&mappings)?;
 
@@ -174,7 +176,16 @@ fn second(machine: &Machine) -> anyhow::Result<()> {
         kernel_tables::pages()? > pages,
         "no page of a table is counted"
     );
-    same(&before, &image()?)?;
+    let now = image()?;
+    let same = before
+        .iter()
+        .zip(&now)
+        .take_while(|(one, other)| one == other);
+    ensure!(
+        before == now,
+        "tables differ from byte {:#x} on",
+        same.count()
+    );
 
     the_device_copies(&edu, &mappings)?;
     // The second memory lies in huge pages, the first anywhere.
@@ -360,27 +371,6 @@ fn crc32c(bytes: &[u8]) -> u32 {
         })
     });
     !crc
-}
-
-/// The image that the kernel before has made is this kernel's.
-fn same(before: &Mapping, now: &[u8]) -> anyhow::Result<()> {
-    let before = before
-        .cells()
-        .iter()
-        .map(|cell| cell.load(Ordering::Relaxed));
-    let now = now.chunks(8).map(|word| {
-        let mut bytes = [0; 8];
-        bytes[..word.len()].copy_from_slice(word);
-        u64::from_ne_bytes(bytes)
-    });
-    let count = now.len();
-    let same = before.zip(now).take_while(|(one, other)| one == other);
-    let same = same.count();
-    ensure!(
-        same == count,
-        "tables differ from word {same} of {count} on"
-    );
-    Ok(())
 }
 
 fn words_at(mapping: &Mapping, at: u64) -> Vec<u64> {
