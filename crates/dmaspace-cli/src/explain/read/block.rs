@@ -11,7 +11,7 @@ use aho_corasick::dfa::DFA;
 use aho_corasick::{Anchored, StartKind};
 
 use super::super::line::{Message, message};
-use super::{CONFIGURATION, MONITOR, UNIT, VFIO, WORDS};
+use super::words::{CONFIGURATION, MONITOR, UNIT, VFIO, WORDS};
 
 /// The longest line; the rest of a longer one is passed over.
 pub(super) const MOST_LINE: u64 = 1 << 20;

@@ -6,10 +6,12 @@
 pub(super) mod acpi;
 mod block;
 pub(super) mod config;
+mod document;
 pub(super) mod dump;
 pub(super) mod forms;
 pub(super) mod lspci;
 pub(super) mod monitor;
+mod words;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
@@ -17,24 +19,17 @@ use std::io::{self, BufRead};
 
 use iommu::log;
 
-use super::facts::{Facts, Line, Vendor, pci, quote};
+use super::facts::{Facts, Known, Line, Member, Vendor, pci, quote};
 use super::finding::Evidence;
 use super::line::{Message, is_open};
+use words::{AMD, CONFIGURATION, INTEL, MONITOR, NEAR, UNIT, VFIO};
+
+pub(super) use words::Concerned;
 
 /// Lines whose text is kept for quotations.
 const MOST_RECENT: usize = 512;
 /// The most joined lines of a log that a mail has wrapped.
 const MOST_WRAPPED: u64 = 4;
-/// Lines after one of a unit that are read as its continuation.
-const NEAR: u32 = 32;
-
-const UNIT: u8 = 1;
-const MONITOR: u8 = 2;
-const CONFIGURATION: u8 = 4;
-const INTEL: u8 = 8;
-const AMD: u8 = 16;
-/// A line of VFIO or iommufd that may tell of a failure.
-const VFIO: u8 = 32;
 
 /// Lines of a driver that has read its options, which it does on machines of other vendors as well.
 ///
@@ -49,116 +44,6 @@ const OF_OPTIONS: [&str; 8] = [
     "Disable supported super page",
     "Enable scalable mode if",
 ];
-
-/// Words that decide which readers see a line.
-const WORDS: [(&str, u8); 88] = [
-    ("DMAR", UNIT | INTEL),
-    ("AMD-Vi", UNIT | AMD),
-    ("dmar", UNIT),
-    ("iommu", UNIT),
-    ("IOMMU", UNIT),
-    ("smmu", UNIT),
-    ("SMMU", UNIT),
-    ("dart", UNIT),
-    ("DART", UNIT),
-    ("pamu", UNIT),
-    ("PAMU", UNIT),
-    ("ipmmu", UNIT),
-    ("mc-err", UNIT),
-    ("-mc ", UNIT),
-    ("memory-controller", UNIT),
-    ("mmu_fault", UNIT),
-    ("callbacks suppressed", UNIT),
-    ("messages suppressed", UNIT),
-    ("page fault", UNIT),
-    ("Page fault", UNIT),
-    ("PAGE FAULT", UNIT),
-    ("context fault", UNIT),
-    ("translation fault", UNIT),
-    ("PTE ", UNIT),
-    ("fault reason", UNIT),
-    ("fault addr", UNIT),
-    ("sysmmu", UNIT),
-    ("gpu fault", UNIT),
-    ("qcom-tbu", UNIT),
-    ("VINTF", UNIT),
-    ("vintf", UNIT),
-    ("VCMDQ", UNIT),
-    ("INTR-REMAP", UNIT),
-    ("MEMLOCK", MONITOR),
-    ("ocked memory", MONITOR),
-    ("MAP_DMA", MONITOR),
-    ("map_dma", MONITOR),
-    ("MapDma", MONITOR),
-    ("dma_map", MONITOR),
-    ("DmaMap", MONITOR),
-    ("DMA map", MONITOR),
-    ("dma map", MONITOR),
-    ("map DMA", MONITOR),
-    ("mapping DMA", MONITOR),
-    ("IOAS", MONITOR),
-    ("ioas", MONITOR),
-    ("Ioas", MONITOR),
-    ("memlock rlimits", MONITOR),
-    ("ulimit memlock", MONITOR),
-    ("ulimit=memlock", MONITOR),
-    ("guest memory map", MONITOR),
-    ("not viable", MONITOR),
-    ("inviable", MONITOR),
-    ("GroupViable", MONITOR),
-    ("ineligible", MONITOR),
-    ("have a 1:1", MONITOR),
-    ("IOVA region", MONITOR),
-    ("not sufficient", MONITOR),
-    ("RMPUPDATE", MONITOR),
-    ("rmpupdate", MONITOR),
-    ("PFN: 0x", MONITOR),
-    ("all ones", MONITOR),
-    ("cap 0 ecap 0", MONITOR),
-    ("RMRR", MONITOR),
-    ("IVRS", MONITOR),
-    ("IOAPIC", MONITOR),
-    ("checksum", MONITOR),
-    ("reported at address", MONITOR),
-    ("zero-length", MONITOR),
-    ("Invalid DMAR", MONITOR),
-    ("boot mappings", MONITOR),
-    ("iova-to-phys", MONITOR),
-    ("guest RAM", MONITOR),
-    ("nsufficient hugepages", MONITOR),
-    ("host memory pages", MONITOR),
-    ("preallocating", MONITOR),
-    ("Linux ", MONITOR),
-    ("QEMU emulator", MONITOR),
-    ("QEMU version", MONITOR),
-    ("qemu version", MONITOR),
-    ("ommand line: ", CONFIGURATION),
-    ("qemu-system", CONFIGURATION),
-    ("qemu-kvm", CONFIGURATION),
-    ("kvm ", CONFIGURATION),
-    ("<domain", CONFIGURATION),
-    ("vfio", VFIO),
-    ("VFIO", VFIO),
-    ("Vfio", VFIO),
-];
-
-/// A filter of a log: lines that a reader asks for, and those behind a line of a unit that go on with its numbers.
-#[derive(Debug, Default)]
-pub(super) struct Concerned {
-    near: u32,
-}
-
-impl Concerned {
-    /// True for a line that some reader may take.
-    pub(super) fn takes(&mut self, line: &str) -> bool {
-        let interest = block::interest(line);
-        self.near = match interest & UNIT {
-            0 => self.near.saturating_sub(1),
-            _ => NEAR,
-        };
-        interest != 0 || self.near > 0 && line.contains("0x")
-    }
-}
 
 /// A line of a log that may go on in the next one.
 #[derive(Debug)]
@@ -321,7 +206,7 @@ impl<'f> Text<'f> {
             };
             match device {
                 Some(device) => {
-                    let member = super::facts::Member { group, device };
+                    let member = Member { group, device };
                     let evidence = quote(file, number, raw);
                     Facts::push(
                         &mut facts.members,
@@ -378,126 +263,12 @@ impl<'f> Text<'f> {
         true
     }
 
-    fn configured(&mut self, number: u64, raw: &str, found: &Message<'_>) -> bool {
-        let text = found.text.as_ref();
-        if let Some(at) = text.find("<domain").filter(|at| {
-            text.get(*at + 7..)
-                .is_none_or(|rest| rest.starts_with([' ', '>', '\t']) || rest.is_empty())
-        }) {
-            self.xml = Some((number, String::new()));
-            self.go_on(number, text.get(at..).unwrap_or_default());
-            return true;
-        }
-        if let Some((_, line)) = text
-            .split_once("ommand line: ")
-            .filter(|_| found.logged || text.starts_with("Kernel"))
-        {
-            self.command_line(number, raw, line);
-            return true;
-        }
-        if config::begins(text) {
-            if text.trim_end().ends_with('\\') {
-                self.command = Some((number, String::new()));
-                self.go_on(number, text);
-                return true;
-            }
-            if self.qemu(number, raw, text) {
-                return true;
-            }
-        }
-        let options = (!found.logged).then(|| kernel_options(text)).flatten();
-        if let Some(line) = options {
-            self.command_line(number, raw, &line);
-            return true;
-        }
-        false
-    }
-
-    fn command_line(&mut self, number: u64, raw: &str, line: &str) {
-        self.facts.content(self.file, "kernel command line");
-        let evidence = quote(self.file, number, raw);
-        let line: String = line.chars().take(16 << 10).collect();
-        let facts = &mut *self.facts;
-        Facts::push(
-            &mut facts.command_lines,
-            &mut facts.dropped,
-            "command lines",
-            line,
-            evidence,
-        );
-    }
-
-    fn qemu(&mut self, number: u64, raw: &str, text: &str) -> bool {
-        let Some(words) = config::qemu_words(text) else {
-            return false;
-        };
-        self.facts.content(self.file, "QEMU's command line");
-        self.configuration(number, raw, config::qemu(&words));
-        true
-    }
-
-    fn configuration(&mut self, number: u64, raw: &str, new: crate::inspect::Guest) {
-        const MOST_CONFIGURATIONS: usize = 1024;
-        if self.facts.configurations.len() >= MOST_CONFIGURATIONS {
-            *self.facts.dropped.entry("configurations").or_default() += 1;
-            return;
-        }
-        let known = super::facts::Known {
-            fact: new,
-            evidence: quote(self.file, number, raw),
-        };
-        self.facts.configurations.push(known);
-    }
-
-    /// Lines of a document that began before.
-    fn go_on(&mut self, number: u64, raw: &str) {
-        if let Some((line, mut text)) = self.xml.take() {
-            let closes = raw.contains("</domain>");
-            let room = text.len() + raw.len() < config::MOST_TEXT;
-            if room {
-                text += raw;
-                text.push('\n');
-            }
-            if closes || !room {
-                let end = text
-                    .find("</domain>")
-                    .map_or(text.len(), |at| at + "</domain>".len());
-                let head = text.lines().next().unwrap_or_default().to_owned();
-                match config::libvirt(text.get(..end).unwrap_or_default()) {
-                    Some(new) => {
-                        self.facts.content(self.file, "libvirt XML");
-                        self.configuration(line, &head, new);
-                    }
-                    None => self.not_taken(line, &head),
-                }
-            } else {
-                self.xml = Some((line, text));
-            }
-            return;
-        }
-        if let Some((line, mut text)) = self.command.take() {
-            let part = raw.trim_end();
-            let more = part.strip_suffix('\\');
-            let room = text.len() + part.len() < config::MOST_TEXT;
-            if room {
-                text += more.unwrap_or(part);
-                text.push(' ');
-            }
-            if more.is_some() && room {
-                self.command = Some((line, text));
-            } else if !self.qemu(line, &text.clone(), &text) {
-                self.not_taken(line, &text);
-            }
-        }
-        let _ = number;
-    }
-
     fn vendor(&mut self, interest: u8, number: u64, raw: &str) {
         for (bit, vendor) in [(INTEL, Vendor::Intel), (AMD, Vendor::Amd)] {
             let first = interest & bit != 0 && self.vendors & bit == 0;
             if first && !OF_OPTIONS.iter().any(|words| raw.contains(words)) {
                 self.vendors |= bit;
-                let known = super::facts::Known {
+                let known = Known {
                     fact: vendor,
                     evidence: quote(self.file, number, raw),
                 };
@@ -714,59 +485,6 @@ fn group_heading(text: &str) -> Option<u32> {
     group.or_else(of_path)?.trim_end_matches('/').parse().ok()
 }
 
-/// The options of a kernel's command line, also as a boot loader's file has them.
-fn kernel_options(text: &str) -> Option<String> {
-    let text = text.trim();
-    let line = match text.split_once('=') {
-        Some((name, value)) if name.contains("CMDLINE") => {
-            Cow::Borrowed(value.trim_matches(['"', '\'']))
-        }
-        _ => Cow::Borrowed(text.strip_prefix("options ").unwrap_or(text)),
-    };
-    const PLAIN: [&str; 12] = [
-        "quiet",
-        "splash",
-        "ro",
-        "rw",
-        "rhgb",
-        "nomodeset",
-        "debug",
-        "single",
-        "noresume",
-        "text",
-        "nosplash",
-        "--",
-    ];
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let is_option = |word: &&&str| {
-        let name = word.split('=').next().unwrap_or_default();
-        let named = !name.is_empty()
-            && name.bytes().all(|byte| {
-                byte.is_ascii_alphanumeric()
-                    || matches!(byte, b'_' | b'-' | b'.' | b'/' | b'[' | b']')
-            });
-        named && word.contains('=') && !word.ends_with([',', ':']) || PLAIN.contains(word)
-    };
-    let options = words.iter().filter(is_option).count();
-    let decides = |word: &&str| {
-        [
-            "intel_iommu=",
-            "amd_iommu=",
-            "iommu=",
-            "iommu.",
-            "intremap=",
-            "root=",
-            "console=tty",
-            "BOOT_IMAGE=",
-            "arm-smmu",
-        ]
-        .iter()
-        .any(|known| word.starts_with(known))
-    };
-    let right = options * 10 >= words.len() * 7 && words.iter().any(decides);
-    right.then(|| line.into_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -777,20 +495,6 @@ mod tests {
             .read(text.as_bytes(), &mut |_| {})
             .unwrap();
         facts
-    }
-
-    #[test]
-    fn command_lines_of_kernels_are_told_from_prose() {
-        assert!(kernel_options("root=/dev/sda1 intel_iommu=on quiet").is_some());
-        assert_eq!(
-            kernel_options("GRUB_CMDLINE_LINUX_DEFAULT=\"quiet iommu=pt\"").as_deref(),
-            Some("quiet iommu=pt")
-        );
-        assert_eq!(
-            kernel_options("I gave intel_iommu=on and nothing changed"),
-            None
-        );
-        assert_eq!(kernel_options("qemu-system-x86_64 -m 4G"), None);
     }
 
     #[test]
