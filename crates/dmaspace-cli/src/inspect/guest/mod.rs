@@ -3,23 +3,25 @@
 //! It is read from what a monitor maps, which QEMU's command line completes, or before the start from QEMU's
 //! command line or libvirt's XML.
 
+mod error;
+mod host;
 mod libvirt;
 mod process;
 mod qemu;
 
 use std::ops::RangeInclusive;
-use std::path::Path;
 
 use dmaspace::devices::{DevicesReport, Places};
 use dmaspace::topology::{MOST_CPUS, MOST_MEMORY};
-use hostmem::{ThpMode, text_at_most};
+use hostmem::ThpMode;
 use serde::Serialize;
-use thiserror::Error;
 
-use super::process::{MOST_TEXT, plain};
+use super::process::plain;
 use crate::devices::Names;
-use crate::size::{self, SizeError};
 
+use error::ConfigError;
+pub use host::Host;
+use host::pool_by_name;
 pub use libvirt::libvirt;
 pub(crate) use libvirt::libvirt_rough;
 pub use process::of_areas;
@@ -28,8 +30,6 @@ pub use qemu::qemu_line;
 use qemu::{added, has_variable};
 pub(crate) use qemu::{begins, logged, memory_arguments, qemu_rough};
 
-/// Where hugetlbfs files lie: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
-const HUGETLBFS: u32 = 0x9584_58f6;
 /// A transparent huge page.
 pub(super) const THP: u64 = 2 << 20;
 /// A page of the largest pools.
@@ -471,262 +471,9 @@ impl Ram {
     }
 }
 
-/// Settings of this machine that decide about a guest's pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Host {
-    /// Which private memory gets transparent huge pages.
-    pub private: ThpMode,
-    /// Which shared memory does.
-    pub shared: ThpMode,
-    /// Bytes of a page of the pool that is used where no size is named.
-    pub default_pool: u64,
-}
-
-impl Host {
-    /// Reads sysfs; without a setting there are no transparent huge pages.
-    pub(super) fn read() -> Self {
-        let mode = |name: &str| {
-            let sizes = ["hugepages-2048kB/", ""];
-            let texts = sizes.iter().filter_map(|size| {
-                let path = format!("/sys/kernel/mm/transparent_hugepage/{size}{name}");
-                text_at_most(path, MOST_TEXT).ok()
-            });
-            let mut chosen = texts.filter_map(|text| {
-                let word = text.split(['[', ']']).nth(1)?.to_owned();
-                (word != "inherit").then_some(word)
-            });
-            match chosen.next().as_deref() {
-                Some("always" | "within_size" | "force") => ThpMode::Always,
-                Some("madvise" | "advise") => ThpMode::Madvise,
-                _ => ThpMode::Never,
-            }
-        };
-        let meminfo = text_at_most("/proc/meminfo", MOST_TEXT).unwrap_or_default();
-        let pool = meminfo.lines().find_map(|line| {
-            let kib = line
-                .strip_prefix("Hugepagesize:")?
-                .trim()
-                .strip_suffix("kB")?;
-            kib.trim().parse::<u64>().ok()?.checked_mul(1024)
-        });
-        Self {
-            private: mode("enabled"),
-            shared: mode("shmem_enabled"),
-            default_pool: pool.filter(|bytes| is_page(*bytes)).unwrap_or(THP),
-        }
-    }
-
-    /// Finds out which of the guest's files are of a hugetlb pool. A file system that is not mounted here is
-    /// judged by its name.
-    pub(super) fn look_at_files(&self, guest: &mut Guest) {
-        for ram in &mut guest.memory {
-            let Some(file) = ram.file.as_deref().filter(|_| ram.pool_bytes.is_none()) else {
-                continue;
-            };
-            let mut places = Path::new(file).ancestors();
-            let found = places.find_map(|place| Some((place, rustix::fs::statfs(place).ok()?)));
-            ram.pool_bytes = match found {
-                Some((_, found)) if found.f_type as u32 == HUGETLBFS => {
-                    Some(found.f_bsize as u64).filter(|bytes| is_page(*bytes))
-                }
-                // `/dev/hugepages` is a plain directory where hugetlbfs is not mounted.
-                Some((place, _))
-                    if pool_part(&place.to_string_lossy()).is_some()
-                        && !file.starts_with("/dev/hugepages") =>
-                {
-                    None
-                }
-                _ => {
-                    let named = pool_by_name(file, self.default_pool);
-                    ram.pool_by_name = named.is_some();
-                    named
-                }
-            };
-        }
-    }
-}
-
-/// The part of a path that tells of a pool: from a folder on whose name begins so.
-fn pool_part(path: &str) -> Option<&str> {
-    let mut starts = path.match_indices('/').map(|(at, _)| at + 1);
-    let begins = |part: &&str| {
-        part.get(..4)
-            .is_some_and(|name| name.eq_ignore_ascii_case("huge"))
-    };
-    starts.find_map(|at| path.get(at..).filter(begins))
-}
-
-/// Bytes of a page of the pool that a path names: `/dev/hugepages1G`, `/run/hugepages/kvm/2048kB`. `default_pool` is
-/// that of a name without a size, and `None` is a path of no pool.
-fn pool_by_name(path: &str, default_pool: u64) -> Option<u64> {
-    // Numbers of the name, in KiB where they are so large.
-    const SIZES: [(&str, u64); 7] = [
-        ("1048576", 1 << 30),
-        ("524288", 512 << 20),
-        ("2048", 2 << 20),
-        ("1G", 1 << 30),
-        ("512M", 512 << 20),
-        ("32M", 32 << 20),
-        ("2M", 2 << 20),
-    ];
-    let part = pool_part(path)?.to_ascii_uppercase();
-    let named = SIZES.iter().find(|(name, _)| part.contains(name));
-    Some(named.map_or(default_pool, |(_, bytes)| *bytes))
-}
-
-/// Why a machine's configuration cannot be understood.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// A quote does not close.
-    #[error("the command line has a quote that does not close")]
-    Quotes,
-    /// The first word names another program.
-    #[error(
-        "{program:?} is not QEMU: the command line begins with qemu-system-ARCH, qemu-kvm or kvm"
-    )]
-    NotQemu {
-        /// Its name.
-        program: String,
-    },
-    /// An option of another program.
-    #[error("-{option} is not an option of QEMU")]
-    Option {
-        /// Without `-`.
-        option: String,
-    },
-    /// A word that begins with another character than the hyphen, as text processors write it.
-    #[error("{word:?} begins with a dash that is no hyphen; an option begins with -")]
-    Dash {
-        /// The word.
-        word: String,
-    },
-    /// The last option.
-    #[error("-{option} needs a value")]
-    NoValue {
-        /// The option.
-        option: String,
-    },
-    /// A size that is none.
-    #[error("{of}: {value:?} is no size")]
-    Size {
-        /// The option or element.
-        of: String,
-        /// Its value.
-        value: String,
-        /// Why.
-        source: SizeError,
-    },
-    /// A value that is not known.
-    #[error("{of}: {value:?} is not known; known are {known}")]
-    Value {
-        /// The option or element.
-        of: String,
-        /// Its value.
-        value: String,
-        /// The known values.
-        known: &'static str,
-    },
-    /// A number that is none, or out of its range.
-    #[error("{of}: {value:?} is no number from {least} to {most}")]
-    Number {
-        /// The option or element.
-        of: String,
-        /// Its value.
-        value: String,
-        /// The smallest.
-        least: u64,
-        /// The largest.
-        most: u64,
-    },
-    /// More memory than there can be.
-    #[error("{of}: {} is more than {}", size::bytes(*.bytes), size::bytes(*.most))]
-    Memory {
-        /// The option or element.
-        of: String,
-        /// Its value; 64 bits at most.
-        bytes: u64,
-        /// The most.
-        most: u64,
-    },
-    /// Pages of no size that pages have.
-    #[error("{of}: {} is no size of pages, which have a power of two from {} to {}",
-        size::bytes(*.bytes), size::bytes(SMALL), size::bytes(LARGEST))]
-    Pages {
-        /// The option or element.
-        of: String,
-        /// Its value.
-        bytes: u64,
-    },
-    /// No address of a PCI device.
-    #[error("{of}: {value:?} is no PCI address like 0000:01:00.0")]
-    Address {
-        /// The option or element.
-        of: String,
-        /// Its value.
-        value: String,
-    },
-    /// More of something than there can be.
-    #[error("there are more than {most} of {of}")]
-    Many {
-        /// The element.
-        of: String,
-        /// The most.
-        most: usize,
-    },
-    /// An object's properties are no JSON.
-    #[error("-{option}: the value is damaged JSON")]
-    Json {
-        /// The option.
-        option: String,
-        /// Where.
-        source: serde_json::Error,
-    },
-    /// A memory object is used and not defined.
-    #[error("memory object {id:?} is used, and no -object defines it")]
-    NoObject {
-        /// Its name.
-        id: String,
-    },
-    /// The memory is not on the line.
-    #[error("the line says nothing of memory, and {variable} stands for options that may")]
-    Elsewhere {
-        /// The variable.
-        variable: String,
-    },
-    /// The text is no XML.
-    #[error("the XML is damaged near byte {at}")]
-    Xml {
-        /// Where.
-        at: u64,
-        /// The error in the XML.
-        source: quick_xml::Error,
-    },
-    /// The root is another element.
-    #[error("the root element is <{found}>; libvirt's is <domain>")]
-    NotADomain {
-        /// Its name.
-        found: String,
-    },
-    /// More than one document.
-    #[error("the XML has a second root element, <{found}>")]
-    SecondRoot {
-        /// Its name.
-        found: String,
-    },
-    /// Elements within elements.
-    #[error("elements are nested deeper than {most}")]
-    Deep {
-        /// As deep as is read.
-        most: usize,
-    },
-    /// There is no memory.
-    #[error("there is no <memory> with a size")]
-    NoMemory,
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Guest, is_page, pool_by_name};
+    use super::{Guest, is_page};
     use crate::inspect::StartReport;
     use crate::inspect::start::tests::{HOST, speeds};
 
@@ -753,25 +500,6 @@ mod tests {
         for speeds in [None, Some(&speeds())] {
             let (report, _) = StartReport::of(guest, &HOST, None, speeds);
             assert!(report.pages <= guest.bytes() / 4096 + guest.memory.len() as u64);
-        }
-    }
-
-    #[test]
-    fn pools_are_known_by_name() {
-        for (path, page) in [
-            ("/dev/hugepages", Some(4096)),
-            ("/dev/hugepages1G/libvirt", Some(1 << 30)),
-            ("/run/hugepages/kvm/1048576kB", Some(1 << 30)),
-            ("/run/hugepages/kvm/2048kB", Some(2 << 20)),
-            ("/hugepages2M/", Some(2 << 20)),
-            ("/mnt/huge", Some(4096)),
-            ("/mnt/huge1g/vm", Some(1 << 30)),
-            ("/mnt/Huge_1GB", Some(1 << 30)),
-            ("/home/u/vm-1G-huge.img", None),
-            ("/home/u1G/hugepages", Some(4096)),
-            ("/dev/shm/1G", None),
-        ] {
-            assert_eq!(pool_by_name(path, 4096), page, "{path}");
         }
     }
 

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::tests::{NUMBERS, predict};
+use super::super::{Interface, Monitor, Remapped};
 use super::*;
 
 const POOL: u64 = 2 << 20;

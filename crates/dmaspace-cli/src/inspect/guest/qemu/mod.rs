@@ -7,14 +7,15 @@ mod buses;
 mod command;
 mod config_file;
 mod devices;
+mod known;
+mod machine;
+mod object;
 mod script;
 mod value;
 
 use std::fs;
 
-use super::{
-    Blocks, ConfigError, Guest, Monitor, Ram, Reading, Remapped, cpus, memory, page, variables,
-};
+use super::{Blocks, ConfigError, Guest, Monitor, Ram, Reading, cpus, memory, variables};
 use crate::inspect::process::plain;
 use crate::size;
 
@@ -22,67 +23,14 @@ use buses::Buses;
 use command::command;
 pub(super) use command::{base_name, is_program};
 pub(crate) use command::{begins, logged};
+use known::{DECISIVE, FLAGS, REMOVED_FLAGS, REMOVED_VALUED, VALUED};
 pub(super) use value::has_variable;
-use value::{Pairs, bytes, host_address, pairs, set};
+use value::{Pairs, bytes, host_address, pairs};
 
 /// Memory without `-m`.
 const DEFAULT: u64 = 128 << 20;
-const BACKENDS: &str = "memory-backend-ram, memory-backend-memfd, memory-backend-file, memory-backend-shm, \
-    memory-backend-memfd-private, memory-backend-guest-memfd";
 /// Threads without `prealloc-threads`: as many as the guest has processors.
 const EACH: u32 = u32::MAX;
-/// Properties of memory objects that do not change the estimate.
-const NEUTRAL: [&str; 15] = [
-    "align",
-    "discard-data",
-    "dump",
-    "id",
-    "merge",
-    "offset",
-    "pmem",
-    "policy",
-    "prealloc-context",
-    "qom-type",
-    "readonly",
-    "reserve",
-    "rom",
-    "seal",
-    "x-use-canonical-path-for-ramblock-id",
-];
-
-/// Options without a value that decide nothing here, of QEMU 5 to 10 (`qemu-options.hx`).
-const FLAGS: &str = "alt-grab async-teardown ctrl-grab curses daemonize enable-fips enable-kvm \
-    enable-sync-profile full-screen h help jitdump mem-prealloc no-acpi no-fd-bootchk no-frame no-hpet \
-    no-quit no-reboot no-shutdown no-user-config nodefaults nodefconfig nographic old-param \
-    only-migratable perfmap portrait preconfig S s semihosting show-cursor singlestep snapshot usb \
-    version win2k-hack xen-attach xen-domid-restrict";
-/// Options with a value.
-const VALUED: &str = "accel acpitable action add-fd append audio audiodev balloon bios blockdev \
-    boot cdrom chardev chroot compat cpu D d debugcon device dfilter display drive dtb dump-vmstate echr \
-    fda fdb fsdev fw_cfg g gdb global hda hdb hdc hdd icount incoming initrd iscsi k kernel L loadvm M m \
-    machine mem-path mon monitor msg mtdblock name net netdev nic numa object option-rom overcommit \
-    parallel pflash pidfile plugin prom-env qmp qmp-pretty qtest qtest-log readconfig realtime rotate rtc \
-    run-with runas sandbox sd seed semihosting-config serial set shim smbios smp soundhw spice tb-size \
-    tpmdev trace usbdevice uuid vga virtfs vnc watchdog watchdog-action writeconfig xen-domid";
-
-/// Options without a value that older versions had, of QEMU before 5 and of qemu-kvm.
-const REMOVED_FLAGS: &str = "audio-help cirrusvga defconfig enable-kqemu enable-nesting igd-passthru kernel-kqemu \
-    localtime no-kqemu no-kvm no-kvm-irqchip no-kvm-pit no-kvm-pit-reinjection no-rtc rtc-td-hack sdl std-vga \
-    tdf trace-unassigned virtfs_synth vmwarevga xen-create";
-/// Options with a value that they had, and `-id` of Proxmox.
-const REMOVED_VALUED: &str = "bootp bt clock cpu_vendor hdachs id kvm-shadow-memory nvram osk pcidevice redir smb \
-    startdate tftp virtioconsole";
-/// Beginnings of the parts of names of options that may decide about memory or devices.
-const DECISIVE: [&str; 7] = ["dev", "huge", "mem", "numa", "object", "ram", "vfio"];
-/// Objects that keep a guest's memory from the host, and what they are called.
-const CONFIDENTIAL: [(&str, &str); 6] = [
-    ("pef-guest", "PEF"),
-    ("rme-guest", "Arm CCA"),
-    ("s390-pv-guest", "s390-pv"),
-    ("sev-guest", "SEV"),
-    ("sev-snp-guest", "SEV-SNP"),
-    ("tdx-guest", "TDX"),
-];
 
 /// The machine that QEMU makes of this line, which may have a shell's quotes. `default_pool` is the size of a
 /// page of the pool that is used where none is named.
@@ -475,247 +423,6 @@ impl ParsedOptions {
             }
         }
         kind.or(named)
-    }
-
-    fn object(&mut self, mut pairs: Pairs, pool: u64) -> Result<(), ConfigError> {
-        let kind = pairs.remove("qom-type").unwrap_or_default();
-        self.libvirt |= pairs.get("id").is_some_and(|id| id == "masterKey0");
-        if let Some((_, told)) = CONFIDENTIAL.iter().find(|(known, _)| *known == kind) {
-            let id = pairs.remove("id").unwrap_or_default();
-            // Bit 2 of the policy encrypts registers too: AMD SEV API, `SEV_POLICY_ES`.
-            let policy = pairs.remove("policy").unwrap_or_default();
-            let policy = match policy.strip_prefix("0x") {
-                Some(digits) => u64::from_str_radix(digits, 16).ok(),
-                None => policy.parse().ok(),
-            };
-            let registers = *told == "SEV" && policy.is_some_and(|policy| policy & 4 != 0);
-            let told = if registers { "SEV-ES" } else { told };
-            self.protections.push((id, told.into()));
-            return Ok(());
-        }
-        if has_variable(&kind) {
-            self.guest.ignore(&format!("-object {kind}"));
-        }
-        let Some(backend) = kind.strip_prefix("memory-backend-") else {
-            return Ok(());
-        };
-        let shared = match backend {
-            "ram" | "file" => false,
-            "memfd" | "shm" | "memfd-private" | "guest-memfd" => true,
-            // Pages of SGX are not mapped for devices.
-            "epc" => {
-                let id = pairs.remove("id").unwrap_or_default();
-                self.guest.ignore(&format!("memory object {id:?} ({kind})"));
-                return Ok(());
-            }
-            _ => {
-                return Err(ConfigError::Value {
-                    of: "-object".into(),
-                    value: kind,
-                    known: BACKENDS,
-                });
-            }
-        };
-        let of = |name: &str| format!("-object {kind}, {name}");
-        let told = pairs.contains_key("prealloc");
-        let mut flag = |name: &str, default| match pairs.remove(name).as_deref() {
-            None => Ok(default),
-            Some("on" | "yes" | "true" | "y") => Ok(true),
-            Some("off" | "no" | "false" | "n") => Ok(false),
-            Some(value) => Err(ConfigError::Value {
-                of: of(name),
-                value: value.into(),
-                known: "on, off",
-            }),
-        };
-        let (shared, huge) = (flag("share", shared)?, flag("hugetlb", false)?);
-        let prealloc = flag("prealloc", false)?;
-        let size = |value: Option<String>, name| match value {
-            None => Ok(None),
-            Some(value) => bytes(&of(name), &value).map(Some),
-        };
-        let bytes = size(pairs.remove("hugetlbsize"), "hugetlbsize")?;
-        let pages = bytes.map(|bytes| page(of("hugetlbsize"), bytes));
-        let pages = pages.transpose()?;
-        let threads = match pairs.remove("prealloc-threads") {
-            None => EACH,
-            Some(value) => cpus(of("prealloc-threads"), &value)?,
-        };
-        let mut host_nodes: Vec<u32> = Vec::new();
-        pairs.retain(|name, value| {
-            let is_node = name.starts_with("host-nodes");
-            host_nodes.extend(is_node.then(|| set(value)).into_iter().flatten());
-            !is_node
-        });
-        host_nodes.sort_unstable();
-        host_nodes.dedup();
-        let modelled = ["id", "size", "mem-path"];
-        let properties = pairs
-            .iter()
-            .filter(|(name, _)| !modelled.contains(&name.as_str()));
-        let properties: Vec<_> = properties
-            .map(|(name, value)| (name.clone(), value.clone()))
-            .collect();
-        let ram = Ram {
-            id: pairs.get("id").cloned().unwrap_or_default(),
-            bytes: size(pairs.remove("size"), "size")?.unwrap_or_default(),
-            pool_bytes: huge.then(|| pages.unwrap_or(pool)),
-            shared,
-            file: pairs.remove("mem-path"),
-            asks_for_huge: Some(true),
-            prealloc_threads: if prealloc { threads } else { 0 },
-            threads_given: threads != EACH,
-            bound: pairs.get("policy").is_some_and(|policy| policy == "bind"),
-            host_nodes,
-            properties,
-            ..Ram::default()
-        };
-        if told && !prealloc {
-            self.lazy.push(ram.id.clone());
-        }
-        let unknown = pairs
-            .into_keys()
-            .filter(|name| !NEUTRAL.contains(&name.as_str()));
-        let named = unknown.map(|name| format!("{name} of {:?}", ram.id));
-        self.guest.ignored.extend(named);
-        self.objects.push(ram);
-        Ok(())
-    }
-
-    /// Makes these objects the guest's memory.
-    fn back(&mut self, ids: impl IntoIterator<Item = String>) -> Result<(), ConfigError> {
-        for id in ids {
-            let at = self.objects.iter().position(|ram| ram.id == id);
-            let Some(mut ram) = at.map(|at| self.objects.remove(at)) else {
-                self.guest
-                    .or_named(self.reading, Err(ConfigError::NoObject { id }))?;
-                continue;
-            };
-            if ram.bytes == 0 {
-                ram.bytes = self.bytes.unwrap_or(DEFAULT);
-            }
-            let wanted = self.prealloc && !self.lazy.contains(&ram.id);
-            if wanted && ram.prealloc_threads == 0 || ram.prealloc_threads == EACH {
-                ram.prealloc_threads = self.guest.cpus.max(1);
-            }
-            // `-mem-prealloc` names them: `qemu_process_sugar_options`, `system/vl.c`.
-            ram.threads_given |= self.prealloc;
-            self.guest.memory.push(ram);
-        }
-        Ok(())
-    }
-
-    fn guest(mut self) -> Result<Guest, ConfigError> {
-        self.guest.viommu = self.viommu.take();
-        self.guest.confidential = self.confidential();
-        let by_machine = self.machine.is_some();
-        let machine: Vec<_> = match self.machine.take() {
-            Some(id) => {
-                // A file that is not read may define it; the machine has as much as `-m` says.
-                if self.guest.elsewhere && !self.objects.iter().any(|ram| ram.id == id) {
-                    self.guest
-                        .ignore(&format!("memory object {id:?}, which may be in that file"));
-                    self.objects.push(Ram {
-                        id: id.clone(),
-                        asks_for_huge: Some(true),
-                        ..Ram::default()
-                    });
-                }
-                vec![id]
-            }
-            None => std::mem::take(&mut self.nodes),
-        };
-        let by_nodes = !by_machine && !machine.is_empty();
-        let cpus = self.guest.cpus.max(1);
-        let default = default_bytes(&self.program, self.kind.as_deref());
-        if machine.is_empty() && !self.unknown && self.bytes.unwrap_or(default) > 0 {
-            // Options that are not here may say how much there is.
-            if let (None, Some(variable), Reading::Exact) =
-                (self.bytes, self.variable.take(), self.reading)
-            {
-                return Err(ConfigError::Elsewhere { variable });
-            }
-            self.guest.memory.push(Ram {
-                bytes: self.bytes.unwrap_or(default),
-                file: self.path.take(),
-                asks_for_huge: Some(true),
-                prealloc_threads: if self.prealloc { cpus } else { 0 },
-                threads_given: self.prealloc,
-                ..Ram::default()
-            });
-        }
-        self.back(machine)?;
-        let nodes = self.guest.bytes();
-        // `numa_complete_configuration`, QEMU `hw/core/numa.c`.
-        if let Some(bytes) = self.bytes.filter(|bytes| by_nodes && *bytes != nodes) {
-            let (bytes, nodes) = (size::bytes(bytes), size::bytes(nodes));
-            self.guest.ignore(&format!(
-                "-m {bytes}, which is not the {nodes} of the nodes: QEMU refuses that"
-            ));
-        }
-        let modules = std::mem::take(&mut self.modules);
-        self.back(modules)?;
-        for (object, mut blocks) in std::mem::take(&mut self.blocks) {
-            let object = self.objects.iter().find(|ram| ram.id == object);
-            blocks.bytes = object.map_or(0, |ram| ram.bytes);
-            self.guest.blocks.push(blocks);
-        }
-        let unused = self
-            .objects
-            .iter()
-            .map(|ram| format!("memory object {:?}", ram.id));
-        self.guest.ignored.extend(unused);
-        // Modules come behind what the machine begins with.
-        let begins = self.bytes.unwrap_or_else(|| self.guest.bytes());
-        let kind = self.kind.as_deref().unwrap_or("pc");
-        self.guest.typed(kind);
-        self.buses.place(&mut self.guest);
-        self.guest.remapped = Remapped::of(kind, self.flash, begins, self.most_below_4g);
-        self.guest.monitor = match self.libvirt && self.stopped {
-            true => Monitor::Libvirt,
-            false => Monitor::Qemu,
-        };
-        match self.reading {
-            Reading::Exact => self.guest.in_range(),
-            Reading::Rough => Ok(self.guest),
-        }
-    }
-}
-
-/// Memory of a machine without `-m`: `default_ram_size` of QEMU 10.0 `hw/*/`, 128 MiB where it has none (`hw/core/machine.c`);
-/// the boards of the Raspberry Pi have what their revision says.
-fn default_bytes(program: &str, machine: Option<&str>) -> u64 {
-    const MIB: u64 = 1 << 20;
-    let target = program.rsplit('-').next().unwrap_or_default();
-    let machine = machine.unwrap_or(match target {
-        "ppc64" | "ppc64le" => "pseries",
-        "loongarch64" => "loongarch",
-        "hppa" => "hppa",
-        _ => "",
-    });
-    let is = |names: &[&str]| {
-        let mut names = names.iter();
-        names.any(|name| machine == *name || machine.starts_with(&format!("{name}-")))
-    };
-    match target {
-        _ if machine == "none" => 0,
-        _ if is(&["raspi4b"]) => 2048 * MIB,
-        _ if is(&[
-            "sbsa-ref",
-            "raspi2b",
-            "raspi3b",
-            "powernv",
-            "powernv8",
-            "powernv9",
-            "powernv10",
-        ]) =>
-        {
-            1024 * MIB
-        }
-        "loongarch64" => 1024 * MIB,
-        _ if is(&["pseries", "raspi0", "raspi1ap", "raspi3ap"]) => 512 * MIB,
-        "hppa" => 512 * MIB,
-        _ => DEFAULT,
     }
 }
 
