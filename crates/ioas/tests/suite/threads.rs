@@ -1,7 +1,9 @@
 //! Operations of many threads: on disjoint ranges they run at once, on overlapping ones they come one after the
 //! other, and whatever fails or panics in one is not seen by the others.
 
-use std::collections::BTreeMap;
+mod own;
+mod tables;
+
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +12,6 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::*;
-use fastrand::Rng;
 use ioas::{
     Flushing, Ioas, Ledger, MapError, Memory, MemoryObject, Observer, PinFailed, Pinned,
     ReleaseError, Step, Synthetic, Tracking, UnmapError, WhenUnmapped,
@@ -115,6 +116,16 @@ impl Bench {
         let left = (self.object.memory.pinned(), self.ledger.in_use());
         assert_eq!((self.tables.in_use(), left), (0, (0, 0)));
     }
+}
+
+/// Addresses of two operations that share a table, of which one is under way.
+const NEIGHBOURS: [u64; 2] = [AT + 64 * PAGE, AT + 128 * PAGE];
+
+/// The page of the object that a device finds there.
+fn read(bench: &Bench, iova: u64) -> Option<u64> {
+    let mut word = [0];
+    let read = bench.software.port(DEVICE).read(iova, &mut word);
+    read.ok().map(|()| (word[0] - FRAME) / PAGE)
 }
 
 /// Waits at the barrier, but not for ever: a thread that is kept from it makes the test fail.
@@ -304,125 +315,6 @@ fn a_second_operation_on_the_same_range_waits_and_finds_what_the_first_has_left(
     bench.end();
 }
 
-/// Addresses of two operations that share a table, of which one is under way.
-const NEIGHBOURS: [u64; 2] = [AT + 64 * PAGE, AT + 128 * PAGE];
-
-/// The page of the object that a device finds there.
-fn read(bench: &Bench, iova: u64) -> Option<u64> {
-    let mut word = [0];
-    let read = bench.software.port(DEVICE).read(iova, &mut word);
-    read.ok().map(|()| (word[0] - FRAME) / PAGE)
-}
-
-#[test]
-fn what_is_mapped_beside_an_unmap_is_seen_when_its_table_goes() {
-    for format in FORMATS {
-        for [gone, new] in [NEIGHBOURS, [NEIGHBOURS[1], NEIGHBOURS[0]]] {
-            let bench = Bench::new(format, 64);
-            bench.map(gone, 0, PAGE).unwrap();
-            // The unit remembers the table, in which nothing is left.
-            assert_eq!(read(&bench, gone), Some(0));
-            let (pass, stopped) = stop();
-            thread::scope(|scope| {
-                let space = &bench.space;
-                scope.spawn(move || {
-                    let range = Span::new(gone, PAGE);
-                    space
-                        .observed(&mut Before(Step::Flush, pass))
-                        .unmap(range)
-                        .unwrap();
-                });
-                stopped.wait();
-                beside(scope, || {
-                    bench.map(new, PAGE, PAGE).unwrap();
-                    assert_eq!(read(&bench, new), Some(1));
-                });
-                stopped.go();
-            });
-            bench.space.unmap_all().unwrap();
-            bench.is_empty();
-            bench.end();
-        }
-    }
-}
-
-#[test]
-fn a_table_into_which_another_thread_maps_stays_with_an_unmap() {
-    for format in FORMATS {
-        for [gone, new] in [NEIGHBOURS, [NEIGHBOURS[1], NEIGHBOURS[0]]] {
-            let bench = Bench::new(format, 64);
-            bench.map(gone, 0, PAGE).unwrap();
-            assert_eq!(read(&bench, gone), Some(0));
-            let (fills, filling) = stop();
-            let (flushes, flushing) = stop();
-            thread::scope(|scope| {
-                let space = &bench.space;
-                let map = scope.spawn(|| {
-                    let (part, prot) = (Span::new(PAGE, PAGE), Prot::RW);
-                    let mut observer = Before(Step::FillTables, fills);
-                    let map = space
-                        .observed(&mut observer)
-                        .map(new, &bench.memory, part, prot);
-                    map.unwrap();
-                });
-                filling.wait();
-                scope.spawn(move || {
-                    let range = Span::new(gone, PAGE);
-                    let mut observer = Before(Step::Flush, flushes);
-                    space.observed(&mut observer).unmap(range).unwrap();
-                });
-                flushing.wait();
-                filling.go();
-                map.join().unwrap();
-                assert_eq!(read(&bench, new), Some(1));
-                flushing.go();
-            });
-            bench.space.unmap_all().unwrap();
-            bench.is_empty();
-            bench.end();
-        }
-    }
-}
-
-#[test]
-fn an_area_that_another_thread_unmaps_is_not_joined() {
-    for format in FORMATS {
-        for unmapped in [0, 2] {
-            let bench = Bench::new(format, 64);
-            bench.map(AT, 0, 3 * PAGE).unwrap();
-            let page = |n| Span::new(AT + n * PAGE, PAGE);
-            let refused = Interruption::Refused;
-            bench.space.take_out(page(1), refused).unwrap();
-            let (pass, stopped) = stop();
-            thread::scope(|scope| {
-                let space = &bench.space;
-                let unmap = scope.spawn(move || {
-                    let mut observer = Before(Step::EmptyTables, pass);
-                    space
-                        .observed(&mut observer)
-                        .unmap(page(unmapped))
-                        .unwrap()
-                        .areas
-                });
-                stopped.wait();
-                beside(scope, move || {
-                    space.put_back(page(1), refused).unwrap();
-                });
-                stopped.go();
-                assert_eq!(unmap.join().unwrap(), 1);
-            });
-            for n in 0..3 {
-                let there = (n != unmapped).then_some(n);
-                assert_eq!(read(&bench, AT + n * PAGE), there);
-            }
-            assert_eq!(bench.space.len(), 1);
-            bench.space.unmap_all().unwrap();
-            bench.is_empty();
-            bench.end();
-        }
-    }
-}
-
 #[test]
 fn what_is_unmapped_during_a_flush_waits_for_the_next() {
     for format in FORMATS {
@@ -457,45 +349,6 @@ fn what_is_unmapped_during_a_flush_waits_for_the_next() {
         bench.is_empty();
         bench.end();
     }
-}
-
-/// The unit has not taken notice of a merge, and may note in the old leaves what its device writes.
-#[test]
-fn leaves_of_a_new_size_wait_for_a_flush_of_another_thread() {
-    let bench = Bench::new(FORMATS[0], 64);
-    bench.map(AT, 0, 8 * MIB).unwrap();
-    let (space, refused) = (&bench.space, Interruption::Refused);
-    space.track_dirty(Tracking::default()).unwrap();
-    let page = Span::new(AT + 3 * PAGE, PAGE);
-    space.take_out(page, refused).unwrap();
-    bench.unit.invalidates.set([0]);
-    space.put_back(page, refused).unwrap();
-    assert_eq!(bench.unit.invalidates.calls(), 1, "the merge was flushed");
-    let (pass, stopped) = stop();
-    *bench.unit.at_invalidate.lock().unwrap() = Some(Arc::new(move || {
-        pass();
-    }));
-    let all = Span::new(AT, 8 * MIB);
-    let emptied = Arc::new(AtomicBool::new(false));
-    thread::scope(|scope| {
-        scope.spawn(|| space.flush().unwrap());
-        stopped.wait();
-        let harvest = beside(scope, || {
-            let mut pending = Pending::new([0u64; 4], all, MIB).unwrap();
-            space.harvest(&mut pending).unwrap();
-        });
-        let early = harvest.is_finished();
-        let flag = emptied.clone();
-        beside(scope, move || {
-            let flushes = move || flag.swap(true, Ordering::SeqCst);
-            let mut observer = Before(Step::Flush, flushes);
-            space.observed(&mut observer).unmap(all).unwrap();
-        });
-        assert!(!early && !emptied.load(Ordering::SeqCst));
-        stopped.go();
-    });
-    bench.is_empty();
-    bench.end();
 }
 
 /// Panics at its first step, quietly.
@@ -602,196 +455,6 @@ fn a_flush_that_fails_for_one_thread_loses_nothing_of_another() {
         assert_eq!(bench.space.retired(), 0);
         bench.is_empty();
         bench.end();
-    }
-}
-
-#[test]
-fn ten_threads_share_the_last_tables() {
-    // Ten areas far apart need three tables each below the root: there are enough for five.
-    let bench = Bench::new(FORMATS[0], 1 + 3 * 5);
-    let refused = AtomicU64::new(0);
-    thread::scope(|scope| {
-        for n in 0..10 {
-            let (bench, refused) = (&bench, &refused);
-            scope.spawn(move || {
-                let at = (n + 1) * 512 * GIB;
-                for _ in 0..200 {
-                    match bench.map(at, n * MIB, MIB) {
-                        Ok(()) => {
-                            assert_eq!(bench.space.translate(at), Some(FRAME + n * MIB));
-                            bench.unmap(at, MIB).unwrap();
-                        }
-                        Err(MapError::Table(iopt::TableMapError::NoTables(_))) => {
-                            refused.fetch_add(1, Ordering::Relaxed);
-                        }
-                        Err(cause) => panic!("{cause}"),
-                    }
-                }
-            });
-        }
-    });
-    bench.is_empty();
-    // All at once is too much; one after the other is not.
-    let maps: Vec<bool> = (0..10)
-        .map(|n| bench.map((n + 1) * 512 * GIB, n * MIB, MIB).is_ok())
-        .collect();
-    assert_eq!(maps.iter().filter(|mapped| **mapped).count(), 5);
-    bench.space.unmap_all().unwrap();
-    bench.is_empty();
-    bench.end();
-}
-
-/// Model of one thread's own stretch, which no other thread changes.
-#[derive(Default)]
-struct Own {
-    /// First address to length, offset in the memory, and whether it is released.
-    areas: BTreeMap<u64, (u64, u64, bool)>,
-}
-
-/// Each thread has a stretch of its own, between those of two others in the same tables, and all have one
-/// together, where every operation may be refused, but nothing else.
-fn model(format: (FormatId, u8), flushing: Flushing) {
-    const THREADS: u64 = 8;
-    const STRETCH: u64 = MIB;
-    let bench = Bench::new(format, 512);
-    bench.space.set_flushing(flushing);
-    let shared = AT + THREADS * STRETCH;
-    thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let bench = &bench;
-            scope.spawn(move || {
-                let mut dice = Rng::with_seed(thread);
-                let mut port = bench.software.port(DEVICE);
-                let mut own = Own::default();
-                let mine = AT + thread * STRETCH;
-                for _ in 0..250 {
-                    own.step(bench, mine, &mut dice);
-                    own.check(bench, mine, &mut port, &mut dice);
-                    together(bench, shared, &mut dice);
-                }
-                for (start, (len, ..)) in own.areas {
-                    bench.unmap(start, len).unwrap();
-                }
-            });
-        }
-    });
-    bench.space.unmap_all().unwrap();
-    bench.space.flush().unwrap();
-    bench.is_empty();
-    bench.end();
-}
-
-impl Own {
-    fn step(&mut self, bench: &Bench, mine: u64, dice: &mut Rng) {
-        let refused = Interruption::Refused;
-        let nth = dice.u64(..self.areas.len().max(1) as u64) as usize;
-        let area = self
-            .areas
-            .iter()
-            .nth(nth)
-            .map(|(start, area)| (*start, *area));
-        match (dice.u64(..6), area) {
-            (0..3, _) | (_, None) => {
-                let start = mine + dice.u64(..256) * PAGE;
-                let len = (1 + dice.u64(..24)).min((mine + MIB - start) / PAGE) * PAGE;
-                let offset = dice.u64(..7000) * PAGE;
-                let before = self.areas.range(..start + len).next_back();
-                let overlap = before.filter(|(at, (len, ..))| *at + len > start);
-                let map = bench.map(start, offset, len);
-                match overlap {
-                    None => {
-                        map.unwrap();
-                        self.areas.insert(start, (len, offset, false));
-                    }
-                    Some(_) => assert!(matches!(map, Err(MapError::Overlap { .. })), "{map:?}"),
-                }
-            }
-            (3, Some((start, (len, ..)))) => {
-                bench.unmap(start, len).unwrap();
-                self.areas.remove(&start);
-            }
-            (4, Some((start, (len, offset, false)))) => {
-                let mut kept = |range, cause: ReleaseError| panic!("{range}: {cause}");
-                let range = Span::new(start, len);
-                bench.space.release(&[range], refused, &mut kept);
-                self.areas.insert(start, (len, offset, true));
-            }
-            (_, Some((start, (len, offset, _)))) => {
-                let mut failed = |range, cause: MapError| panic!("{range}: {cause}");
-                let range = Span::new(start, len);
-                bench.space.restore(&[range], refused, &mut failed);
-                self.areas.insert(start, (len, offset, false));
-            }
-        }
-    }
-
-    /// The device sees what it is to see.
-    fn check(
-        &self,
-        bench: &Bench,
-        mine: u64,
-        port: &mut iommu::Port<Arc<HeapTables>, Arc<Pages>>,
-        dice: &mut Rng,
-    ) {
-        let strict = bench.space.retired() == 0;
-        let page = mine + dice.u64(..256) * PAGE;
-        let before = self.areas.range(..=page).next_back();
-        let here = before.filter(|(at, (len, _, released))| *at + len > page && !released);
-        let expected = here.map(|(at, (_, offset, _))| FRAME + offset + (page - at));
-        assert_eq!(bench.space.translate(page), expected);
-        let mut word = [0];
-        match (port.read(page, &mut word), expected) {
-            (Ok(()), Some(_)) => assert_eq!(Some(word[0]), expected),
-            (Ok(()), None) => assert!(!strict || bench.space.retired() > 0, "{page:#x}"),
-            (Err(_), None) => {}
-            (Err(cause), Some(_)) => panic!("{page:#x}: {cause}"),
-        }
-    }
-}
-
-/// An operation where others are, too.
-fn together(bench: &Bench, shared: u64, dice: &mut Rng) {
-    let start = shared + dice.u64(..64) * PAGE;
-    let range = Span::new(start, (1 + dice.u64(..32)) * PAGE);
-    let refused = Interruption::Refused;
-    match dice.u64(..5) {
-        0 => match bench.map(start, dice.u64(..7000) * PAGE, range.len) {
-            Ok(()) | Err(MapError::Overlap { .. }) => {}
-            Err(cause) => panic!("{cause}"),
-        },
-        1 => match bench.space.unmap(range) {
-            Ok(_) | Err(UnmapError::CutsArea { .. }) => {}
-            Err(cause) => panic!("{cause}"),
-        },
-        2 => drop(bench.space.unmap_cutting(range, refused).unwrap()),
-        3 => {
-            let mut kept = |range, cause: ReleaseError| {
-                let hole = matches!(cause, ReleaseError::Unmap(UnmapError::Hole { .. }));
-                assert!(hole, "{range}: {cause}");
-            };
-            bench.space.release(&[range], refused, &mut kept);
-            let mut failed = |range, cause: MapError| panic!("{range}: {cause}");
-            bench.space.restore(&[range], refused, &mut failed);
-        }
-        _ => {
-            let mut pending = Pending::new([0u64; 2], range, PAGE).unwrap();
-            bench.space.harvest(&mut pending).unwrap();
-        }
-    }
-}
-
-#[test]
-fn eight_threads_have_what_each_of_them_would_have_alone() {
-    for format in FORMATS {
-        model(format, Flushing::Strict);
-        model(
-            format,
-            Flushing::Lazy {
-                holds: 16,
-                age: Duration::MAX,
-                now: || Duration::ZERO,
-            },
-        );
     }
 }
 
