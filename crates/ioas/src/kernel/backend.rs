@@ -15,7 +15,7 @@
 //!
 //! # Many threads
 //!
-//! One operation at a time asks the kernel, under one lock ([`Locked`]): a journal is undone before another
+//! One operation at a time asks the kernel, under one lock (`locked.rs`): a journal is undone before another
 //! operation begins.
 //!
 //! # Which container
@@ -25,7 +25,6 @@
 //! the last one to leave closes it. The node of a container follows from its groups. One that is left
 //! with mappings that the kernel did not unmap is the first to be used again.
 
-use core::any::Any;
 use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
@@ -42,16 +41,12 @@ use super::space::{KernelSpace, map_stretch};
 use crate::areas::Areas;
 use crate::areas::area::HeldArea;
 use crate::areas::windows::{outside, within};
-use crate::lock::Mutex;
-use crate::memory::ledger::Account;
 use crate::own::DirtyLog;
-use crate::space::Ioas;
-use crate::space::backend::{Backend, Capabilities, Capability, Unsupported};
+use crate::space::backend::{Capabilities, Capability, Unsupported};
 use crate::space::dirty::{HarvestError, Harvested, Tracking, TrackingError};
 use crate::space::endpoint::{Endpoint, EndpointId, EndpointKind};
 use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
 use crate::space::extents::Extent;
-use crate::space::flush::Retired;
 use crate::space::observer::Observer;
 use crate::space::placement::{Place, Placement};
 use crate::space::reservation::ForReleased;
@@ -233,13 +228,10 @@ fn undo<'a, K: Mapper>(
     }
 }
 
-/// The back end of an address space, which one operation at a time uses.
-type Locked<K> = Mutex<Kernel<K>>;
-
 impl<K: Mapper> Kernel<K> {
     /// Containers have tables by node, yet memory is charged for each: so they lack
     /// [`Capability::NodeTables`], which is both.
-    fn capabilities(&self) -> Capabilities {
+    pub(super) fn capabilities(&self) -> Capabilities {
         let all = || self.spaces.iter().map(|member| &member.space);
         Capabilities {
             shares_pins: all().any(|space| space.mapper().shares().is_some()),
@@ -250,12 +242,12 @@ impl<K: Mapper> Kernel<K> {
         }
     }
 
-    fn granule(&self) -> u64 {
+    pub(super) fn granule(&self) -> u64 {
         let granules = self.spaces.iter().map(|member| member.space.info.granule);
         granules.max().unwrap_or(1)
     }
 
-    fn windows(&self) -> Vec<Span<Iova>> {
+    pub(super) fn windows(&self) -> Vec<Span<Iova>> {
         let whole: Vec<Span<Iova>> = Aperture::zeros(64).spans().collect();
         let all = self.spaces.iter();
         all.fold(whole, |windows, member| {
@@ -263,7 +255,7 @@ impl<K: Mapper> Kernel<K> {
         })
     }
 
-    fn check(&self, iova: u64, len: u64) -> Result<Span<Iova>, MapError> {
+    pub(super) fn check(&self, iova: u64, len: u64) -> Result<Span<Iova>, MapError> {
         let wanted = Span::checked(iova, len).ok_or(MapError::BeyondEnd { start: iova })?;
         let mut all = self.spaces.iter();
         match all.find_map(|member| outside(&member.space.windows, wanted)) {
@@ -272,7 +264,7 @@ impl<K: Mapper> Kernel<K> {
         }
     }
 
-    fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<(), MapError> {
+    pub(super) fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<(), MapError> {
         for place in 0..self.spaces.len() {
             if let Err(cause) = self.spaces[place].space.allow(ranges) {
                 for member in &mut self.spaces[..place] {
@@ -286,7 +278,11 @@ impl<K: Mapper> Kernel<K> {
         Ok(())
     }
 
-    fn map(&mut self, area: &HeldArea, observer: &mut dyn Observer) -> Result<(), MapError> {
+    pub(super) fn map(
+        &mut self,
+        area: &HeldArea,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
         let stretch = KernelSpace::<K>::mappable(area)?;
         let mut journals: Vec<_> = self.live().map(|_| Journal::default()).collect();
         if journals.is_empty() {
@@ -302,7 +298,7 @@ impl<K: Mapper> Kernel<K> {
 
     /// All spaces are asked before the first changes. What has to be mapped again since a later one
     /// has failed was missing for a moment.
-    fn empty(
+    pub(super) fn empty(
         &mut self,
         Extent { first, last }: Extent,
         interruption: Interruption,
@@ -329,12 +325,12 @@ impl<K: Mapper> Kernel<K> {
         Ok(())
     }
 
-    fn is_live(&self) -> bool {
+    pub(super) fn is_live(&self) -> bool {
         self.spaces.iter().any(Member::is_live)
     }
 
     /// Once for each container that has devices, or is to have the first.
-    fn times_charged(&self) -> Option<u64> {
+    pub(super) fn times_charged(&self) -> Option<u64> {
         if self.capabilities().shares_pins {
             return None;
         }
@@ -343,7 +339,7 @@ impl<K: Mapper> Kernel<K> {
     }
 
     /// The charge kept for `area` goes to its mapping, which is charged anew.
-    fn map_again(
+    pub(super) fn map_again(
         &mut self,
         area: &mut HeldArea,
         observer: &mut dyn Observer,
@@ -356,12 +352,12 @@ impl<K: Mapper> Kernel<K> {
         mapped
     }
 
-    fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
+    pub(super) fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
         let mut all = self.spaces.iter_mut();
         all.try_for_each(|member| member.space.cut(at, interruption))
     }
 
-    fn track(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
+    pub(super) fn track(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
         if tracking.leaf.is_some() {
             let cause = KernelSpace::<K>::unsupported(Capability::TablePlacement);
             return Err(TrackingError::Unsupported(cause));
@@ -372,14 +368,17 @@ impl<K: Mapper> Kernel<K> {
         tracked.inspect_err(|_| self.untrack())
     }
 
-    fn untrack(&mut self) {
+    pub(super) fn untrack(&mut self) {
         self.carried.clear();
         let all = self.spaces.iter_mut();
         all.for_each(|member| member.space.untrack());
     }
 
     /// A page is dirty if it is dirty in one of them.
-    fn harvest(&mut self, pending: &mut Pending<&mut [u64]>) -> Result<Harvested, HarvestError> {
+    pub(super) fn harvest(
+        &mut self,
+        pending: &mut Pending<&mut [u64]>,
+    ) -> Result<Harvested, HarvestError> {
         let span = pending.span();
         let mut found = self.carried.take(span, &mut |run| pending.mark(run));
         for member in &mut self.spaces {
@@ -390,12 +389,12 @@ impl<K: Mapper> Kernel<K> {
         Ok(found)
     }
 
-    fn is_blind(&self) -> bool {
+    pub(super) fn is_blind(&self) -> bool {
         self.spaces.iter().any(|member| member.space.is_blind())
     }
 
     /// All spaces are left, also after one whose devices cannot be detached.
-    fn leave(&mut self) -> Result<(), DetachError> {
+    pub(super) fn leave(&mut self) -> Result<(), DetachError> {
         let mut left = Ok(());
         for member in &mut self.spaces {
             let here = member.space.leave();
@@ -409,7 +408,7 @@ impl<K: Mapper> Kernel<K> {
     }
 
     /// Charges kept for released areas are kept for a new container too.
-    fn attach(
+    pub(super) fn attach(
         &mut self,
         endpoint: Endpoint,
         dirty: bool,
@@ -421,7 +420,7 @@ impl<K: Mapper> Kernel<K> {
         Ok(())
     }
 
-    fn detach(
+    pub(super) fn detach(
         &mut self,
         endpoint: EndpointId,
         dirty: bool,
@@ -441,7 +440,7 @@ impl<K: Mapper> Kernel<K> {
         Ok(())
     }
 
-    fn places(&self) -> Vec<Place> {
+    pub(super) fn places(&self) -> Vec<Place> {
         let all = self.spaces.iter().flat_map(|member| {
             let node = member.node();
             let places = member.space.places().into_iter();
@@ -455,7 +454,7 @@ impl<K: Mapper> Kernel<K> {
         all.collect()
     }
 
-    fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported> {
+    pub(super) fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported> {
         let unsupported = KernelSpace::<K>::unsupported;
         match placement {
             Placement::Near(_) => return Err(unsupported(Capability::TablePlacement)),
@@ -471,23 +470,23 @@ impl<K: Mapper> Kernel<K> {
         Ok(())
     }
 
-    fn placement(&self) -> Placement {
+    pub(super) fn placement(&self) -> Placement {
         self.placement
     }
 
-    fn set_merging(&mut self, merging: Interruption) {
+    pub(super) fn set_merging(&mut self, merging: Interruption) {
         self.merging = merging;
         let all = self.spaces.iter_mut();
         all.for_each(|member| member.space.merging = merging);
     }
 
     /// The error is that of the first container that does not tell.
-    fn refresh(&mut self) -> Result<(), KernelError> {
+    pub(super) fn refresh(&mut self) -> Result<(), KernelError> {
         let mut all = self.spaces.iter_mut();
         all.try_for_each(|member| member.space.learn())
     }
 
-    fn give_up(
+    pub(super) fn give_up(
         &mut self,
         tracked: bool,
         areas: &mut Areas,
@@ -498,7 +497,7 @@ impl<K: Mapper> Kernel<K> {
         Ok(pieces)
     }
 
-    fn take_over(
+    pub(super) fn take_over(
         &mut self,
         endpoints: Vec<Endpoint>,
         mappings: &[Span<Iova>],
@@ -515,176 +514,15 @@ impl<K: Mapper> Kernel<K> {
     }
 
     /// Mappings of each container, one after the other.
-    fn mappings(&self) -> Option<Vec<Span<Iova>>> {
+    pub(super) fn mappings(&self) -> Option<Vec<Span<Iova>>> {
         let all = self.spaces.iter();
         Some(all.flat_map(|member| member.space.pieces()).collect())
     }
 
-    fn page_sizes(&self) -> Option<PageSizes> {
+    pub(super) fn page_sizes(&self) -> Option<PageSizes> {
         let all = self.spaces.iter();
         let sizes = all.filter_map(|member| member.space.info.page_sizes);
         sizes.reduce(|all, here| PageSizes::from_bits(all.bits() & here.bits()))
-    }
-}
-
-impl<K: Mapper> Backend for Locked<K> {
-    fn capabilities(&self) -> Capabilities {
-        self.lock().capabilities()
-    }
-
-    fn granule(&self) -> u64 {
-        self.lock().granule()
-    }
-
-    fn windows(&self) -> Vec<Span<Iova>> {
-        self.lock().windows()
-    }
-
-    fn check(&self, iova: u64, len: u64) -> Result<Span<Iova>, MapError> {
-        self.lock().check(iova, len)
-    }
-
-    fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<(), MapError> {
-        self.get_mut().allow(ranges)
-    }
-
-    fn map(
-        &self,
-        area: &mut HeldArea,
-        _owned: &dyn Fn() -> Extent,
-        _retired: &Retired,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
-        self.lock().map(area, observer)
-    }
-
-    fn empty(
-        &self,
-        range: Extent,
-        _areas: Option<(Extent, Extent)>,
-        interruption: Interruption,
-        note: &mut dyn FnMut(Span<Iova>),
-    ) -> Result<(), UnmapError> {
-        self.lock().empty(range, interruption, note)
-    }
-
-    fn is_live(&self) -> bool {
-        self.lock().is_live()
-    }
-
-    fn times_charged(&self) -> Option<u64> {
-        self.lock().times_charged()
-    }
-
-    fn map_again(
-        &self,
-        area: &mut HeldArea,
-        _owned: &dyn Fn() -> Extent,
-        _retired: &Retired,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
-        self.lock().map_again(area, observer)
-    }
-
-    fn cut(&self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
-        self.lock().cut(at, interruption)
-    }
-
-    fn track(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
-        self.get_mut().track(tracking)
-    }
-
-    fn untrack(&mut self) {
-        self.get_mut().untrack();
-    }
-
-    /// Reading dirty bits flushes, so that nothing is left to be done to show them.
-    fn harvest(
-        &self,
-        _writable: &[Span<Iova>],
-        pending: &mut Pending<&mut [u64]>,
-    ) -> Result<Harvested, HarvestError> {
-        self.lock().harvest(pending)
-    }
-
-    fn is_blind(&self) -> bool {
-        self.lock().is_blind()
-    }
-
-    fn leave(&mut self, _areas: &mut Areas, _retired: &Retired) -> Result<(), DetachError> {
-        self.get_mut().leave()
-    }
-
-    fn attach(
-        &mut self,
-        endpoint: Endpoint,
-        dirty: bool,
-        areas: &mut Areas,
-    ) -> Result<(), AttachError> {
-        self.get_mut().attach(endpoint, dirty, areas)
-    }
-
-    fn detach(
-        &mut self,
-        endpoint: EndpointId,
-        dirty: bool,
-        areas: &mut Areas,
-        _retired: &Retired,
-    ) -> Result<(), DetachError> {
-        self.get_mut().detach(endpoint, dirty, areas)
-    }
-
-    fn places(&self) -> Vec<Place> {
-        self.lock().places()
-    }
-
-    fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported> {
-        self.get_mut().set_placement(placement)
-    }
-
-    fn placement(&self) -> Placement {
-        self.lock().placement()
-    }
-
-    fn set_merging(&mut self, merging: Interruption) {
-        self.get_mut().set_merging(merging);
-    }
-
-    fn refresh(&mut self) -> Result<(), KernelError> {
-        self.get_mut().refresh()
-    }
-
-    fn give_up(
-        &mut self,
-        tracked: bool,
-        areas: &mut Areas,
-    ) -> Result<Vec<Span<Iova>>, KernelError> {
-        self.get_mut().give_up(tracked, areas)
-    }
-
-    fn take_over(
-        &mut self,
-        endpoints: Vec<Endpoint>,
-        mappings: &[Span<Iova>],
-        areas: &mut Areas,
-    ) -> Result<(), AttachError> {
-        self.get_mut().take_over(endpoints, mappings, areas)
-    }
-
-    fn mappings(&self) -> Option<Vec<Span<Iova>>> {
-        self.lock().mappings()
-    }
-
-    fn page_sizes(&self) -> Option<PageSizes> {
-        self.lock().page_sizes()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn as_any_mut(&mut self) -> &mut dyn Any {
-        self
     }
 }
 
@@ -695,48 +533,5 @@ fn device<K: Mapper>(endpoint: Endpoint) -> Result<Arc<K::Device>, AttachError> 
     match endpoint.kind {
         EndpointKind::File(file) => file.downcast().map_err(|_| refused),
         EndpointKind::Device(..) => Err(refused),
-    }
-}
-
-impl Ioas {
-    pub(crate) fn over_kernel<K: Mapper>(kernel: Kernel<K>) -> Self {
-        let mut space = Self::over_backend(Mutex::new(kernel));
-        space.account = Account::OfKernel(K::PROFILE);
-        space
-    }
-
-    /// Gives the mappings to another process, which has the kernel's files: devices go on. It
-    /// [takes over](Self::take_over) with the [mappings](Self::kernel_mappings) that this returns, and
-    /// the same areas over the same memory. Here the areas are only noted from now on.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's; [`KernelError::NoSource`] when iommufd maps memory that is no file, which cannot
-    /// be handed over, and of every back end that is not one container or address space of a kernel.
-    /// Nothing has changed then.
-    pub fn give_up(&self) -> Result<Vec<Span<Iova>>, KernelError> {
-        let core = &mut *self.gate.write();
-        let areas = &mut self.state.lock().areas;
-        core.backend.give_up(core.tracking.is_some(), areas)
-    }
-
-    /// Takes over what another process has given up: `mappings`, for `endpoints`. The areas are
-    /// there already, only noted. The memory is charged here from now on.
-    ///
-    /// # Errors
-    ///
-    /// [`AttachError::NoArea`] when a mapping is not in one memory of the areas;
-    /// [`AttachError::Replay`] over the limit; the kernel's; [`AttachError::Endpoint`] of every back end
-    /// that is not one container or address space of a kernel. Then nothing is mapped here. Of iommufd
-    /// nothing has changed, and this may be tried again; a container may hold some of the memory, and
-    /// its charge, until its files are closed.
-    pub fn take_over(
-        &self,
-        endpoints: Vec<Endpoint>,
-        mappings: &[Span<Iova>],
-    ) -> Result<(), AttachError> {
-        let core = &mut *self.gate.write();
-        let areas = &mut self.state.lock().areas;
-        core.backend.take_over(endpoints, mappings, areas)
     }
 }

@@ -18,6 +18,7 @@ mod cause;
 mod error;
 #[cfg(feature = "iommufd")]
 pub mod iommufd;
+mod locked;
 mod mapper;
 mod mappings;
 mod pieces;

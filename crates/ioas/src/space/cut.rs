@@ -19,7 +19,8 @@ use crate::space::error::{MapError, UnmapError};
 use crate::space::extents::Extent;
 use crate::space::observer::Observed;
 use crate::space::operation::{Claim, Op, State};
-use crate::space::{Ioas, Unmapped, check_unmap};
+use crate::space::unmap::check_unmap;
+use crate::space::{Ioas, Unmapped};
 
 impl Ioas {
     /// [`unmap`](Self::unmap) of exactly `range`: areas that reach over its ends are cut, without a

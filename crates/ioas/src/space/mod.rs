@@ -52,12 +52,14 @@ pub(crate) mod flush;
 #[cfg(all(feature = "linux", feature = "vm-memory"))]
 pub(crate) mod guest_ram;
 pub(crate) mod listener;
+mod map;
 pub(crate) mod observer;
 pub(crate) mod open;
 pub(crate) mod operation;
 pub(crate) mod placement;
 pub(crate) mod release;
 pub(crate) mod reservation;
+mod unmap;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -65,7 +67,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::mem;
 
-use iopt::{Aperture, Interruption, Prot, RangeError};
+use iopt::{Interruption, Prot};
 use runs::{Iova, Offset, PageSizes, Span};
 
 use crate::areas::area::Area;
@@ -80,12 +82,11 @@ use crate::space::backend::{Backend, Capabilities, Unsupported};
 use crate::space::dirty::Tracking;
 use crate::space::endpoint::{Endpoint, EndpointId};
 use crate::space::error::{AttachError, CloseError, DetachError, MapError, UnmapError};
-use crate::space::extents::Extent;
 use crate::space::external_pin::Externals;
-use crate::space::flush::{Flushing, Retired, UnmappedHolds};
+use crate::space::flush::{Flushing, Retired};
 use crate::space::listener::Listener;
-use crate::space::observer::{Observed, Observer, Step, observed};
-use crate::space::operation::{Claim, Op, State};
+use crate::space::observer::Observed;
+use crate::space::operation::{Op, State};
 use crate::space::placement::{Place, Placement};
 
 /// Result of an unmap.
@@ -487,251 +488,6 @@ impl Observed<'_> {
         let (ioas, observer) = (self.ioas, &mut *self.observer);
         let core = ioas.gate.read();
         ioas.op(&core).unmap_all(observer)
-    }
-}
-
-impl Op<'_> {
-    pub(crate) fn map(
-        self,
-        iova: u64,
-        memory: &Arc<Memory>,
-        part: Span<Offset>,
-        prot: Prot,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
-        let area = self.check(iova, memory, part, prot)?;
-        let named = [Extent::of(area.range)];
-        let (claim, ()) = self.take(|_| named, |state| state.check_vacant(area.range))?;
-        claim.run(|claim| self.map_taken(claim, area, observer))
-    }
-
-    /// Maps an area where there is none, on a range that is taken.
-    pub(crate) fn map_taken(
-        self,
-        claim: &Claim<'_>,
-        area: Area,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
-        let (backend, range) = (&*self.core.backend, area.range);
-        self.retired()
-            .make_way(backend, range)
-            .map_err(MapError::Flush)?;
-        let mut edit = self.hand_of(area.into());
-        let owned = || claim.widen(Extent::of(range));
-        backend.map(&mut edit.area, &owned, self.retired(), observer)?;
-        self.retired().listeners.mapped(&edit.area);
-        edit.comes = true;
-        drop(edit);
-        self.resize(range, range, Interruption::Refused);
-        Ok(())
-    }
-
-    /// The area, after everything that can be known to be wrong before anything is touched, but for what is
-    /// [in the way](State::check_vacant).
-    pub(crate) fn check(
-        self,
-        iova: u64,
-        memory: &Arc<Memory>,
-        part: Span<Offset>,
-        prot: Prot,
-    ) -> Result<Area, MapError> {
-        let backend = &self.core.backend;
-        let granule = backend.granule();
-        if part.len == 0 {
-            return Err(MapError::Range(RangeError::Empty));
-        }
-        if !prot.intersects(Prot::RW | Prot::EXECUTE) {
-            return Err(MapError::Prot { prot });
-        }
-        if !Span::new(0, memory.len()).covers(&part) || !part.is_aligned(granule) {
-            return Err(MapError::Part {
-                part,
-                object: memory.len(),
-                granule,
-            });
-        }
-        if iova & (granule - 1) != 0 {
-            return Err(MapError::Range(RangeError::Misaligned {
-                value: iova,
-                granule,
-            }));
-        }
-        Ok(Area {
-            range: backend.check(iova, part.len)?,
-            memory: Arc::clone(memory),
-            offset: part.start,
-            prot,
-            out: false,
-            released: false,
-            cut: [false; 2],
-        })
-    }
-
-    /// Unmaps the areas in `range`; `note` receives what devices have written to, and with `blind` what they could.
-    /// Their holds go through `gone`.
-    pub(crate) fn unmap(
-        self,
-        range: Span<Iova>,
-        blind: bool,
-        note: &mut dyn FnMut(Span<Iova>),
-        gone: &mut UnmappedHolds<'_>,
-        observer: &mut dyn Observer,
-    ) -> Result<Unmapped, UnmapError> {
-        if !check_unmap(range)? {
-            return Ok(Unmapped::default());
-        }
-        let extent = Extent::of(range);
-        let check = |state: &mut State| {
-            for end in [range.start, range.last()] {
-                let Some((area, _)) = state.areas.0.at(end) else {
-                    continue;
-                };
-                if !range.covers(&area) {
-                    return Err(UnmapError::CutsArea { range, area });
-                }
-                if area.len == range.len {
-                    break;
-                }
-            }
-            Ok(())
-        };
-        let (claim, ()) = self.take(|_| [extent], check)?;
-        claim.run(|claim| {
-            if blind {
-                // Also before an error: the areas may be gone then.
-                self.writable(range).into_iter().for_each(&mut *note);
-            }
-            self.externals().drop_pins(range)?;
-            self.unmap_taken(claim, extent, Interruption::Refused, note, gone, observer)
-        })
-    }
-
-    fn unmap_all(self, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
-        let all = Extent::ALL;
-        let (claim, ()) = self.take(|_| [all], |_| Ok::<_, UnmapError>(()))?;
-        claim.run(|claim| {
-            for half in Aperture::zeros(64).spans() {
-                self.externals().drop_pins(half)?;
-            }
-            let (note, gone) = (&mut |_| (), &mut self.retired().gone());
-            self.unmap_taken(claim, all, Interruption::Refused, note, gone, observer)
-        })
-    }
-
-    /// Takes the areas in `range`, which is taken and cuts none of them, from all devices, all or none. `note`
-    /// receives what was written to there, which is not harvested any more.
-    pub(crate) fn empty(
-        self,
-        claim: &Claim<'_>,
-        range: Extent,
-        interruption: Interruption,
-        note: &mut dyn FnMut(Span<Iova>),
-    ) -> Result<(), UnmapError> {
-        let areas = self.ioas.state.lock().areas_in(range);
-        let areas = areas.map(|areas| (areas, claim.widen(areas)));
-        let backend = &self.core.backend;
-        backend.empty(range, areas, interruption, note)?;
-        let Extent { first, last } = range;
-        self.externals().take_written_between(first, last, note);
-        Ok(())
-    }
-
-    /// Unmaps the areas in `range`, which is taken and cuts none of them.
-    pub(crate) fn unmap_taken(
-        self,
-        claim: &Claim<'_>,
-        range: Extent,
-        interruption: Interruption,
-        note: &mut dyn FnMut(Span<Iova>),
-        gone: &mut UnmappedHolds<'_>,
-        observer: &mut dyn Observer,
-    ) -> Result<Unmapped, UnmapError> {
-        let mut unmapped = observed(observer, Step::EmptyTables, |_| {
-            self.empty(claim, range, interruption, note)?;
-            let mut unmapped = Unmapped::default();
-            // Areas with more than a hold, which is given back outside of the lock.
-            let mut more = Vec::new();
-            let areas = &mut self.ioas.state.lock().areas;
-            for (range, mut area) in areas.extract_inside(range.first, range.last) {
-                unmapped.areas += 1;
-                unmapped.bytes = unmapped.bytes.saturating_add(range.len);
-                let hold = area.hold.take();
-                if hold.is_none() || area.reserved.is_some() {
-                    more.push(area);
-                }
-                gone.add(range, hold);
-            }
-            Ok::<_, UnmapError>(((unmapped, more), unmapped.bytes))
-        })
-        .map(|(unmapped, more)| {
-            let released = more.iter().filter(|area| area.released);
-            released.for_each(|area| self.core.backend.give_back(area.range));
-            unmapped
-        })?;
-        unmapped.unpinned = self.finish_unmap(gone, observer)?;
-        Ok(unmapped)
-    }
-
-    /// Flushes what was unmapped, or leaves it for later.
-    fn finish_unmap(
-        self,
-        gone: &mut UnmappedHolds<'_>,
-        observer: &mut dyn Observer,
-    ) -> Result<u64, UnmapError> {
-        if !self.retired().is_strict() {
-            self.core.backend.leave_gathered();
-            gone.wait();
-            if !self.retired().is_due() {
-                return Ok(0);
-            }
-        }
-        self.flush_gone(gone, observer)
-    }
-
-    /// Has all units and listeners invalidate what was unmapped, and releases `gone` and what has waited.
-    pub(crate) fn flush_gone(
-        self,
-        gone: &mut UnmappedHolds<'_>,
-        observer: &mut dyn Observer,
-    ) -> Result<u64, UnmapError> {
-        let flushed = observed(observer, Step::Flush, |_| {
-            let flushed = self.retired().flush(&*self.core.backend);
-            flushed.map(|()| ((), 0)).map_err(UnmapError::Flush)
-        });
-        flushed.inspect_err(|_| gone.wait())?;
-        let (unpinned, failed) = observed(observer, Step::Unpin, |_| {
-            let mut first = None;
-            let (unpinned, failed) = gone.release(|cause| first = first.take().or(cause));
-            Ok::<_, UnmapError>(((unpinned, failed.or(first)), unpinned))
-        })?;
-        failed.map_or(Ok(unpinned), |cause| Err(UnmapError::Unpin(cause)))
-    }
-}
-
-/// Refuses what ends beyond the address space; false when there is nothing to do.
-pub(crate) fn check_unmap(range: Span<Iova>) -> Result<bool, UnmapError> {
-    if range.is_empty() {
-        return Ok(false);
-    }
-    if Span::<Iova>::checked(range.start, range.len).is_none() {
-        return Err(UnmapError::BeyondEnd { start: range.start });
-    }
-    Ok(true)
-}
-
-impl State {
-    /// Refuses `wanted` where there is an area.
-    pub(crate) fn check_vacant(&self, wanted: Span<Iova>) -> Result<(), MapError> {
-        if let Some((area, _)) = self.areas.0.first_overlap(wanted.start, wanted.last()) {
-            return Err(MapError::Overlap { wanted, area });
-        }
-        // Some threads' areas are still to come.
-        let (here, most) = (self.areas.0.len() as u64, error::MOST_AREAS);
-        if here >= most {
-            let wanted = here + 1;
-            return Err(MapError::TooMany { wanted, most });
-        }
-        Ok(())
     }
 }
 

@@ -35,11 +35,12 @@ use runs::{Iova, Joiner, Span};
 use crate::areas::area::HeldArea;
 use crate::memory::Hold;
 use crate::own::DirtyLog;
+use crate::space::Ioas;
 use crate::space::error::{MapError, UnmapError};
 use crate::space::extents::Extent;
 use crate::space::flush::UnmappedHolds;
 use crate::space::operation::{Claim, Op};
-use crate::space::{Ioas, check_unmap};
+use crate::space::unmap::check_unmap;
 
 /// Failure to release a range.
 #[derive(Debug)]
