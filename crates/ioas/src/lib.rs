@@ -33,6 +33,7 @@ mod errno;
 mod kernel;
 mod lock;
 mod memory;
+mod observer;
 mod own;
 mod space;
 
@@ -64,6 +65,7 @@ pub use memory::node_tables::{Misplaced, NodeBytes, NodeTables};
 pub use memory::object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
 pub use memory::synthetic::Synthetic;
 pub use memory::{Hold, Memory};
+pub use observer::{Observer, Step};
 #[cfg(feature = "linux")]
 pub use own::software::{PinnedMemory, SoftwareIommu, SoftwareIommuUnit, SoftwarePort};
 pub use own::{
@@ -80,7 +82,7 @@ pub use space::flush::Flushing;
 #[cfg(all(feature = "linux", feature = "vm-memory"))]
 pub use space::guest_ram::{GuestRam, GuestRamError};
 pub use space::listener::Listener;
-pub use space::observer::{Observed, Observer, Step};
+pub use space::observed::Observed;
 pub use space::open::{IoasOptions, OpenError, OpenSpace};
 pub use space::placement::{NoPlacement, Place, Placement};
 pub use space::release::ReleaseError;

@@ -6,6 +6,7 @@
 //! length: how far one can reach into what lies behind is bounded in each class by twice its length.
 
 pub(crate) mod area;
+pub(crate) mod extents;
 pub(crate) mod intervals;
 pub(crate) mod range_map;
 pub(crate) mod windows;

@@ -40,14 +40,14 @@ use super::refusals::attach_refused;
 use super::space::{KernelSpace, map_stretch};
 use crate::areas::Areas;
 use crate::areas::area::HeldArea;
+use crate::areas::extents::Extent;
 use crate::areas::windows::{outside, within};
-use crate::own::DirtyLog;
+use crate::observer::Observer;
 use crate::space::backend::{Capabilities, Capability, Unsupported};
 use crate::space::dirty::{HarvestError, Harvested, Tracking, TrackingError};
+use crate::space::dirty_log::DirtyLog;
 use crate::space::endpoint::{Endpoint, EndpointId, EndpointKind};
 use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
-use crate::space::extents::Extent;
-use crate::space::observer::Observer;
 use crate::space::placement::{Place, Placement};
 use crate::space::reservation::ForReleased;
 

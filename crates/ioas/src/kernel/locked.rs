@@ -11,16 +11,16 @@ use super::error::KernelError;
 use super::mapper::Mapper;
 use crate::areas::Areas;
 use crate::areas::area::HeldArea;
+use crate::areas::extents::Extent;
 use crate::lock::Mutex;
 use crate::memory::ledger::Account;
+use crate::observer::Observer;
 use crate::space::Ioas;
 use crate::space::backend::{Backend, Capabilities, Unsupported};
 use crate::space::dirty::{HarvestError, Harvested, Tracking, TrackingError};
 use crate::space::endpoint::{Endpoint, EndpointId};
 use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
-use crate::space::extents::Extent;
 use crate::space::flush::Retired;
-use crate::space::observer::Observer;
 use crate::space::placement::{Place, Placement};
 
 /// The back end of an address space, which one operation at a time uses.

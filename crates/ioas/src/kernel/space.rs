@@ -32,12 +32,12 @@ use crate::areas::area::HeldArea;
 use crate::areas::windows::{outside, within};
 use crate::errno::{Errno, Profile};
 use crate::memory::ledger::{Charge, Ledger};
-use crate::own::DirtyLog;
+use crate::observer::{Observer, Step, observed};
 use crate::space::backend::{Capabilities, Capability, Unsupported};
 use crate::space::dirty::{HarvestError, Harvested, TrackingError};
+use crate::space::dirty_log::DirtyLog;
 use crate::space::endpoint::EndpointId;
 use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
-use crate::space::observer::{Observer, Step, observed};
 use crate::space::placement::{Place, Placement};
 use crate::space::reservation::ForReleased;
 

@@ -16,7 +16,7 @@
 //! the last user of a part goes, the pin gives back that part, or, if it was the last, ends.
 //!
 //! A part may also be *reserved*: it keeps its charge when its last user goes, and the next hold
-//! takes that (see `space/reservation.rs`).
+//! takes that (see `reservation.rs`).
 //!
 //! A new hold pins what is not held yet: usually all of it, in one pin. Its charge is one step.
 //! Nothing is noted before all of it has succeeded, so that a failure, or a panic of an observer,
@@ -40,6 +40,7 @@ pub(crate) mod ledger;
 pub(crate) mod node_tables;
 pub(crate) mod object;
 mod read;
+mod reservation;
 pub(crate) mod synthetic;
 
 use alloc::boxed::Box;
@@ -51,16 +52,16 @@ use core::mem;
 use runs::Pa;
 use runs::{Offset, Span};
 
+use crate::areas::extents::{Extent, Extents};
 use crate::areas::range_map::RangeMap;
 use crate::lock::{Changed, Guard, Mutex};
 use crate::memory::ledger::{Charge, Forecast, Ledger};
 use crate::memory::object::{Cause, MemoryObject, Pinned};
+use crate::observer::{Observer, Step, observed};
 use crate::space::error::MapError;
-use crate::space::extents::{Extent, Extents};
-use crate::space::observer::{Observer, Step, observed};
-pub(crate) use crate::space::reservation::Reserved;
 pub use hold::Hold;
 pub(crate) use hold::{append, cut};
+pub(crate) use reservation::Reserved;
 
 /// A memory object with its pins and the account that they are charged to.
 ///

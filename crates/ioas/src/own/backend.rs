@@ -11,14 +11,14 @@ use runs::{Iova, PageSizes, Span};
 use super::{Domain, Member, Own, fill};
 use crate::areas::Areas;
 use crate::areas::area::HeldArea;
+use crate::areas::extents::Extent;
 use crate::areas::windows::windows;
+use crate::observer::Observer;
 use crate::space::backend::{Backend, Capabilities, Unsupported};
 use crate::space::dirty::{HarvestError, Harvested, Tracking, TrackingError};
 use crate::space::endpoint::{Endpoint, EndpointId, EndpointKind};
 use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
-use crate::space::extents::Extent;
 use crate::space::flush::Retired;
-use crate::space::observer::Observer;
 use crate::space::placement::{Place, Placement};
 
 impl Own {

@@ -17,11 +17,11 @@ use iommu::{DeviceId, DomainId, FlushError, NodeId, Unit};
 use iopt::{AnyTable, FormatId, Gather, Interruption, Invalidation, Prot, ResizeError, WithDirty};
 use runs::{Iova, Joiner, PageSizes, Run, Span};
 
-use super::dirty_log::DirtyLog;
 use super::spare::Spare;
+use crate::areas::extents::Extent;
 use crate::lock::Mutex;
+use crate::space::dirty_log::DirtyLog;
 use crate::space::error::DetachError;
-use crate::space::extents::Extent;
 use crate::space::placement::home;
 
 pub(crate) struct Domain {

@@ -38,8 +38,8 @@ use super::domain::Domain;
 use crate::areas::area::HeldArea;
 use crate::lock::pause;
 use crate::memory::object::RunReader;
+use crate::observer::{Observer, Step, observed};
 use crate::space::error::MapError;
-use crate::space::observer::{Observer, Step, observed};
 
 /// Access of leaves, and tables that they may lie in.
 #[derive(Clone, Copy)]

@@ -24,7 +24,6 @@
 
 mod backend;
 mod build;
-mod dirty_log;
 mod domain;
 mod encoding;
 mod fault;
@@ -56,16 +55,16 @@ pub use handover::{HandOverError, HandedArea, HandedDomain, Handover, Leaving};
 pub use take_over::{TakeOverError, TakenDomain};
 pub use unit::Iommu;
 
-pub(crate) use dirty_log::DirtyLog;
 pub(crate) use domain::{Devices, Domain, Member, detach};
 pub(crate) use fill::{Fill, Leaves, map as map_runs};
 
 use crate::areas::Areas;
 use crate::areas::area::HeldArea;
 use crate::lock::Mutex;
+use crate::observer::Observer;
+use crate::space::dirty_log::DirtyLog;
 use crate::space::error::{AttachError, DetachError, MapError};
 use crate::space::flush::Retired;
-use crate::space::observer::Observer;
 use crate::space::placement::{Placement, home};
 use crate::space::reservation::ForReleased;
 

@@ -9,7 +9,6 @@ use iommu::{DeviceId, DomainId, Unit};
 use iopt::{AnyTable, Prot, Root};
 use runs::{Iova, Offset, Pa, Span};
 
-use super::dirty_log::DirtyLog;
 use super::domain::Member;
 use super::handover::{HandedArea, Handover};
 use super::{BuildDomain, Domain, Own};
@@ -18,6 +17,7 @@ use crate::areas::area::{Area, HeldArea};
 use crate::memory::{Hold, Memory};
 use crate::space::Ioas;
 use crate::space::choice::in_order;
+use crate::space::dirty_log::DirtyLog;
 use crate::space::error::MapError;
 
 /// A domain's table, and its devices with their units.

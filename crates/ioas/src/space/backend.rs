@@ -10,14 +10,14 @@ use runs::{Iova, PageSizes, Span};
 
 use crate::areas::Areas;
 use crate::areas::area::HeldArea;
+use crate::areas::extents::Extent;
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 use crate::kernel::KernelError;
+use crate::observer::Observer;
 use crate::space::dirty::{HarvestError, Harvested, Tracking, TrackingError};
 use crate::space::endpoint::{Endpoint, EndpointId};
 use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
-use crate::space::extents::Extent;
 use crate::space::flush::Retired;
-use crate::space::observer::Observer;
 use crate::space::placement::{Place, Placement};
 
 /// Abilities of a back end that others lack.

@@ -6,11 +6,11 @@ use alloc::vec::Vec;
 use iopt::{Prot, RangeError};
 use runs::{Iova, Offset, Span};
 
+use crate::areas::extents::Extent;
 use crate::areas::windows::{within, without};
 use crate::memory::Memory;
 use crate::space::Ioas;
 use crate::space::error::MapError;
-use crate::space::extents::Extent;
 use crate::space::operation::{Claim, Op};
 
 /// Ranges in ascending order; an error is one that is empty, ends beyond 2^64, or overlaps another one.

@@ -15,9 +15,9 @@ use core::convert::Infallible;
 use iopt::Interruption;
 use runs::{Iova, Span};
 
+use crate::areas::extents::Extent;
 use crate::space::error::{MapError, UnmapError};
-use crate::space::extents::Extent;
-use crate::space::observer::Observed;
+use crate::space::observed::Observed;
 use crate::space::operation::{Claim, Op, State};
 use crate::space::unmap::check_unmap;
 use crate::space::{Ioas, Unmapped};

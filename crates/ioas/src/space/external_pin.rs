@@ -25,12 +25,12 @@ use core::mem;
 use iopt::{Aperture, Prot};
 use runs::{Iova, Offset, Span};
 
+use crate::areas::extents::Extent;
 use crate::areas::range_map::RangeMap;
 use crate::lock::Mutex;
 use crate::memory::{Hold, Memory};
 use crate::space::Ioas;
 use crate::space::error::{MapError, UnmapError};
-use crate::space::extents::Extent;
 use crate::space::operation::{Panicked, State};
 
 /// Requests to users to drop pins before an unmap fails.

@@ -18,14 +18,14 @@ use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
 };
 
+use crate::areas::extents::Extent;
 use crate::lock::Mutex;
 use crate::memory::Memory;
 use crate::memory::host::HostMemory;
 use crate::memory::ledger::Ledger;
 use crate::space::Ioas;
 use crate::space::error::MapError;
-use crate::space::extents::Extent;
-use crate::space::observer::Observed;
+use crate::space::observed::Observed;
 use crate::space::operation::{Panicked, State};
 
 /// The memory of a guest, region by region.

@@ -6,10 +6,10 @@ use iopt::{Interruption, Prot, RangeError};
 use runs::{Iova, Offset, Span};
 
 use crate::areas::area::Area;
+use crate::areas::extents::Extent;
 use crate::memory::Memory;
+use crate::observer::Observer;
 use crate::space::error::{self, MapError};
-use crate::space::extents::Extent;
-use crate::space::observer::Observer;
 use crate::space::operation::{Claim, Op, State};
 
 impl Op<'_> {

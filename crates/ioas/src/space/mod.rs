@@ -44,16 +44,16 @@ pub(crate) mod backend;
 pub(crate) mod choice;
 mod cut;
 pub(crate) mod dirty;
+pub(crate) mod dirty_log;
 pub(crate) mod endpoint;
 pub(crate) mod error;
-pub(crate) mod extents;
 pub(crate) mod external_pin;
 pub(crate) mod flush;
 #[cfg(all(feature = "linux", feature = "vm-memory"))]
 pub(crate) mod guest_ram;
 pub(crate) mod listener;
 mod map;
-pub(crate) mod observer;
+pub(crate) mod observed;
 pub(crate) mod open;
 pub(crate) mod operation;
 pub(crate) mod placement;
@@ -85,7 +85,6 @@ use crate::space::error::{AttachError, CloseError, DetachError, MapError, UnmapE
 use crate::space::external_pin::Externals;
 use crate::space::flush::{Flushing, Retired};
 use crate::space::listener::Listener;
-use crate::space::observer::Observed;
 use crate::space::operation::{Op, State};
 use crate::space::placement::{Place, Placement};
 
@@ -445,49 +444,6 @@ impl Ioas {
 
     pub(crate) const fn op<'a>(&'a self, core: &'a Core) -> Op<'a> {
         Op { ioas: self, core }
-    }
-}
-
-impl Observed<'_> {
-    /// [`Ioas::map`], observed.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn map(
-        &mut self,
-        iova: u64,
-        memory: &Arc<Memory>,
-        part: Span<Offset>,
-        prot: Prot,
-    ) -> Result<(), MapError> {
-        let (ioas, observer) = (self.ioas, &mut *self.observer);
-        let core = ioas.gate.read();
-        ioas.op(&core).map(iova, memory, part, prot, observer)
-    }
-
-    /// [`Ioas::unmap`], observed.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn unmap(&mut self, range: Span<Iova>) -> Result<Unmapped, UnmapError> {
-        let (ioas, observer) = (self.ioas, &mut *self.observer);
-        let core = ioas.gate.read();
-        let mut gone = ioas.retired.gone();
-        ioas.op(&core)
-            .unmap(range, false, &mut |_| (), &mut gone, observer)
-    }
-
-    /// [`Ioas::unmap_all`], observed.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn unmap_all(&mut self) -> Result<Unmapped, UnmapError> {
-        let (ioas, observer) = (self.ioas, &mut *self.observer);
-        let core = ioas.gate.read();
-        ioas.op(&core).unmap_all(observer)
     }
 }
 

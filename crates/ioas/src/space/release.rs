@@ -7,7 +7,7 @@
 //! a whole or stays as it was; whatever happens, no memory is unpinned that a device can reach.
 //!
 //! Released ranges stay areas, of their own, without entries and without pins. Two things are kept for each, so that
-//! its return cannot fail for them: its charge (see `space/reservation.rs`), and the tables
+//! its return cannot fail for them: its charge (see `memory/reservation.rs`), and the tables
 //! that it can need if its memory comes back scattered, in every domain, also in one that comes later.
 //! Without a domain nothing is charged, and nothing is kept.
 //!
@@ -33,11 +33,11 @@ use iopt::{Interruption, RangeError};
 use runs::{Iova, Joiner, Span};
 
 use crate::areas::area::HeldArea;
+use crate::areas::extents::Extent;
 use crate::memory::Hold;
-use crate::own::DirtyLog;
 use crate::space::Ioas;
+use crate::space::dirty_log::DirtyLog;
 use crate::space::error::{MapError, UnmapError};
-use crate::space::extents::Extent;
 use crate::space::flush::UnmappedHolds;
 use crate::space::operation::{Claim, Op};
 use crate::space::unmap::check_unmap;

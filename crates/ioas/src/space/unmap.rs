@@ -5,11 +5,11 @@ use alloc::vec::Vec;
 use iopt::{Aperture, Interruption};
 use runs::{Iova, Span};
 
+use crate::areas::extents::Extent;
+use crate::observer::{Observer, Step, observed};
 use crate::space::Unmapped;
 use crate::space::error::UnmapError;
-use crate::space::extents::Extent;
 use crate::space::flush::UnmappedHolds;
-use crate::space::observer::{Observer, Step, observed};
 use crate::space::operation::{Claim, Op, State};
 
 impl Op<'_> {

@@ -1,9 +1,6 @@
 //! Observers of an operation, which time it, show how far it is, or stop it.
 
-use core::fmt;
 use core::ops::ControlFlow;
-
-use crate::space::Ioas;
 
 /// The steps of mapping and unmapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,46 +46,6 @@ pub trait Observer {
 }
 
 impl Observer for () {}
-
-/// Operations on an address space that an [`Observer`] sees, step by step: [`Ioas::observed`].
-pub struct Observed<'a> {
-    pub(super) ioas: &'a Ioas,
-    pub(super) observer: &'a mut dyn Observer,
-}
-
-impl fmt::Debug for Observed<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Observed").finish_non_exhaustive()
-    }
-}
-
-impl Ioas {
-    /// Operations that `observer` sees, step by step:
-    ///
-    /// ```
-    /// use ioas::{Ioas, MapError, Memory, Observer, Step};
-    /// use iopt::Prot;
-    /// use runs::Span;
-    ///
-    /// struct Steps;
-    ///
-    /// impl Observer for Steps {
-    ///     fn end(&mut self, step: Step, bytes: u64) {
-    ///         println!("{step:?}: {bytes} bytes");
-    ///     }
-    /// }
-    ///
-    /// fn map(space: &Ioas, memory: &std::sync::Arc<Memory>) -> Result<(), MapError> {
-    ///     space.observed(&mut Steps).map(0x10_0000, memory, Span::new(0, 1 << 20), Prot::RW)
-    /// }
-    /// ```
-    pub fn observed<'a>(&'a self, observer: &'a mut dyn Observer) -> Observed<'a> {
-        Observed {
-            ioas: self,
-            observer,
-        }
-    }
-}
 
 /// Does `work`, which is one step, between its `begin` and its `end`. `work` tells how many bytes
 /// it has handled.
