@@ -4,15 +4,15 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hostmem::{Counter, Limits, Machine};
-use ioas::{Ioas, Ledger, Memory, Observer, Place, Placement};
+use hostmem::{Counter, Limits};
+use ioas::{Ioas, Ledger, Memory, Observer, Place};
 use iopt::{Pending, Prot};
 use runs::{Iova, Span};
 
 use super::report::{
     CheckReport, Counted, DmaReport, DomainReport, Done, FinalCounters, PlacementReport,
 };
-use super::{Backend, Because as _, CheckError, CheckJob, PAGE, Step, kernel, software};
+use super::{Because as _, CheckError, CheckJob, PAGE, Step};
 
 /// Receives the step that is under way, again and again, from the thread of the check. [`ControlFlow::Break`] ends the
 /// check, which then gives everything back.
@@ -29,33 +29,6 @@ pub(super) struct Job<'a> {
 
 /// A step of a back end, which compares what came of it.
 pub(super) type StepOf<B> = (Step, fn(&mut B, &mut Job<'_>) -> Result<Done, CheckError>);
-
-impl CheckJob {
-    /// Does all steps.
-    ///
-    /// # Errors
-    ///
-    /// See [`CheckError`]. Everything was given back.
-    pub(super) fn run(&self, watch: &mut Watch<'_>) -> Result<CheckReport, CheckError> {
-        if let Some(Placement::Near(node)) = self.placement {
-            let nodes = Machine::probe().failed(PROBE)?.nodes;
-            if !nodes.contains(&node.0) {
-                let nodes: Vec<_> = nodes.iter().map(u32::to_string).collect();
-                return Err(CheckError::Input(format!(
-                    "the machine has no memory on node {}; nodes that have: {}",
-                    node.0,
-                    nodes.join(", ")
-                )));
-            }
-        }
-        let mut job = Job::new(self, watch)?;
-        match self.backend {
-            Backend::Software => software::check(&mut job, self.software),
-            Backend::Vfio | Backend::Iommufd => kernel::check(&mut job),
-        }?;
-        Ok(job.report)
-    }
-}
 
 pub(super) const PROBE: &str = "cannot read the machine's memory and pools";
 pub(super) const LIMITS: &str = "cannot learn the limits on locked memory";

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use hostmem::{Backing, Counter, FrameSource, Limits, Machine, Mapping, PinKind, Pinner};
+use hostmem::{
+    Backing, Counter, FrameSource, Limits, Machine, Mapping, PinKind, Pinner, PopulateError,
+};
 use ioas::Ledger;
 use ioas::iommufd::RlimitMode;
 use runs::Bytes;
 
 use super::job::{Job, LIMITS, PROBE, timed};
 use super::report::{Done, LIES, MemoryReport, nodes};
-use super::times::brought_in;
 use super::{Because as _, CheckError, CheckJob, Step};
 use crate::size::percent;
 
@@ -252,6 +253,22 @@ fn choose_size(
         format!("half of the {available} that the machine has available"),
     );
     Ok((size, Some(reason)))
+}
+
+/// Memory that is brought in.
+pub(super) fn brought_in(
+    backing: Backing,
+    size: u64,
+    job: &mut Job<'_>,
+) -> Result<Mapping, CheckError> {
+    let mapping = Mapping::new(backing, size, None).refused("cannot get the memory")?;
+    job.go_on()?;
+    match mapping.populate(&mut |_| job.ask()) {
+        Err(PopulateError::Interrupted { .. }) => Err(CheckError::Interrupted(job.step)),
+        populated => populated
+            .refused("cannot bring the memory in")
+            .map(|_| mapping),
+    }
 }
 
 #[cfg(test)]

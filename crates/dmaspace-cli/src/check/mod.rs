@@ -26,14 +26,15 @@ mod text;
 mod times;
 
 use clap::ValueEnum;
-use hostmem::Backing;
+use hostmem::{Backing, Machine};
 use ioas::Placement;
 use iopt::FormatId;
 
 pub(crate) use args::{ABOUT, CheckArgs, EXAMPLES};
 pub(crate) use command::run;
 use error::{Because, CheckError};
-use report::Step;
+use job::{Job, PROBE, Watch};
+use report::{CheckReport, Step};
 
 /// Bytes of an access, and of the smallest page.
 const PAGE: u64 = 4096;
@@ -56,6 +57,33 @@ struct CheckJob {
     placement: Option<Placement>,
     /// Times of memory of other sizes and backings are measured as well.
     times: bool,
+}
+
+impl CheckJob {
+    /// Does all steps.
+    ///
+    /// # Errors
+    ///
+    /// See [`CheckError`]. Everything was given back.
+    fn run(&self, watch: &mut Watch<'_>) -> Result<CheckReport, CheckError> {
+        if let Some(Placement::Near(node)) = self.placement {
+            let nodes = Machine::probe().failed(PROBE)?.nodes;
+            if !nodes.contains(&node.0) {
+                let nodes: Vec<_> = nodes.iter().map(u32::to_string).collect();
+                return Err(CheckError::Input(format!(
+                    "the machine has no memory on node {}; nodes that have: {}",
+                    node.0,
+                    nodes.join(", ")
+                )));
+            }
+        }
+        let mut job = Job::new(self, watch)?;
+        match self.backend {
+            Backend::Software => software::check(&mut job, self.software),
+            Backend::Vfio | Backend::Iommufd => kernel::check(&mut job),
+        }?;
+        Ok(job.report)
+    }
 }
 
 /// Implementations that map the memory.

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hostmem::{Backing, Machine, Mapping, PopulateError};
+use hostmem::{Backing, Machine, Mapping};
 use ioas::{HostMemory, Ioas, Ledger, Memory};
 use iopt::{AnyTable, Gather, NoRuns, Prot};
 use runs::{Iova, Run, Span};
 
 use super::job::{Clock, Job, PROBE, timed};
-use super::memory::check_free;
+use super::memory::{brought_in, check_free};
 use super::report::{Compared, Spread, TimesReport};
 use super::{Because as _, CheckError, PAGE, Step};
 
@@ -125,22 +125,6 @@ pub(super) fn measure(
         }
     }
     Ok(())
-}
-
-/// Memory that is brought in.
-pub(super) fn brought_in(
-    backing: Backing,
-    size: u64,
-    job: &mut Job<'_>,
-) -> Result<Mapping, CheckError> {
-    let mapping = Mapping::new(backing, size, None).refused("cannot get the memory")?;
-    job.go_on()?;
-    match mapping.populate(&mut |_| job.ask()) {
-        Err(PopulateError::Interrupted { .. }) => Err(CheckError::Interrupted(job.step)),
-        populated => populated
-            .refused("cannot bring the memory in")
-            .map(|_| mapping),
-    }
 }
 
 fn rounds(
