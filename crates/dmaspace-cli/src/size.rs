@@ -10,6 +10,9 @@ use serde::Serialize;
 
 /// The smallest page of every format, of which every size must be a multiple.
 const PAGE: u64 = 4096;
+/// A page of the largest pool that there is, of Arm and POWER: Linux `Documentation/arch/arm64/hugetlbpage.rst` and
+/// `arch/powerpc/mm/book3s64/hash_utils.c`.
+pub(crate) const LARGEST_PAGE: u64 = 16 << 30;
 
 const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
@@ -54,6 +57,11 @@ impl fmt::Display for SizeError {
 }
 
 impl std::error::Error for SizeError {}
+
+/// True for a size that pages have.
+pub(crate) fn is_page(bytes: u64) -> bool {
+    bytes.is_power_of_two() && (PAGE..=LARGEST_PAGE).contains(&bytes)
+}
 
 /// The size of memory that `text` names, in bytes: whole pages, and not none.
 pub(crate) fn parse(text: &str) -> Result<u64, SizeError> {
@@ -227,6 +235,16 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn pages_are_powers_of_two_up_to_the_largest() {
+        for bytes in [4 << 10, 64 << 10, 2 << 20, 512 << 20, 1 << 30, 16 << 30] {
+            assert!(is_page(bytes), "{bytes}");
+        }
+        for bytes in [0, 1, 2048, 12 << 10, 3 << 20, 32 << 30, u64::MAX] {
+            assert!(!is_page(bytes), "{bytes}");
+        }
+    }
 
     #[test]
     fn sizes_are_read_with_and_without_units() {

@@ -5,8 +5,8 @@ use std::fmt;
 use hostmem::ThpMode;
 use serde::Serialize;
 
+use super::estimate::Estimate;
 use super::guest::{DeviceDriver, GIANT, Guest, Host, Interface, Monitor, Ram, THP};
-use super::start::Estimate;
 use crate::pool;
 use crate::size::{Short, bytes};
 

@@ -17,6 +17,7 @@ mod calibrate;
 mod command;
 mod conditions;
 mod cost;
+mod estimate;
 mod folios;
 mod guest;
 pub(crate) mod needs;
@@ -42,6 +43,7 @@ use cost::Counter;
 pub use advice::Advice;
 pub(crate) use command::{InspectArgs, run};
 pub use cost::FormatCost;
+pub use estimate::Estimate;
 #[cfg(test)]
 pub use guest::GivenDevice;
 pub(crate) use guest::{BusPlace, begins, libvirt_rough, logged, memory_arguments, qemu_rough};
@@ -51,7 +53,7 @@ pub use guest::{
 pub use needs::{LockCounter, NeedsReport};
 pub(crate) use process::MOST_TEXT;
 pub use process::{Area, AreaKind, Limit, areas, node_bytes};
-pub use start::{Estimate, StartReport};
+pub use start::StartReport;
 
 /// Why a process cannot be looked at.
 #[derive(Debug, Error)]

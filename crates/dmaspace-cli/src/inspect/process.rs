@@ -7,8 +7,8 @@ use std::{fs, io};
 use hostmem::read_at_most;
 use serde::Serialize;
 
-use super::guest::is_page;
 use super::{InspectError, MemoryLess, Missing, ProcessReport};
+use crate::size::is_page;
 
 /// The longest file of `/proc` and `/sys` that is read: `smaps` of a million areas.
 pub(crate) const MOST_TEXT: u64 = 1 << 30;

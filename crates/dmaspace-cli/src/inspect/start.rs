@@ -18,6 +18,7 @@ use serde::Serialize;
 use super::advice::{self, Advice, Now};
 use super::calibrate::{Rate, Speeds, processors};
 use super::conditions::{Conditions, Note};
+use super::estimate::Estimate;
 use super::guest::{GIANT, Guest, Host, Interface, Monitor, Ram, SMALL, THP};
 use crate::size::{bytes, counted};
 
@@ -94,19 +95,6 @@ const BYTES_OF_A_THREAD: u64 = 64 << 20;
 /// Versions of QEMU with one thread where none are named: `host_memory_backend_init`, `backends/hostmem.c`, before
 /// commit f8d426a685.
 const ONE_THREAD: std::ops::RangeInclusive<(u32, u32)> = (5, 0)..=(7, 0);
-
-/// Processor time of a start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Estimate {
-    /// Faulting in and zeroing.
-    pub fault_ns: u64,
-    /// Pinning, and writing leaves; `None` where this library may not pin.
-    pub pin_map_ns: Option<u64>,
-    /// The sum of what is known.
-    pub total_ns: u64,
-    /// The error of the sum, in both directions.
-    pub error_ns: u64,
-}
 
 /// Prediction of a start.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
-use super::{LARGEST, SMALL};
-use crate::size::{self, SizeError};
+use super::SMALL;
+use crate::size::{self, LARGEST_PAGE, SizeError};
 
 /// Why a machine's configuration cannot be understood.
 #[derive(Debug, Error)]
@@ -81,7 +81,7 @@ pub enum ConfigError {
     },
     /// Pages of no size that pages have.
     #[error("{of}: {} is no size of pages, which have a power of two from {} to {}",
-        size::bytes(*.bytes), size::bytes(SMALL), size::bytes(LARGEST))]
+        size::bytes(*.bytes), size::bytes(SMALL), size::bytes(LARGEST_PAGE))]
     Pages {
         /// The option or element.
         of: String,

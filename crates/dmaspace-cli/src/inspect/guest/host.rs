@@ -4,8 +4,9 @@ use std::path::Path;
 
 use hostmem::{ThpMode, text_at_most};
 
-use super::{Guest, THP, is_page};
+use super::{Guest, THP};
 use crate::inspect::process::MOST_TEXT;
+use crate::size::is_page;
 
 /// Where hugetlbfs files lie: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
 const HUGETLBFS: u32 = 0x9584_58f6;

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use super::process::plain;
 use crate::devices::Names;
+use crate::size::is_page;
 
 use error::ConfigError;
 pub use host::Host;
@@ -37,18 +38,10 @@ pub(super) const GIANT: u64 = 1 << 30;
 /// A small page.
 pub(super) const SMALL: u64 = 4096;
 
-/// A page of the largest pool that there is, of Arm and POWER: Linux `Documentation/arch/arm64/hugetlbpage.rst` and
-/// `arch/powerpc/mm/book3s64/hash_utils.c`.
-const LARGEST: u64 = 16 << 30;
 /// Files and variables that are kept.
 const MOST_UNREAD: usize = 64;
 /// Numbers of processors and threads.
 const CPUS: RangeInclusive<u64> = 1..=MOST_CPUS as u64;
-
-/// True for a size that pages have.
-pub(super) fn is_page(bytes: u64) -> bool {
-    bytes.is_power_of_two() && (SMALL..=LARGEST).contains(&bytes)
-}
 
 /// A virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -473,9 +466,10 @@ impl Ram {
 
 #[cfg(test)]
 mod tests {
-    use super::{Guest, is_page};
+    use super::Guest;
     use crate::inspect::StartReport;
     use crate::inspect::start::tests::{HOST, speeds};
+    use crate::size::is_page;
 
     /// Numbers at the borders of ranges.
     pub(super) const NUMBERS: [u64; 12] = [
@@ -500,16 +494,6 @@ mod tests {
         for speeds in [None, Some(&speeds())] {
             let (report, _) = StartReport::of(guest, &HOST, None, speeds);
             assert!(report.pages <= guest.bytes() / 4096 + guest.memory.len() as u64);
-        }
-    }
-
-    #[test]
-    fn pages_are_powers_of_two_up_to_the_largest() {
-        for bytes in [4 << 10, 64 << 10, 2 << 20, 512 << 20, 1 << 30, 16 << 30] {
-            assert!(is_page(bytes), "{bytes}");
-        }
-        for bytes in [0, 1, 2048, 12 << 10, 3 << 20, 32 << 30, u64::MAX] {
-            assert!(!is_page(bytes), "{bytes}");
         }
     }
 }
