@@ -13,8 +13,6 @@ use crate::inspect::needs::CountedPool;
 pub(super) const MOST: usize = 65_536;
 /// The most kinds of lines that are named as not decoded.
 const MOST_UNKNOWN: usize = 64;
-/// The most bytes of a line that are quoted.
-const MOST_QUOTE: usize = 400;
 
 /// A fact with its place.
 #[derive(Clone, Debug)]
@@ -55,7 +53,7 @@ pub(super) struct Facts {
     /// Firmware tables; the offset of their structures counts where the file is the table.
     pub(super) tables: Vec<Known<TableFact>>,
     /// Dumps of I/O page tables as text.
-    pub(super) dumps: Vec<super::read::dump::DumpText>,
+    pub(super) dumps: Vec<DumpText>,
     /// Context entries of devices, from debugfs: device, low word.
     pub(super) contexts: Vec<Known<(String, u64)>>,
     /// Dumps of tables in a log.
@@ -88,6 +86,21 @@ pub(super) struct Facts {
     pub(super) region_groups: BTreeMap<Place, u32>,
     /// Configurations of virtual machines that run: they have what they need.
     pub(super) running: Vec<Known<Guest>>,
+}
+
+/// The text of one device's tables.
+#[derive(Clone, Debug)]
+pub(super) struct DumpText {
+    /// The device.
+    pub(super) device: String,
+    /// Lines as the kernel prints them.
+    pub(super) text: String,
+    /// Line numbers of the rows, by page frame.
+    pub(super) rows: Vec<(u64, u64)>,
+    /// The heading.
+    pub(super) heading: Evidence,
+    /// The line at which the dump is cut or damaged.
+    pub(super) cut: Option<Evidence>,
 }
 
 /// A setting or state that only a machine shows, never a file of its.
@@ -510,96 +523,9 @@ fn kind_of(text: &str) -> String {
     plain(&kind.collect::<Vec<_>>().join(" "))
 }
 
-/// A quotation of a line.
-pub(super) fn quote(file: usize, line: u64, text: &str) -> Evidence {
-    let mut end = text.len().min(MOST_QUOTE);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    Evidence {
-        place: Place {
-            file,
-            at: At::Line(line),
-        },
-        quote: plain(text.get(..end).unwrap_or_default().trim()),
-    }
-}
-
-/// A PCI address in full, from `01:00.0`, `0000:01:00.0` or longer domains.
-pub(super) fn pci(text: &str) -> Option<String> {
-    let (place, function) = text.split_once('.')?;
-    let function = match function.as_bytes() {
-        [digit @ b'0'..=b'7'] => digit - b'0',
-        _ => return None,
-    };
-    let hex = |text: &str, digits: std::ops::RangeInclusive<usize>| {
-        let right =
-            digits.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        u32::from_str_radix(text, 16).ok().filter(|_| right)
-    };
-    let (place, device) = place.rsplit_once(':')?;
-    let device = hex(device, 2..=2).filter(|device| *device < 32)?;
-    let (segment, bus) = match place.rsplit_once(':') {
-        Some((segment, bus)) => (hex(segment, 4..=8)?, bus),
-        None => (0, place),
-    };
-    let bus = hex(bus, 2..=2)?;
-    Some(format!("{segment:04x}:{bus:02x}:{device:02x}.{function}"))
-}
-
-/// The first PCI address in a text, among words of `0-9a-f:.`.
-pub(super) fn pci_within(text: &str) -> Option<String> {
-    text.split(|c: char| !(c.is_ascii_hexdigit() || c == ':' || c == '.'))
-        .filter(|word| word.len() >= 7)
-        .find_map(|word| pci(word.trim_matches([':', '.'])))
-}
-
-/// A number: decimal, or hexadecimal with `0x`.
-pub(super) fn number(text: &str) -> Option<u64> {
-    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        Some(digits) => hexadecimal(digits),
-        None => {
-            let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-            text.parse().ok().filter(|_| plain)
-        }
-    }
-}
-
-/// Hexadecimal digits.
-pub(super) fn hexadecimal(digits: &str) -> Option<u64> {
-    let plain = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    u64::from_str_radix(digits, 16).ok().filter(|_| plain)
-}
-
-/// The number behind `key`, decimal or hexadecimal.
-pub(super) fn number_after(text: &str, key: &str) -> Option<u64> {
-    let rest = text.split_once(key)?.1.trim_start();
-    let end = rest.find(|c: char| !(c.is_ascii_hexdigit() || c == 'x' || c == 'X'));
-    number(rest.get(..end.unwrap_or(rest.len()))?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_are_pci_addresses_in_full() {
-        for (text, full) in [
-            ("01:00.0", Some("0000:01:00.0")),
-            ("0000:c1:1f.7", Some("0000:c1:1f.7")),
-            ("10000:e1:00.0", Some("10000:e1:00.0")),
-            ("01:20.0", None),
-            ("01:00.8", None),
-            ("1:00.0", None),
-            ("12:30:45.1", None),
-        ] {
-            assert_eq!(pci(text).as_deref(), full, "{text}");
-        }
-        assert_eq!(
-            pci_within("vfio-pci,host=b0:00.0,bus=pci.1: x").as_deref(),
-            Some("0000:b0:00.0")
-        );
-    }
 
     #[test]
     fn kinds_of_lines_have_no_numbers() {

@@ -7,6 +7,8 @@ use serde::{Serialize, Serializer};
 
 /// The most lines that a finding quotes; the count says how many there were.
 const MOST_EVIDENCE: usize = 256;
+/// The most bytes of a line that are quoted.
+const MOST_QUOTE: usize = 400;
 /// The most ranges of addresses that a finding lists.
 const MOST_RANGES: usize = 1024;
 
@@ -75,6 +77,21 @@ pub(super) struct Evidence {
     pub place: Place,
     /// The text there, free of control characters; empty for a whole file.
     pub quote: String,
+}
+
+/// A quotation of a line.
+pub(super) fn quote(file: usize, line: u64, text: &str) -> Evidence {
+    let mut end = text.len().min(MOST_QUOTE);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    Evidence {
+        place: Place {
+            file,
+            at: At::Line(line),
+        },
+        quote: plain(text.get(..end).unwrap_or_default().trim()),
+    }
 }
 
 /// A finding.

@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use dmaspace::firmware::FirmwareUnitKind;
 use iommu::log::{Class, Family, FaultRecord, PciAddress, Suppressed};
 
-use super::facts::{pci, quote};
-use super::finding::{Direction, Evidence};
+use super::finding::{Direction, Evidence, quote};
+use super::number::pci;
 
 /// The most folds; devices beyond are counted together.
 const MOST_FOLDS: usize = 4096;

@@ -12,6 +12,7 @@ mod folds;
 mod input;
 mod line;
 mod machine;
+mod number;
 mod read;
 mod rules;
 mod text;

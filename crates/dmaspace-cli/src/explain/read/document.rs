@@ -5,7 +5,8 @@
 
 use std::borrow::Cow;
 
-use super::super::facts::{Facts, Known, quote};
+use super::super::facts::{Facts, Known};
+use super::super::finding::quote;
 use super::super::line::Message;
 use super::{Text, config};
 

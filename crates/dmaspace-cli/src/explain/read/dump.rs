@@ -2,26 +2,12 @@
 //!
 //! The rows are cleaned here, and read by the reader of `dmaspace tables`.
 
-use super::super::facts::{Facts, pci};
+use super::super::facts::{DumpText, Facts};
 use super::super::finding::{At, Evidence, Place};
+use super::super::number::pci;
 
 /// The most rows of a dump that are kept.
 const MOST_ROWS: usize = 1 << 20;
-
-/// The text of one device's tables.
-#[derive(Clone, Debug)]
-pub(in crate::explain) struct DumpText {
-    /// The device.
-    pub(in crate::explain) device: String,
-    /// Lines as the kernel prints them.
-    pub(in crate::explain) text: String,
-    /// Line numbers of the rows, by page frame.
-    pub(in crate::explain) rows: Vec<(u64, u64)>,
-    /// The heading.
-    pub(in crate::explain) heading: Evidence,
-    /// The line at which the dump is cut or damaged.
-    pub(in crate::explain) cut: Option<Evidence>,
-}
 
 /// A dump that is being read.
 #[derive(Debug, Default)]
@@ -95,7 +81,7 @@ impl Dumps {
         match entries {
             Some((pfn, columns)) if pfn.trim().starts_with("0x") => {
                 let count = words(columns);
-                let pfn = super::super::facts::number(pfn.trim());
+                let pfn = super::super::number::number(pfn.trim());
                 if count >= 3 && (self.columns == 0 || count == self.columns) {
                     if open.rows.len() < MOST_ROWS {
                         open.rows.extend(pfn.map(|pfn| (pfn, at)));
@@ -141,7 +127,7 @@ impl Dumps {
 fn heading(line: &str) -> Option<String> {
     let rest = line.strip_prefix("Device ")?;
     let (name, root) = rest.split_once('@')?;
-    super::super::facts::number(root.trim())?;
+    super::super::number::number(root.trim())?;
     let mut words = name.split_whitespace();
     let device = pci(words.next()?)?;
     match (words.next(), words.next(), words.next()) {

@@ -1,9 +1,9 @@
 //! Lines of files whose form is one of sysfs, procfs, or of `docs/explain.md`: groups, iomem, reserved regions,
 //! apertures, layouts, pools, hosts, traces, series.
 
-use super::super::facts::{
-    Driver, Facts, LayoutArea, Member, Point, Step, hexadecimal, number, number_after, pci, quote,
-};
+use super::super::facts::{Driver, Facts, LayoutArea, Member, Point, Step};
+use super::super::finding::quote;
+use super::super::number::{hexadecimal, number, number_after, pci};
 use crate::inspect::needs::CountedPool;
 
 /// Takes a line without a log's prefix; false: it is of none of these forms.

@@ -2,7 +2,9 @@
 //!
 //! Source: pciutils 3.13 `lspci.c` (`show_terse`), `ls-kernel.c`, `ls-caps.c`.
 
-use super::super::facts::{Driver, Facts, Member, hexadecimal, pci, quote};
+use super::super::facts::{Driver, Facts, Member};
+use super::super::finding::quote;
+use super::super::number::{hexadecimal, pci};
 
 /// A listing that is being read.
 #[derive(Debug, Default)]

@@ -19,9 +19,10 @@ use std::io::{self, BufRead};
 
 use iommu::log;
 
-use super::facts::{Facts, Known, Line, Member, Vendor, pci, quote};
-use super::finding::Evidence;
+use super::facts::{Facts, Known, Line, Member, Vendor};
+use super::finding::{Evidence, quote};
 use super::line::{Message, is_open};
+use super::number::pci;
 use words::{AMD, CONFIGURATION, INTEL, MONITOR, NEAR, UNIT, VFIO};
 
 pub(super) use words::Concerned;

@@ -8,7 +8,8 @@
 //! Kubernetes scheduler `NodeResourcesFit`; rust-vmm `vfio-ioctls` (`VfioError`), which cloud-hypervisor and kata's
 //! monitors use; KubeVirt `virt-handler` (`AdjustResources`); OCI runtime specification, "POSIX process" (`rlimits`).
 
-use super::super::facts::{Line, hexadecimal, number, number_after, pci, pci_within};
+use super::super::facts::Line;
+use super::super::number::{hexadecimal, number, number_after, pci, pci_within};
 
 /// The fact of a message; `None` where it is of another kind.
 pub(in crate::explain) fn line(text: &str) -> Option<Line> {

@@ -2,8 +2,9 @@
 
 use dmaspace::firmware::{FirmwareRegion, FirmwareRegionKind, FirmwareTable};
 
-use super::super::facts::{Facts, Known, Line, TableFact, pci};
+use super::super::facts::{Facts, Known, Line, TableFact};
 use super::super::finding::{Advice, Certainty, Evidence, Finding};
+use super::super::number::pci;
 
 const IOAPIC_MISSING: &str = "firmware.ioapic-missing";
 const BAD_REGION: &str = "firmware.bad-region";

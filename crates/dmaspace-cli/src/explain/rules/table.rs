@@ -3,10 +3,9 @@
 use iommu::log::{Absent, Class, Dump, DumpTable, Family};
 use iopt::walk::{Access, WalkReason};
 
-use super::super::facts::Facts;
+use super::super::facts::{DumpText, Facts};
 use super::super::finding::{Advice, At, Direction, Evidence, Finding, Place};
 use super::super::folds::Fold;
-use super::super::read::dump::DumpText;
 use super::fault;
 use crate::tables::TableFile;
 

@@ -137,7 +137,8 @@ fn buffers(steps: &[&Known<Step>], found: &mut Vec<Finding>) {
     for step in steps {
         match &step.fact {
             Step::Export { .. } => {
-                length = super::super::facts::number_after(&step.evidence.quote, "len=").or(length);
+                length =
+                    super::super::number::number_after(&step.evidence.quote, "len=").or(length);
             }
             Step::MapFile { iova, length: own } => {
                 let length = own.or(length).unwrap_or(1).max(1);
