@@ -191,6 +191,15 @@ fn report(mut facts: Facts, files: Vec<String>) -> Report {
             .map(|(file, kinds)| (*file, kinds.clone()))
             .collect(),
     };
+    let notes = not_understood(&facts, &report);
+    report
+        .notes
+        .extend(notes.into_iter().map(|note| plain(&note)));
+    report
+}
+
+/// Notes on parts of the input that were not understood, or not kept.
+fn not_understood(facts: &Facts, report: &Report) -> Vec<String> {
     let mut notes = Vec::new();
     for (file, known, lines, evidence) in &facts.unread {
         let name = report.files.get(*file).map_or("?", String::as_str);
@@ -225,6 +234,33 @@ fn report(mut facts: Facts, files: Vec<String>) -> Report {
             evidence.quote
         ));
     }
+    notes.extend(failed_maps(facts, report));
+    for (suppressed, evidence) in &facts.folds.orphans {
+        notes.push(format!(
+            "{}: {} messages of {} were suppressed, and no fault of this kind is in the file",
+            report.place(&evidence.place),
+            suppressed.callbacks,
+            plain(&suppressed.function)
+        ));
+    }
+    if facts.folds.beyond > 0 {
+        notes.push(format!(
+            "{} faults of further devices are not listed",
+            facts.folds.beyond
+        ));
+    }
+    for (kind, count) in &facts.dropped {
+        notes.push(format!("{kind}: {count} more than are kept were left out"));
+    }
+    if facts.hidden_iomem {
+        notes.push("/proc/iomem hides its addresses: read it as root".into());
+    }
+    notes
+}
+
+/// Notes on maps that have failed with an error that fits no cause.
+fn failed_maps(facts: &Facts, report: &Report) -> Vec<String> {
+    let mut notes = Vec::new();
     for one in &facts.lines {
         let facts::Line::MapFailed { errno, iommufd, .. } = one.fact else {
             continue;
@@ -247,30 +283,7 @@ fn report(mut facts: Facts, files: Vec<String>) -> Report {
             notes.push(format!("{place}: {why} (error {errno})"));
         }
     }
-    for (suppressed, evidence) in &facts.folds.orphans {
-        notes.push(format!(
-            "{}: {} messages of {} were suppressed, and no fault of this kind is in the file",
-            report.place(&evidence.place),
-            suppressed.callbacks,
-            plain(&suppressed.function)
-        ));
-    }
-    if facts.folds.beyond > 0 {
-        notes.push(format!(
-            "{} faults of further devices are not listed",
-            facts.folds.beyond
-        ));
-    }
-    for (kind, count) in &facts.dropped {
-        notes.push(format!("{kind}: {count} more than are kept were left out"));
-    }
-    if facts.hidden_iomem {
-        notes.push("/proc/iomem hides its addresses: read it as root".into());
-    }
-    report
-        .notes
-        .extend(notes.into_iter().map(|note| plain(&note)));
-    report
+    notes
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Firmware's tables and reserved regions.
 
+mod one_to_one;
+
 use dmaspace::firmware::{FirmwareRegion, FirmwareRegionKind, FirmwareTable};
 
 use super::super::facts::{Facts, Known, Line, TableFact};
@@ -25,7 +27,7 @@ const RMRR_SOURCE: &str =
 const RMR_SOURCE: &str = "Arm DEN0049, \"Reserved Memory Range node\"; Linux drivers/acpi/arm64/iort.c, iort_get_rmrs, iort_rmr_desc_check_overlap";
 
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
-    one_to_one(facts, found);
+    one_to_one::findings(facts, found);
     for known in &facts.tables {
         regions(known, found);
         damage(known, found);
@@ -101,198 +103,6 @@ fn is_dropped(region: &FirmwareRegion) -> bool {
         FirmwareRegionKind::Rmr { remapped, .. } => *remapped,
     };
     kind || region.last < region.first
-}
-
-/// Devices that the kernel keeps from guests.
-fn one_to_one(facts: &Facts, found: &mut Vec<Finding>) {
-    const SOURCE: &str = "Linux drivers/iommu/intel/iommu.c, device_is_rmrr_locked (before 6.6); drivers/iommu/iommu.c, __iommu_device_set_domain (since 6.6); Documentation/ABI/testing/sysfs-kernel-iommu_groups";
-    let refused: Vec<_> = facts
-        .lines
-        .iter()
-        .filter_map(|one| match &one.fact {
-            Line::Ineligible { device } => Some((device.clone(), &one.evidence)),
-            _ => None,
-        })
-        .collect();
-    let direct = |name: &str| {
-        facts
-            .reserved
-            .iter()
-            .filter(move |one| one.fact.2 == name)
-            .collect::<Vec<_>>()
-    };
-    let (hard, relaxable) = (direct("direct"), direct("direct-relaxable"));
-    let regions: Vec<_> = facts
-        .tables
-        .iter()
-        .flat_map(|known| {
-            known
-                .fact
-                .table
-                .regions
-                .iter()
-                .map(move |region| (known, region))
-        })
-        .filter(|(_, region)| !is_dropped(region))
-        .collect();
-    let mut names: Vec<String> = refused
-        .iter()
-        .filter_map(|(device, _)| device.clone())
-        .collect();
-    names.sort();
-    names.dedup();
-    let (mut used, mut places) = (Vec::new(), Vec::new());
-    let advice = |finding: Finding| {
-        finding
-            .advise(Advice::text(
-                "In the firmware's setup: switch off features that share memory with the device (HP: shared memory features of \
-                 the slot; USB: legacy support), or update the firmware.",
-            ))
-            .advise(Advice::text("Another function or another device: no question of groups or of ACS."))
-    };
-    for name in &names {
-        let mut finding = Finding::certain("firmware.one-to-one", SOURCE).device(name.clone());
-        let lines = refused
-            .iter()
-            .filter(|(device, _)| device.as_ref() == Some(name));
-        finding = finding.evidence(lines.map(|(_, evidence)| *evidence));
-        let own: Vec<_> = regions
-            .iter()
-            .filter(|(known, region)| devices(&known.fact.table, region).contains(name))
-            .collect();
-        for (known, region) in &own {
-            finding = finding
-                .range(region.first, region.last)
-                .evidence([&known.place(region.offset)]);
-        }
-        // A listing of a group is this device's, where a table says so, or where there is only one.
-        for one in &hard {
-            let same = own
-                .iter()
-                .any(|(_, region)| (region.first, region.last) == (one.fact.0, one.fact.1));
-            let members = facts.region_members(&one.evidence);
-            let member = members.iter().any(|one| one.fact.device == *name);
-            let foreign = !members.is_empty() && !member
-                || regions.iter().any(|(known, region)| {
-                    (region.first, region.last) == (one.fact.0, one.fact.1)
-                        && !devices(&known.fact.table, region).contains(name)
-                });
-            if member || same || names.len() == 1 && !foreign {
-                finding = finding
-                    .range(one.fact.0, one.fact.1)
-                    .evidence([&one.evidence]);
-                used.push((one.fact.0, one.fact.1));
-                places.push(&one.evidence.place);
-            }
-        }
-        let text = format!(
-            "Firmware demands an identity mapping of a reserved region for {name}, so the kernel refuses to attach it \
-             to a guest's domain."
-        );
-        found.push(advice(finding.say(text)));
-    }
-    let unnamed: Vec<_> = refused
-        .iter()
-        .filter(|(device, _)| device.is_none())
-        .collect();
-    if !unnamed.is_empty() {
-        let finding = Finding::certain("firmware.one-to-one", SOURCE)
-            .evidence(unnamed.into_iter().map(|(_, evidence)| *evidence))
-            .say("Firmware demands an identity mapping for a device, so the kernel refuses to attach it to a guest's domain.");
-        found.push(advice(finding));
-    }
-    for one in &hard {
-        let range = (one.fact.0, one.fact.1);
-        // Firmware gives one region to many devices: of another group it is another refusal.
-        let members = facts.region_members(&one.evidence);
-        if places.contains(&&one.evidence.place) || members.is_empty() && used.contains(&range) {
-            continue;
-        }
-        let same = hard
-            .iter()
-            .filter(|other| (other.fact.0, other.fact.1) == range);
-        let same: Vec<_> = same
-            .filter(|other| !places.contains(&&other.evidence.place))
-            .copied()
-            .collect();
-        let of_table: Vec<_> = regions
-            .iter()
-            .filter(|(_, region)| (region.first, region.last) == (one.fact.0, one.fact.1))
-            .collect();
-        used.push(range);
-        places.extend(same.iter().map(|one| &one.evidence.place));
-        let mut finding = Finding::certain("firmware.one-to-one", SOURCE)
-            .range(range.0, range.1)
-            .evidence(same.iter().map(|one| &one.evidence));
-        let members = same
-            .iter()
-            .flat_map(|one| facts.region_members(&one.evidence));
-        let members: Vec<_> = members.collect();
-        // Without the group's members a table names the device.
-        let functions = members.iter().filter(|one| {
-            let known = facts.known(&one.fact.device, None);
-            !known.is_some_and(|known| known.fact.is_bridge())
-        });
-        let functions: Vec<_> = functions.collect();
-        finding = finding
-            .devices(functions.iter().map(|one| one.fact.device.clone()))
-            .evidence(functions.iter().map(|one| &one.evidence));
-        for (known, region) in of_table {
-            if functions.is_empty() {
-                finding = finding.devices(devices(&known.fact.table, region));
-            }
-            finding = finding.evidence([&known.place(region.offset)]);
-        }
-        let text = "The group has a reserved region of type direct, and not direct-relaxable: firmware demands an \
-             identity mapping, so the kernel refuses to give its devices to a guest.";
-        found.push(advice(finding.say(text)));
-    }
-    // The table alone: graphics and USB are exempt, which it does not show. Beside faults it is another question.
-    if !facts.folds.folds.is_empty() {
-        return;
-    }
-    for (known, region) in regions {
-        let range = (region.first, region.last);
-        let relaxed = relaxable
-            .iter()
-            .any(|one| (one.fact.0, one.fact.1) == range);
-        let told = found
-            .iter()
-            .any(|one| one.cause == "firmware.one-to-one" && one.addresses.contains(&range));
-        let functions = devices(&known.fact.table, region);
-        let exempt = !matches!(region.kind, FirmwareRegionKind::Rmr { .. })
-            && functions.iter().any(|device| {
-                facts.known(device, None).is_some_and(|one| {
-                    one.fact.is_display() || one.fact.class.map(|class| class >> 8) == Some(0x0c03)
-                })
-            });
-        // This machine's groups have told which regions are direct.
-        let own = facts.own.contains(&known.evidence.place.file);
-        if relaxed || told || exempt || own {
-            continue;
-        }
-        let rmr = matches!(region.kind, FirmwareRegionKind::Rmr { .. });
-        let (source, text) = match rmr {
-            true => (
-                "Arm DEN0049, \"Reserved Memory Range node\"; Linux drivers/acpi/arm64/iort.c, iort_rmr_alloc, iort_get_rmrs",
-                "The IORT has a reserved memory range that must not be mapped elsewhere, for the devices of its stream \
-                 ids. The kernel makes it a region of type direct, and refuses the devices to guests: \
-                 reserved_regions of their groups decides.",
-            ),
-            false => (
-                "Linux drivers/iommu/intel/iommu.c, device_rmrr_is_relaxable, intel_iommu_get_resv_regions; drivers/iommu/amd/iommu.c, amd_iommu_get_resv_regions",
-                "The table has a reserved region for the device. The kernel refuses it to guests unless it is a graphics \
-                 or USB device, which the table does not show: reserved_regions of its group decides (direct, or \
-                 direct-relaxable).",
-            ),
-        };
-        let finding = Finding::likely("firmware.one-to-one", source)
-            .devices(functions)
-            .range(region.first, region.last)
-            .evidence([&known.place(region.offset)])
-            .say(text);
-        found.push(advice(finding));
-    }
 }
 
 fn regions(known: &Known<TableFact>, found: &mut Vec<Finding>) {

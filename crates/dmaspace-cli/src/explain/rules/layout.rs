@@ -58,6 +58,81 @@ fn reserved(facts: &Facts) -> (Vec<ReservedRange>, Vec<&Evidence>) {
     )
 }
 
+/// A layout of a file, beside what the machine translates.
+struct Case<'a> {
+    name: &'a str,
+    /// The area of a place in the report.
+    known: &'a dyn Fn(AreaPlace) -> Option<&'a Known<LayoutArea>>,
+    report: &'a LayoutReport,
+    /// The nearest layout that fits.
+    fitting: Option<String>,
+    certainty: Certainty,
+    /// A condition under which it holds.
+    provided: &'a str,
+}
+
+impl Case<'_> {
+    /// Areas over reserved ranges.
+    fn overlaps(&self, reserved: &[ReservedRange], places: &[&Evidence], found: &mut Vec<Finding>) {
+        for overlap in &self.report.overlaps {
+            let (Some(area), Some(kept)) =
+                ((self.known)(overlap.area), reserved.get(overlap.reserved))
+            else {
+                continue;
+            };
+            let mut finding = Finding::new("layout.overlaps-reserved", self.certainty, SOURCE)
+                .devices(area.fact.device.clone())
+                .range(*overlap.range.start(), *overlap.range.end())
+                .evidence([&area.evidence])
+                .evidence(places.get(overlap.reserved).copied())
+                .say(format!(
+                    "{} of layout {} overlaps the host's reserved range {:#x} to {:#x} ({}) at {:#x} to {:#x}: a map \
+                     of it ends with EINVAL.{}",
+                    name(&area.fact),
+                    self.name,
+                    kept.range.start(),
+                    kept.range.end(),
+                    kept.name,
+                    overlap.range.start(),
+                    overlap.range.end(),
+                    self.provided
+                ));
+            if let Some(advice) = &self.fitting {
+                finding = finding.advise(Advice::text(advice.clone()));
+            }
+            found.push(finding.advise(Advice::text(
+                "Tell the guest of the gap (memory map), and place 64-bit BARs above or below it.",
+            )));
+        }
+    }
+
+    /// Areas beyond the last address that is translated.
+    fn beyond(&self, end: Option<(u64, &Evidence)>, found: &mut Vec<Finding>) {
+        for beyond in &self.report.beyond {
+            let Some(area) = (self.known)(beyond.area) else {
+                continue;
+            };
+            let mut finding = Finding::new("layout.address-width", self.certainty, SOURCE)
+                .devices(area.fact.device.clone())
+                .range(*beyond.range.start(), *beyond.range.end())
+                .evidence([&area.evidence])
+                .evidence(end.map(|(_, evidence)| evidence))
+                .say(format!(
+                    "{} of layout {} lies beyond the translated range: {:#x} to {:#x}.{}",
+                    name(&area.fact),
+                    self.name,
+                    beyond.range.start(),
+                    beyond.range.end(),
+                    self.provided
+                ));
+            if let Some(advice) = &self.fitting {
+                finding = finding.advise(Advice::text(advice.clone()));
+            }
+            found.push(finding.advise(narrow(end.map(|(last, _)| last))));
+        }
+    }
+}
+
 fn areas(facts: &Facts, found: &mut Vec<Finding>) {
     let mut cases: BTreeMap<&str, Vec<&Known<LayoutArea>>> = BTreeMap::new();
     for area in facts.areas.iter().filter(|one| one.fact.length > 0) {
@@ -107,54 +182,16 @@ fn areas(facts: &Facts, found: &mut Vec<Finding>) {
             AreaPlace::Ram(nth) => at_ram.get(nth).copied(),
             AreaPlace::Bar(nth) => at_bar.get(nth).copied(),
         };
-        let fitting = fitting(&report);
-        for overlap in &report.overlaps {
-            let (Some(area), Some(kept)) = (known(overlap.area), reserved.get(overlap.reserved))
-            else {
-                continue;
-            };
-            let mut finding = Finding::new("layout.overlaps-reserved", certainty, SOURCE)
-                .devices(area.fact.device.clone())
-                .range(*overlap.range.start(), *overlap.range.end())
-                .evidence([&area.evidence])
-                .evidence(places.get(overlap.reserved).copied())
-                .say(format!(
-                    "{} of layout {case} overlaps the host's reserved range {:#x} to {:#x} ({}) at {:#x} to {:#x}: a map \
-                     of it ends with EINVAL.{provided}",
-                    name(&area.fact),
-                    kept.range.start(),
-                    kept.range.end(),
-                    kept.name,
-                    overlap.range.start(),
-                    overlap.range.end()
-                ));
-            if let Some(advice) = &fitting {
-                finding = finding.advise(Advice::text(advice.clone()));
-            }
-            found.push(finding.advise(Advice::text(
-                "Tell the guest of the gap (memory map), and place 64-bit BARs above or below it.",
-            )));
-        }
-        for beyond in &report.beyond {
-            let Some(area) = known(beyond.area) else {
-                continue;
-            };
-            let mut finding = Finding::new("layout.address-width", certainty, SOURCE)
-                .devices(area.fact.device.clone())
-                .range(*beyond.range.start(), *beyond.range.end())
-                .evidence([&area.evidence])
-                .evidence(end.map(|(_, evidence)| evidence))
-                .say(format!(
-                    "{} of layout {case} lies beyond the translated range: {:#x} to {:#x}.{provided}",
-                    name(&area.fact),
-                    beyond.range.start(),
-                    beyond.range.end()
-                ));
-            if let Some(advice) = &fitting {
-                finding = finding.advise(Advice::text(advice.clone()));
-            }
-            found.push(finding.advise(narrow(end.map(|(last, _)| last))));
-        }
+        let found_of = Case {
+            name: case,
+            known: &known,
+            report: &report,
+            fitting: fitting(&report),
+            certainty,
+            provided,
+        };
+        found_of.overlaps(&reserved, &places, found);
+        found_of.beyond(end, found);
     }
 }
 
@@ -276,30 +313,9 @@ fn lines(facts: &Facts, found: &mut Vec<Finding>) {
                     .advise(Advice::text("Leave the reserved range out of the guest's memory and of its window of BARs.")),
             );
         }
-        let certainty = match end {
-            Some(_) if report.beyond.is_empty() => continue,
-            Some(_) => Certainty::Certain,
-            None if !report.overlaps.is_empty() => continue,
-            // Both fit: the width, and the range that AMD's hosts reserve.
-            None if first <= *HYPERTRANSPORT.end() && last_byte >= *HYPERTRANSPORT.start() => {
-                Certainty::Unknown
-            }
-            None if first >= HIGH => Certainty::Likely,
-            None => continue,
-        };
-        let text = match end {
-            Some((last, _)) => format!(
-                "The address {first:#x} needs {} bits, and the last address that is translated is {last:#x}.",
-                64 - first.leading_zeros()
-            ),
-            None if certainty == Certainty::Unknown => format!(
-                "A map at {first:#x} ended with EINVAL: hosts of AMD reserve 0xfd00000000 to 0xffffffffff, and \
-                 narrow units end below; reserved_regions of the group, or the aperture, decides."
-            ),
-            None => format!(
-                "A map at {first:#x} ended with EINVAL: likely the address, which needs {} bits, is beyond the unit's addresses; a reserved range of the host gives the same. The unit's width or its aperture decides.",
-                64 - first.leading_zeros()
-            ),
+        let last = end.map(|(last, _)| last);
+        let Some((certainty, text)) = beyond(&report, last, first..=last_byte) else {
+            continue;
         };
         found.push(
             Finding::new("layout.address-width", certainty, SOURCE)
@@ -307,9 +323,45 @@ fn lines(facts: &Facts, found: &mut Vec<Finding>) {
                 .evidence([&one.evidence])
                 .evidence(end.map(|(_, evidence)| evidence))
                 .say(text)
-                .advise(narrow(end.map(|(last, _)| last))),
+                .advise(narrow(last)),
         );
     }
+}
+
+/// A range that could not be mapped, and lies beyond what is translated: for certain, by a known `last` address, or as
+/// one of the reasons for EINVAL. `None` where it does not.
+fn beyond(
+    report: &LayoutReport,
+    last: Option<u64>,
+    range: std::ops::RangeInclusive<u64>,
+) -> Option<(Certainty, String)> {
+    let (first, end) = range.into_inner();
+    let certainty = match last {
+        Some(_) if report.beyond.is_empty() => return None,
+        Some(_) => Certainty::Certain,
+        None if !report.overlaps.is_empty() => return None,
+        // Both fit: the width, and the range that AMD's hosts reserve.
+        None if first <= *HYPERTRANSPORT.end() && end >= *HYPERTRANSPORT.start() => {
+            Certainty::Unknown
+        }
+        None if first >= HIGH => Certainty::Likely,
+        None => return None,
+    };
+    let text = match last {
+        Some(last) => format!(
+            "The address {first:#x} needs {} bits, and the last address that is translated is {last:#x}.",
+            64 - first.leading_zeros()
+        ),
+        None if certainty == Certainty::Unknown => format!(
+            "A map at {first:#x} ended with EINVAL: hosts of AMD reserve 0xfd00000000 to 0xffffffffff, and \
+             narrow units end below; reserved_regions of the group, or the aperture, decides."
+        ),
+        None => format!(
+            "A map at {first:#x} ended with EINVAL: likely the address, which needs {} bits, is beyond the unit's addresses; a reserved range of the host gives the same. The unit's width or its aperture decides.",
+            64 - first.leading_zeros()
+        ),
+    };
+    Some((certainty, text))
 }
 
 /// Maps that ended with EINVAL, and nothing tells at which address.

@@ -253,55 +253,72 @@ fn logged(facts: &Facts, dump: &Dump, places: &[Evidence], found: &mut Vec<Findi
         return;
     };
     let places: Vec<&Evidence> = places.iter().collect();
-    let entry = |table: DumpTable| dump.entries.iter().rev().find(|one| one.table == table);
     if fold.key.class == Class::DeviceEntry {
-        // Reasons 1 and 2: the root or context entry is not present.
-        let codes: Vec<_> = fold
-            .meanings
-            .iter()
-            .filter_map(|(code, ..)| *code)
-            .collect();
-        let table = match codes.as_slice() {
-            [1] => DumpTable::Root,
-            [2] => DumpTable::Context,
-            _ => return,
-        };
-        let present = entry(table).is_some_and(|one| one.words[0] & 1 != 0);
-        let name = if table == DumpTable::Root {
-            "root"
-        } else {
-            "context"
-        };
-        let (cause, text) = match present {
-            true => (
-                "table.contradicts-fault",
-                format!(
-                    "The {name} entry in the dump is present, and the reported reason says that it is not: it was written between."
-                ),
-            ),
-            false => (
-                "table.explains-fault",
-                format!("The {name} entry in the dump is not present."),
-            ),
-        };
-        found.push(
-            Finding::certain(cause, SOURCE)
-                .devices(Some(fold.device.clone()).filter(|device| !device.is_empty()))
-                .evidence(&fold.evidence)
-                .evidence(places.iter().copied())
-                .say(text),
-        );
+        device_entry(fold, dump, &places, found);
         return;
     }
     let Some(access) = access(fold.key.direction) else {
         return;
     };
+    let Some(end) = end_of(dump, fold.stages.contains(&1), access) else {
+        return;
+    };
+    judge(fold, dump.iova, end, &places, found);
+    if end == Walk::Absent {
+        let last = dump.absent == Some(Absent::Level(0));
+        fault::absent_in_dump(facts, fold, (dump.iova, last), &places, found);
+    }
+}
+
+/// The root or context entry in the dump, beside the reason that the unit has given.
+fn device_entry(fold: &Fold, dump: &Dump, places: &[&Evidence], found: &mut Vec<Finding>) {
+    // Reasons 1 and 2: the root or context entry is not present.
+    let codes: Vec<_> = fold
+        .meanings
+        .iter()
+        .filter_map(|(code, ..)| *code)
+        .collect();
+    let table = match codes.as_slice() {
+        [1] => DumpTable::Root,
+        [2] => DumpTable::Context,
+        _ => return,
+    };
+    let mut entries = dump.entries.iter().rev();
+    let entry = entries.find(|one| one.table == table);
+    let present = entry.is_some_and(|one| one.words[0] & 1 != 0);
+    let name = if table == DumpTable::Root {
+        "root"
+    } else {
+        "context"
+    };
+    let (cause, text) = match present {
+        true => (
+            "table.contradicts-fault",
+            format!(
+                "The {name} entry in the dump is present, and the reported reason says that it is not: it was written between."
+            ),
+        ),
+        false => (
+            "table.explains-fault",
+            format!("The {name} entry in the dump is not present."),
+        ),
+    };
+    found.push(
+        Finding::certain(cause, SOURCE)
+            .devices(Some(fold.device.clone()).filter(|device| !device.is_empty()))
+            .evidence(&fold.evidence)
+            .evidence(places.iter().copied())
+            .say(text),
+    );
+}
+
+/// The end of the walk that the entries show, for this access.
+fn end_of(dump: &Dump, first_stage: bool, access: Access) -> Option<Walk> {
     let leaf = dump.entries.iter().rev().find_map(|one| match one.table {
         DumpTable::Page(level) => Some((level, one.words[0])),
         _ => None,
     });
-    let first_stage = fold.stages.contains(&1);
-    let end = match (leaf, dump.absent) {
+    Some(match (leaf, dump.absent) {
         (_, Some(_)) => Walk::Absent,
         // Level 1, or bit 7 (PS): a leaf. First stage: P and R/W; second stage: R and W.
         (Some((level, word)), None) if level == 1 || word & 1 << 7 != 0 => {
@@ -320,13 +337,8 @@ fn logged(facts: &Facts, dump: &Dump, places: &[Evidence], found: &mut Vec<Findi
                 (false, false) => Walk::Absent,
             }
         }
-        _ => return,
-    };
-    judge(fold, dump.iova, end, &places, found);
-    if end == Walk::Absent {
-        let last = dump.absent == Some(Absent::Level(0));
-        fault::absent_in_dump(facts, fold, (dump.iova, last), &places, found);
-    }
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

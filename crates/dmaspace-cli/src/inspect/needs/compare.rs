@@ -53,72 +53,108 @@ fn exactly(number: u64) -> String {
     }
 }
 
+/// Needs of pages of one size, beside the pool's free ones.
+struct PoolOfSize<'a> {
+    needs: Vec<&'a PoolNeed>,
+    available: &'a Available,
+    page: u64,
+    /// Free pages of all nodes, and pages by which the pool may grow.
+    free: u64,
+    growth: u64,
+}
+
 /// Pools with fewer free pages than are needed, together or on the nodes that memory is bound to.
 pub(crate) fn pools(needs: &[PoolNeed], available: &Available) -> Vec<NeedFinding> {
-    const SOURCE: &str = "Linux Documentation/admin-guide/mm/hugetlbpage.rst; QEMU qapi/qom.json, MemoryBackendProperties (policy)";
     let mut found = Vec::new();
     let mut sizes: Vec<u64> = needs.iter().map(|need| need.page_bytes).collect();
     sizes.dedup();
     for page in sizes {
-        let here = || needs.iter().filter(move |need| need.page_bytes == page);
+        let Some(free) = available.free(page, &[]) else {
+            continue;
+        };
+        let here = needs.iter().filter(|need| need.page_bytes == page);
+        let pool = PoolOfSize {
+            needs: here.collect(),
+            available,
+            page,
+            free,
+            growth: available.growth(page),
+        };
+        match pool.short() {
+            Some(short) => found.push(short),
+            None => pool.short_on_nodes(&mut found),
+        }
+    }
+    found
+}
+
+impl PoolOfSize<'_> {
+    const SOURCE: &'static str = "Linux Documentation/admin-guide/mm/hugetlbpage.rst; QEMU qapi/qom.json, MemoryBackendProperties (policy)";
+
+    /// The file that sets the number of pages, of all nodes or of one.
+    fn file(&self, node: Option<u32>) -> String {
+        let kib = self.page >> 10;
+        match node {
+            None => format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages"),
+            Some(node) => format!(
+                "/sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB/nr_hugepages"
+            ),
+        }
+    }
+
+    /// All nodes together have too few.
+    fn short(&self) -> Option<NeedFinding> {
+        let needs = self.needs.iter();
+        let pages = needs.fold(0u64, |sum, need| sum.saturating_add(need.pages));
+        let (free, growth) = (self.free, self.growth);
+        if pages <= free.saturating_add(growth) {
+            return None;
+        }
+        let (size, missing) = (bytes(self.page), pages - free);
+        // Where all of it is bound to one node, the pages must come there.
+        let mut sets = self.needs.iter().map(|need| need.nodes.as_slice());
+        let node = match sets.next() {
+            Some(&[node]) if sets.all(|set| set == [node]) => Some(node),
+            _ => None,
+        };
+        let there = node.and_then(|node| self.available.free(self.page, &[node]));
+        let raise = Remedy::Raise {
+            file: self.file(node),
+            pages: pages.saturating_sub(there.unwrap_or(free)).max(missing),
+        };
+        let grows = match growth {
+            0 => String::new(),
+            growth => format!(", the pool may grow by {growth}"),
+        };
+        let finding = NeedFinding::new(
+            "pages.short",
+            format!("the pool of {size} is {} pages short", count(missing)),
+            format!(
+                "The guest needs {pages} pages of {size}, and {free} are free{grows}: {missing} are missing."
+            ),
+            Self::SOURCE,
+        );
+        Some(finding.advise([
+            raise,
+            Remedy::line(
+                "Large pages are easiest to find early after the boot: hugepagesz= and hugepages= on the kernel's \
+                 command line.",
+            ),
+        ]))
+    }
+
+    /// Nodes to which memory is bound have too few.
+    fn short_on_nodes(&self, found: &mut Vec<NeedFinding>) {
+        let (page, free) = (self.page, self.free);
+        let size = bytes(page);
         let sum = |nodes: &[u32]| {
-            let within = here().filter(|need| {
+            let within = self.needs.iter().filter(|need| {
                 let nodes = |node| nodes.contains(node);
                 !need.nodes.is_empty() && need.nodes.iter().all(nodes)
             });
             within.fold(0u64, |sum, need| sum.saturating_add(need.pages))
         };
-        let pages = here().fold(0u64, |sum, need| sum.saturating_add(need.pages));
-        let Some(free) = available.free(page, &[]) else {
-            continue;
-        };
-        let (size, growth) = (bytes(page), available.growth(page));
-        let file = |node: Option<u32>| {
-            let kib = page >> 10;
-            match node {
-                None => format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages"),
-                Some(node) => format!(
-                    "/sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB/nr_hugepages"
-                ),
-            }
-        };
-        if pages > free.saturating_add(growth) {
-            let missing = pages - free;
-            // Where all of it is bound to one node, the pages must come there.
-            let mut sets = here().map(|need| need.nodes.as_slice());
-            let node = match sets.next() {
-                Some(&[node]) if sets.all(|set| set == [node]) => Some(node),
-                _ => None,
-            };
-            let there = node.and_then(|node| available.free(page, &[node]));
-            let raise = Remedy::Raise {
-                file: file(node),
-                pages: pages.saturating_sub(there.unwrap_or(free)).max(missing),
-            };
-            let grows = match growth {
-                0 => String::new(),
-                growth => format!(", the pool may grow by {growth}"),
-            };
-            found.push(
-                NeedFinding::new(
-                    "pages.short",
-                    format!("the pool of {size} is {} pages short", count(missing)),
-                    format!(
-                        "The guest needs {pages} pages of {size}, and {free} are free{grows}: {missing} are missing."
-                    ),
-                    SOURCE,
-                )
-                .advise([
-                    raise,
-                    Remedy::line(
-                        "Large pages are easiest to find early after the boot: hugepagesz= and hugepages= on the kernel's \
-                         command line.",
-                    ),
-                ]),
-            );
-            continue;
-        }
-        let mut sets: Vec<Vec<u32>> = here().map(|need| need.nodes.clone()).collect();
+        let mut sets: Vec<Vec<u32>> = self.needs.iter().map(|need| need.nodes.clone()).collect();
         sets.retain(|nodes| !nodes.is_empty());
         let mut all: Vec<u32> = sets.iter().flatten().copied().collect();
         all.sort_unstable();
@@ -129,16 +165,17 @@ pub(crate) fn pools(needs: &[PoolNeed], available: &Available) -> Vec<NeedFindin
         let before = found.len();
         for nodes in sets {
             // A set that is short makes its union short.
-            let told = found.len() > before && here().all(|need| need.nodes != nodes);
-            let (pages, there) = (sum(&nodes), available.free(page, &nodes));
-            let Some(there) = there.filter(|there| *there < pages && growth == 0 && !told) else {
+            let told = found.len() > before && self.needs.iter().all(|need| need.nodes != nodes);
+            let (pages, there) = (sum(&nodes), self.available.free(page, &nodes));
+            let short = |there: &u64| *there < pages && self.growth == 0 && !told;
+            let Some(there) = there.filter(short) else {
                 continue;
             };
             let list: Vec<String> = nodes.iter().map(u32::to_string).collect();
             let (missing, node) = (pages - there, list.join(", "));
             let raise = match nodes.as_slice() {
                 [node] => Remedy::Raise {
-                    file: file(Some(*node)),
+                    file: self.file(Some(*node)),
                     pages: missing,
                 },
                 _ => Remedy::line(format!(
@@ -147,24 +184,26 @@ pub(crate) fn pools(needs: &[PoolNeed], available: &Available) -> Vec<NeedFindin
                     page >> 10
                 )),
             };
-            found.push(
-                NeedFinding::new(
-                    "pages.short-on-node",
-                    format!("the pool of {size} on node {node} is {} pages short", count(missing)),
-                    format!(
-                        "The guest needs {pages} pages of {size} from node {node}, to which its memory is bound, and \
-                         {there} are free there; all nodes together have {free}, which would do."
-                    ),
-                    SOURCE,
-                )
-                .advise([
-                    raise,
-                    Remedy::line("Or spread the memory: a cell or memory object for each node, bound to it."),
-                ]),
+            let finding = NeedFinding::new(
+                "pages.short-on-node",
+                format!(
+                    "the pool of {size} on node {node} is {} pages short",
+                    count(missing)
+                ),
+                format!(
+                    "The guest needs {pages} pages of {size} from node {node}, to which its memory is bound, and \
+                     {there} are free there; all nodes together have {free}, which would do."
+                ),
+                Self::SOURCE,
             );
+            found.push(finding.advise([
+                raise,
+                Remedy::line(
+                    "Or spread the memory: a cell or memory object for each node, bound to it.",
+                ),
+            ]));
         }
     }
-    found
 }
 
 /// Control groups that leave less memory than the guest has.

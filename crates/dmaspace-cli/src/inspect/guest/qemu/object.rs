@@ -13,16 +13,7 @@ impl ParsedOptions {
         let kind = pairs.remove("qom-type").unwrap_or_default();
         self.libvirt |= pairs.get("id").is_some_and(|id| id == "masterKey0");
         if let Some((_, told)) = CONFIDENTIAL.iter().find(|(known, _)| *known == kind) {
-            let id = pairs.remove("id").unwrap_or_default();
-            // Bit 2 of the policy encrypts registers too: AMD SEV API, `SEV_POLICY_ES`.
-            let policy = pairs.remove("policy").unwrap_or_default();
-            let policy = match policy.strip_prefix("0x") {
-                Some(digits) => u64::from_str_radix(digits, 16).ok(),
-                None => policy.parse().ok(),
-            };
-            let registers = *told == "SEV" && policy.is_some_and(|policy| policy & 4 != 0);
-            let told = if registers { "SEV-ES" } else { told };
-            self.protections.push((id, told.into()));
+            self.protection_object(told, pairs);
             return Ok(());
         }
         if has_variable(&kind) {
@@ -48,6 +39,31 @@ impl ParsedOptions {
                 });
             }
         };
+        self.memory_object(&kind, shared, pairs, pool)
+    }
+
+    /// A technology that keeps memory from the host.
+    fn protection_object(&mut self, told: &'static str, mut pairs: Pairs) {
+        let id = pairs.remove("id").unwrap_or_default();
+        // Bit 2 of the policy encrypts registers too: AMD SEV API, `SEV_POLICY_ES`.
+        let policy = pairs.remove("policy").unwrap_or_default();
+        let policy = match policy.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok(),
+            None => policy.parse().ok(),
+        };
+        let registers = told == "SEV" && policy.is_some_and(|policy| policy & 4 != 0);
+        let told = if registers { "SEV-ES" } else { told };
+        self.protections.push((id, told.into()));
+    }
+
+    /// Memory, `shared` unless its properties say otherwise.
+    fn memory_object(
+        &mut self,
+        kind: &str,
+        shared: bool,
+        mut pairs: Pairs,
+        pool: u64,
+    ) -> Result<(), ConfigError> {
         let of = |name: &str| format!("-object {kind}, {name}");
         let told = pairs.contains_key("prealloc");
         let mut flag = |name: &str, default| match pairs.remove(name).as_deref() {
