@@ -2,16 +2,11 @@
 
 use std::io::{self, BufRead, Read as _};
 use std::ops::Range;
-use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-use aho_corasick::automaton::{Automaton as _, StateID};
-use aho_corasick::dfa::DFA;
-use aho_corasick::{Anchored, StartKind};
-
 use super::super::line::{Message, message};
-use super::words::{CONFIGURATION, MONITOR, UNIT, VFIO, WORDS};
+use super::words::interest;
 
 /// The longest line; the rest of a longer one is passed over.
 pub(super) const MOST_LINE: u64 = 1 << 20;
@@ -19,34 +14,6 @@ pub(super) const MOST_LINE: u64 = 1 << 20;
 const BLOCK: usize = 1 << 17;
 /// Blocks that are under way at the same time.
 const UNDER_WAY: usize = 4;
-
-/// The automaton of [`WORDS`]; without it every reader sees every line.
-static ANCHORS: LazyLock<Option<(DFA, StateID)>> = LazyLock::new(|| {
-    let mut builder = DFA::builder();
-    builder.prefilter(false).start_kind(StartKind::Unanchored);
-    let automaton = builder.build(WORDS.iter().map(|(word, _)| *word)).ok()?;
-    let start = automaton.start_state(Anchored::No).ok()?;
-    Some((automaton, start))
-});
-
-/// The readers that the words of a line ask for.
-pub(super) fn interest(text: &str) -> u8 {
-    let Some((automaton, start)) = ANCHORS.as_ref() else {
-        return UNIT | MONITOR | CONFIGURATION | VFIO;
-    };
-    let mut state = *start;
-    let mut interest = 0;
-    for byte in text.bytes() {
-        state = automaton.next_state(Anchored::No, state, byte);
-        if automaton.is_special(state) && automaton.is_match(state) {
-            for index in 0..automaton.match_len(state) {
-                let word = WORDS.get(automaton.match_pattern(state, index).as_usize());
-                interest |= word.map_or(0, |(_, kind)| *kind);
-            }
-        }
-    }
-    interest
-}
 
 /// Lines with their messages.
 #[derive(Debug)]
@@ -227,6 +194,7 @@ fn cut(work: &Receiver<Vec<u8>>, done: &SyncSender<Block>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::words::UNIT;
     use super::*;
 
     fn lines(text: &[u8]) -> Vec<String> {

@@ -1,6 +1,10 @@
 //! Words of a line that decide which readers see it.
 
-use super::block;
+use std::sync::LazyLock;
+
+use aho_corasick::automaton::{Automaton as _, StateID};
+use aho_corasick::dfa::DFA;
+use aho_corasick::{Anchored, StartKind};
 
 /// Lines after one of a unit that are read as its continuation.
 pub(super) const NEAR: u32 = 32;
@@ -19,7 +23,7 @@ pub(super) const AMD: u8 = 16;
 pub(super) const VFIO: u8 = 32;
 
 /// Words that decide which readers see a line.
-pub(super) const WORDS: [(&str, u8); 88] = [
+const WORDS: [(&str, u8); 88] = [
     ("DMAR", UNIT | INTEL),
     ("AMD-Vi", UNIT | AMD),
     ("dmar", UNIT),
@@ -110,6 +114,34 @@ pub(super) const WORDS: [(&str, u8); 88] = [
     ("Vfio", VFIO),
 ];
 
+/// The automaton of [`WORDS`]; without it every reader sees every line.
+static ANCHORS: LazyLock<Option<(DFA, StateID)>> = LazyLock::new(|| {
+    let mut builder = DFA::builder();
+    builder.prefilter(false).start_kind(StartKind::Unanchored);
+    let automaton = builder.build(WORDS.iter().map(|(word, _)| *word)).ok()?;
+    let start = automaton.start_state(Anchored::No).ok()?;
+    Some((automaton, start))
+});
+
+/// The readers that the words of a line ask for.
+pub(super) fn interest(text: &str) -> u8 {
+    let Some((automaton, start)) = ANCHORS.as_ref() else {
+        return UNIT | MONITOR | CONFIGURATION | VFIO;
+    };
+    let mut state = *start;
+    let mut interest = 0;
+    for byte in text.bytes() {
+        state = automaton.next_state(Anchored::No, state, byte);
+        if automaton.is_special(state) && automaton.is_match(state) {
+            for index in 0..automaton.match_len(state) {
+                let word = WORDS.get(automaton.match_pattern(state, index).as_usize());
+                interest |= word.map_or(0, |(_, kind)| *kind);
+            }
+        }
+    }
+    interest
+}
+
 /// A filter of a log: lines that a reader asks for, and those behind a line of a unit that go on with its numbers.
 #[derive(Debug, Default)]
 pub(in crate::explain) struct Concerned {
@@ -119,7 +151,7 @@ pub(in crate::explain) struct Concerned {
 impl Concerned {
     /// True for a line that some reader may take.
     pub(in crate::explain) fn takes(&mut self, line: &str) -> bool {
-        let interest = block::interest(line);
+        let interest = interest(line);
         self.near = match interest & UNIT {
             0 => self.near.saturating_sub(1),
             _ => NEAR,
