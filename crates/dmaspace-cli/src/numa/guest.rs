@@ -405,6 +405,16 @@ impl GuestTopology {
         line(format_args!(
             "  <controller type='pci' index='0' model='pcie-root'/>"
         ));
+        self.libvirt_devices(xml, buses);
+        let _ = writeln!(xml, "</devices>");
+    }
+
+    /// Writes controllers and devices, each on the bus of its node.
+    fn libvirt_devices(&self, xml: &mut String, buses: &[usize]) {
+        let mut line = |text: std::fmt::Arguments<'_>| {
+            // Writing into a string does not fail.
+            let _ = writeln!(xml, "{text}");
+        };
         // In libvirt a bus is named by the index of its controller.
         let mut devices = Vec::new();
         for ((id, node), bus) in self.nodes.iter().enumerate().zip(buses) {
@@ -435,6 +445,5 @@ impl GuestTopology {
                  function='0x0'/>\n  </hostdev>"
             ));
         }
-        line(format_args!("</devices>"));
     }
 }

@@ -37,89 +37,112 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
 /// Maps and unmaps. A strict server refuses an unmap that is no region exactly, another one removes the regions
 /// that lie in it; findings hold under both rules, or are likely.
 fn regions(steps: &[&Known<Step>], found: &mut Vec<Finding>) {
-    // Regions that are mapped under each rule.
-    let (mut strict, mut windows): (Vec<Region<'_>>, Vec<Region<'_>>) = (Vec::new(), Vec::new());
-    const MOST_REGIONS: usize = 4096;
+    let mut mapped = Mapped::default();
     for step in steps {
+        let last = |iova: u64, length: u64| iova.saturating_add(length - 1);
         match step.fact {
             Step::Map { iova, length } if length > 0 => {
-                let last = iova.saturating_add(length - 1);
-                let overlaps = |one: &&Region<'_>| one.first <= last && iova <= one.last;
-                let (a, b) = (strict.iter().find(overlaps), windows.iter().find(overlaps));
-                if let Some(other) = b.or(a) {
-                    let certainty = if a.is_some() && b.is_some() {
-                        Certainty::Certain
-                    } else {
-                        Certainty::Likely
-                    };
-                    found.push(
-                        Finding::new("trace.map-overlap", certainty, PROTOCOL)
-                            .range(iova.max(other.first), last.min(other.last))
-                            .evidence([&step.evidence, other.evidence])
-                            .say(format!(
-                                "The map of {iova:#x} to {last:#x} overlaps the region {:#x} to {:#x}, which is mapped: \
-                                 it is to be refused (EEXIST).",
-                                other.first, other.last
-                            ))
-                            .advise(Advice::text("The client must unmap the region before it maps over it.")),
-                    );
-                }
-                let (in_strict, in_windows) = (a.is_some(), b.is_some());
-                for (list, taken) in [(&mut strict, in_strict), (&mut windows, in_windows)] {
-                    if !taken && list.len() < MOST_REGIONS {
-                        list.push(Region {
-                            first: iova,
-                            last,
-                            evidence: &step.evidence,
-                        });
-                    }
-                }
+                mapped.map(iova, last(iova, length), &step.evidence, found);
             }
             Step::Unmap { iova, length } if length > 0 => {
-                let last = iova.saturating_add(length - 1);
-                let exact = |one: &Region<'_>| (one.first, one.last) == (iova, last);
-                let within = |one: &Region<'_>| one.first >= iova && one.last <= last;
-                let touches = |one: &Region<'_>| one.first <= last && iova <= one.last;
-                let in_strict = strict.iter().any(exact);
-                let in_windows = windows.iter().any(within);
-                if !in_strict {
-                    let covered = strict.iter().any(touches) || windows.iter().any(touches);
-                    let (cause, certainty) = match (covered, in_windows) {
-                        (true, _) => ("trace.unmap-mismatch", Certainty::Certain),
-                        (false, _) => ("trace.unmap-unknown", Certainty::Certain),
-                    };
-                    let text = match covered {
-                        true => format!(
-                            "The unmap of {iova:#x} to {last:#x} covers mapped regions and is none of them exactly: a \
-                             strict server refuses it (ENOENT), one that takes windows removes the regions in it."
-                        ),
-                        false => format!(
-                            "The unmap of {iova:#x} to {last:#x} names no region that is mapped (ENOENT)."
-                        ),
-                    };
-                    let others = strict
-                        .iter()
-                        .chain(&windows)
-                        .filter(|one| touches(one))
-                        .map(|one| one.evidence);
-                    found.push(
-                        Finding::new(cause, certainty, PROTOCOL)
-                            .range(iova, last)
-                            .evidence([&step.evidence])
-                            .evidence(others.take(16))
-                            .say(text)
-                            .advise(Advice::text(
-                                "The client must unmap regions as it has mapped them.",
-                            )),
-                    );
-                }
-                if let Some(at) = strict.iter().position(exact) {
-                    strict.remove(at);
-                }
-                windows.retain(|one| !within(one));
+                mapped.unmap(iova, last(iova, length), &step.evidence, found);
             }
             _ => {}
         }
+    }
+}
+
+/// Regions that are mapped under each rule.
+#[derive(Default)]
+struct Mapped<'f> {
+    strict: Vec<Region<'f>>,
+    windows: Vec<Region<'f>>,
+}
+
+impl<'f> Mapped<'f> {
+    /// The most regions that are kept.
+    const MOST: usize = 4096;
+
+    fn map(&mut self, iova: u64, last: u64, evidence: &'f Evidence, found: &mut Vec<Finding>) {
+        let overlaps = |one: &&Region<'_>| one.first <= last && iova <= one.last;
+        let (a, b) = (
+            self.strict.iter().find(overlaps),
+            self.windows.iter().find(overlaps),
+        );
+        if let Some(other) = b.or(a) {
+            let certainty = if a.is_some() && b.is_some() {
+                Certainty::Certain
+            } else {
+                Certainty::Likely
+            };
+            found.push(
+                Finding::new("trace.map-overlap", certainty, PROTOCOL)
+                    .range(iova.max(other.first), last.min(other.last))
+                    .evidence([evidence, other.evidence])
+                    .say(format!(
+                        "The map of {iova:#x} to {last:#x} overlaps the region {:#x} to {:#x}, which is mapped: \
+                         it is to be refused (EEXIST).",
+                        other.first, other.last
+                    ))
+                    .advise(Advice::text("The client must unmap the region before it maps over it.")),
+            );
+        }
+        let (in_strict, in_windows) = (a.is_some(), b.is_some());
+        for (list, taken) in [
+            (&mut self.strict, in_strict),
+            (&mut self.windows, in_windows),
+        ] {
+            if !taken && list.len() < Self::MOST {
+                list.push(Region {
+                    first: iova,
+                    last,
+                    evidence,
+                });
+            }
+        }
+    }
+
+    fn unmap(&mut self, iova: u64, last: u64, evidence: &Evidence, found: &mut Vec<Finding>) {
+        let exact = |one: &Region<'_>| (one.first, one.last) == (iova, last);
+        let within = |one: &Region<'_>| one.first >= iova && one.last <= last;
+        let touches = |one: &Region<'_>| one.first <= last && iova <= one.last;
+        let in_strict = self.strict.iter().any(exact);
+        if !in_strict {
+            let covered = self.strict.iter().any(touches) || self.windows.iter().any(touches);
+            let cause = match covered {
+                true => "trace.unmap-mismatch",
+                false => "trace.unmap-unknown",
+            };
+            let text = match covered {
+                true => format!(
+                    "The unmap of {iova:#x} to {last:#x} covers mapped regions and is none of them exactly: a \
+                     strict server refuses it (ENOENT), one that takes windows removes the regions in it."
+                ),
+                false => format!(
+                    "The unmap of {iova:#x} to {last:#x} names no region that is mapped (ENOENT)."
+                ),
+            };
+            let others = self
+                .strict
+                .iter()
+                .chain(&self.windows)
+                .filter(|one| touches(one))
+                .map(|one| one.evidence);
+            found.push(
+                Finding::certain(cause, PROTOCOL)
+                    .range(iova, last)
+                    .evidence([evidence])
+                    .evidence(others.take(16))
+                    .say(text)
+                    .advise(Advice::text(
+                        "The client must unmap regions as it has mapped them.",
+                    )),
+            );
+        }
+        if let Some(at) = self.strict.iter().position(exact) {
+            self.strict.remove(at);
+        }
+        self.windows.retain(|one| !within(one));
     }
 }
 
