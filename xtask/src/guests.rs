@@ -117,10 +117,18 @@ pub(crate) fn dma_command(passed: &Passed, repository: &Repository) -> anyhow::R
 }
 
 /// Patches that go together, with our tables.
-const PATCHES: [&str; 4] = ["unmap-runs", "page-sizes", "table-image", "node-domains"];
+const PATCHES: [&str; 6] = [
+    "unmap-runs",
+    "page-sizes",
+    "table-image",
+    "node-domains",
+    "kexec",
+    "kexec-dma",
+];
 
 /// In a kernel with our tables and these patches devices do DMA, and the kernel's count says whose tables these were; leaves
-/// change their sizes meanwhile; the tables are read from debugfs; devices of two nodes have a domain for each node.
+/// change their sizes meanwhile; the tables are read from debugfs, and go over to the next kernel; devices of two nodes have a
+/// domain for each node.
 pub(crate) fn with_ours(repository: &Repository) -> anyhow::Result<Outcome> {
     let only =
         "kernel_tables,kernel_images,takes_what_it_unmaps,page_sizes,has_devices_of_both_nodes";
