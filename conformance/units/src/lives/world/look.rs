@@ -95,7 +95,7 @@ impl World<'_> {
     }
 
     /// Bytes that are to be charged, at least and at most.
-    fn to_be_charged(&self) -> [u64; 2] {
+    pub(super) fn to_be_charged(&self) -> [u64; 2] {
         let mut charged = [0, 0];
         for (nth, charged) in charged.iter_mut().enumerate() {
             let held = self.spaces.iter().map(|space| {
