@@ -216,7 +216,7 @@ fn second(machine: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What began in the kernel before has ended well; the device copies on, also while its tables get their new domain. Leaves the
+/// A transfer of the kernel before has ended well; the device copies on, also while its tables get their new domain. Leaves the
 /// memories as they were in the beginning.
 fn adopted_meanwhile(edu: &HostEdu, mappings: &[Arc<Mapping>; 2]) -> anyhow::Result<()> {
     edu.end()?;
