@@ -163,7 +163,7 @@ fn second(machine: &Machine) -> anyhow::Result<()> {
     session.finish()?;
     let (pins, runs) = pinned(&mappings)?;
 
-    wrong_ones_are_refused()?;
+    wrong_ones_are_refused(&before)?;
     let pages = kernel_tables::pages()?;
     let edu = HostEdu::open(Device(EDU))?;
     if goes_on {
@@ -291,10 +291,11 @@ const FORMAT: usize = 16;
 const FEATURES: usize = 32;
 const LEVELS: usize = 36;
 const CONTENTS: usize = 40;
+const COUNT: usize = 44;
 const FIRST: usize = 48;
 
 /// Descriptions that are not what the kernel before has left are refused, each by the name of what is wrong, and nothing changes.
-fn wrong_ones_are_refused() -> anyhow::Result<()> {
+fn wrong_ones_are_refused(image: &[u8]) -> anyhow::Result<()> {
     let path = Path::new(DIRECTORY).join("description");
     let right = fs::read(&path)?;
     ensure!(
@@ -315,6 +316,14 @@ fn wrong_ones_are_refused() -> anyhow::Result<()> {
         wrong
     };
     ensure!(signed(right.clone()) == right, "another digest");
+    let count = (right.len() - FIRST) / 8;
+    let described = |count: usize| {
+        let mut all = right[..FIRST + 8 * count].to_vec();
+        all[CONTENTS..COUNT].copy_from_slice(&contents(image, count).to_le_bytes());
+        all[COUNT..FIRST].copy_from_slice(&(count as u32).to_le_bytes());
+        signed(all)
+    };
+    ensure!(described(count) == right, "another digest of the tables");
     let flipped = |at: usize| [right[at] ^ 1];
     let beyond_memory = ((1u64 << 45) | 1).to_le_bytes();
     for (what, wrong, errno) in [
@@ -356,11 +365,26 @@ fn wrong_ones_are_refused() -> anyhow::Result<()> {
             signed(changed(CONTENTS, &flipped(CONTENTS))),
             libc::ESTALE,
         ),
+        (
+            "a link to another table",
+            described(count - 1),
+            libc::ESTALE,
+        ),
     ] {
         fs::write(&path, wrong)?;
         refused(device_command("adopt"), errno).context(what)?;
     }
     Ok(())
+}
+
+/// CRC-32C of so many tables of an image, the topmost first, which has one header in front of all and one in front of each other.
+fn contents(image: &[u8], count: usize) -> u32 {
+    let entries = |nth: usize| image.get(80 + nth * (16 + 4096)..).unwrap_or_default();
+    let all: Vec<u8> = (0..count)
+        .flat_map(|nth| entries(nth).iter().take(4096))
+        .copied()
+        .collect();
+    crc32c(&all)
 }
 
 /// CRC-32C. Source: RFC 3720, section 12.1, "Header digest".
