@@ -189,7 +189,9 @@ impl<'a> Population<'a> {
                 let Part { mapping, nth, span } = part;
                 Err(mapping.populate_error(nth, span.start, source))
             }
-            None if interrupted => Err(PopulateError::Interrupted { done: self.done }),
+            None if interrupted && self.done < self.total => {
+                Err(PopulateError::Interrupted { done: self.done })
+            }
             None => Ok(()),
         }
     }
@@ -218,7 +220,7 @@ impl<'a> Group<'a> {
         // The end comes first.
         rest.sort_by_key(|part| {
             let pages = part.mapping.backing().largest_page();
-            Reverse((Reverse(pages), part.nth, part.span.start))
+            (pages, Reverse((part.nth, part.span.start)))
         });
         let bytes: u64 = rest.iter().map(|part| part.span.len).sum();
         let pieces = rest
@@ -362,7 +364,7 @@ mod tests {
 
     const CHUNK: u64 = 4 * 4096;
     /// A thread has run by then, on any machine.
-    const LONG: Duration = Duration::from_secs(60);
+    const LONG: Duration = Duration::from_secs(600);
 
     /// Threads that populate are counted by their name.
     fn turn() -> MutexGuard<'static, ()> {

@@ -111,7 +111,10 @@ fn workers() -> Vec<String> {
 #[test]
 fn workers_are_bounded_and_run_on_the_node_of_the_memory() {
     let _turn = turn();
-    let node = KernelNodes.memory_nodes()[0];
+    let near = |node: &u32| !KernelNodes.processors(*node).is_empty();
+    let Some(node) = KernelNodes.memory_nodes().into_iter().find(near) else {
+        return eprintln!("not run: no node has a processor for this process");
+    };
     let cpus = KernelNodes.processors(node);
     let new = |backing| Mapping::new(backing, 256 * MIB, Some(node));
     let (Ok(small), Ok(huge)) = (new(Backing::Memfd), new(Backing::Thp)) else {
@@ -130,7 +133,7 @@ fn workers_are_bounded_and_run_on_the_node_of_the_memory() {
         // Each of them has chunks to take, and is where it should be in a moment.
         while std::mem::take(&mut first) {
             let there = workers();
-            let waits = there.len() <= 3 && began.elapsed() < Duration::from_secs(60);
+            let waits = there.len() <= 3 && began.elapsed() < Duration::from_secs(600);
             assert!(waits, "{there:?}, not 3 on {cpus:?}");
             first = there.len() < 3 || there.iter().any(|list| listed(list) != cpus);
             std::thread::yield_now();
@@ -211,7 +214,7 @@ fn the_mapping_that_fails_is_named_and_goes_on_when_that_is_put_right() {
             result => panic!("{result:?}"),
         };
         // The first chunk of it and what came before.
-        assert!((64 * MIB..=(70 + 128) * MIB).contains(&before), "{before}");
+        assert_eq!(before, (70 + 64) * MIB);
         file.set_len(192 * MIB).unwrap();
         let mut told = before;
         let result = population.run(&mut |done| {
@@ -242,7 +245,8 @@ fn a_pool_that_is_too_small_is_named_with_its_mapping() {
     if fs::read_to_string(overcommit).unwrap().trim() != "0" {
         return eprintln!("not run: the pool grows by itself");
     }
-    let free = Pool::read(HugeSize::TwoMiB).unwrap().unreserved();
+    let pool = Pool::read(HugeSize::TwoMiB).unwrap();
+    let (free, reserved) = (pool.unreserved(), pool.free - pool.unreserved());
     let len = (free + 1) * 2 * MIB;
     // Without a reservation.
     let huge = of_file(
@@ -251,7 +255,7 @@ fn a_pool_that_is_too_small_is_named_with_its_mapping() {
     );
     assert_eq!(huge.backing(), Backing::Hugetlb2M);
     let small = Mapping::new(Backing::Anon4K, 4 * MIB, None).unwrap();
-    let mut population = Population::new([&small, &huge]);
+    let mut population = Population::new([&small, &huge]).workers(NonZeroUsize::MIN);
     match population.run(&mut on) {
         Err(PopulateError::HugePages {
             mapping,
@@ -260,7 +264,7 @@ fn a_pool_that_is_too_small_is_named_with_its_mapping() {
             free,
             ..
         }) => {
-            assert_eq!((mapping, size, free), (1, HugeSize::TwoMiB, 0));
+            assert_eq!((mapping, size, free), (1, HugeSize::TwoMiB, reserved));
             // The chunk of the last page.
             assert_eq!(offset, (len - 1) / (64 * MIB) * 64 * MIB);
         }

@@ -200,8 +200,8 @@ impl Ioas {
     ///
     /// # Errors
     ///
-    /// The kernel's; [`KernelError::NoSource`] when iommufd maps memory that is no file, which cannot
-    /// be handed over, and of every back end that is not one container or address space of a kernel.
+    /// The kernel's; [`KernelError::NoSource`] when iommufd maps memory that is no file, or registers by a
+    /// dma-buf, which cannot be handed over, and of every back end that is not one container or address space of a kernel.
     /// Nothing has changed then.
     pub fn give_up(&self) -> Result<Vec<Span<Iova>>, KernelError> {
         let core = &mut *self.gate.write();

@@ -334,7 +334,9 @@ impl<K: Mapper> Mappings<K> {
             match K::PROFILE {
                 Profile::Type1 => true,
                 Profile::Iommufd => {
-                    matches!(source(object, 0, K::PROFILE), Some(MapSource::File(..)))
+                    // Not a dma-buf's.
+                    !object.is_mmio()
+                        && matches!(source(object, 0, K::PROFILE), Some(MapSource::File(..)))
                 }
             }
         })

@@ -381,6 +381,12 @@ fn registers_are_mapped_by_their_file_each_time() {
         let pages = found.map(|mapping| mapping.pages);
         assert!(pages[0] != pages[1] && pages[0] != pages[2], "{pages:?}");
     }
+    // iommufd takes another process' memory files, but no dma-buf.
+    let refused = spaces[0].give_up();
+    assert!(
+        matches!(refused, Err(ioas::KernelError::NoSource)),
+        "{refused:?}"
+    );
     for space in spaces {
         space.close().unwrap();
     }

@@ -31,7 +31,7 @@ use crate::space::error::{MapError, UnmapError};
 /// | what the monitor has done | call |
 /// |---|---|
 /// | the command register was written, also the first time | [`follow`](Self::follow) |
-/// | a reset ([`VfioDevice::reset`](super::VfioDevice::reset), or one by configuration space), a power state | [`renew`](Self::renew) |
+/// | a reset ([`VfioDevice::reset`](super::VfioDevice::reset), or one by configuration space), a power state; a hot reset, for each device of its set | [`renew`](Self::renew) |
 /// | the guest has the BAR elsewhere | [`move_to`](Self::move_to) |
 ///
 /// ```no_run
@@ -41,7 +41,9 @@ use crate::space::error::{MapError, UnmapError};
 /// // The guest has written `value` to the command register.
 /// device.device.write(&device.device.config()?, config::COMMAND, value)?;
 /// for bar in bars {
-///     bar.follow()?;
+///     if let Err(error) = bar.follow() {
+///         eprintln!("{}: {error}", bar.range());
+///     }
 /// }
 /// # Ok(())
 /// # }
@@ -50,8 +52,8 @@ use crate::space::error::{MapError, UnmapError};
 /// A machine runs without it: after an error peers do not reach the BAR, and everything else is as it was.
 ///
 /// An area of a device that does not answer would keep the first device from being attached
-/// ([`AttachError::Replay`](crate::AttachError::Replay) with [`MapError::Revoked`]); while it does not answer there is
-/// none. It keeps the address space and the device open; dropped, it is unmapped.
+/// ([`AttachError::Replay`](crate::AttachError::Replay) with [`MapError::Revoked`]); while decoding is off there is none.
+/// It does not go over to another process: it is dropped before a hand-over. It keeps the address space and the device open; dropped, it is unmapped.
 #[derive(Debug)]
 pub struct PeerBar {
     space: Arc<Ioas>,
@@ -60,6 +62,8 @@ pub struct PeerBar {
     part: Span<Offset>,
     iova: u64,
     mapped: bool,
+    /// It may have died since a call failed.
+    stale: bool,
 }
 
 /// Failure to map a BAR for other devices, or to unmap it.
@@ -96,6 +100,7 @@ impl PeerBar {
             part,
             iova,
             mapped: false,
+            stale: false,
         }
     }
 
@@ -104,7 +109,7 @@ impl PeerBar {
         Span::new(self.iova, self.part.len)
     }
 
-    /// True when it was mapped by the last call.
+    /// True when it counts as mapped.
     pub const fn is_mapped(&self) -> bool {
         self.mapped
     }
@@ -113,16 +118,21 @@ impl PeerBar {
     /// Returns true when it is mapped, false while the device does not answer at its BARs.
     ///
     /// The kernel has already taken it from the tables when the write that switches decoding off returns, and refuses to
-    /// map it before the write that switches it on.
+    /// map it before the write that switches it on. After an error the next call unmaps it in any case.
     ///
     /// # Errors
     ///
     /// [`PeerBarError`].
     pub fn follow(&mut self) -> Result<bool, PeerBarError> {
-        match (self.mapped, self.device.device.decodes_memory()?) {
-            (false, true) => self.map(),
-            (true, false) => self.unmap().map(|()| false),
-            (mapped, _) => Ok(mapped),
+        let decodes = self.device.device.decodes_memory();
+        self.stale |= decodes.is_err();
+        let decodes = decodes?;
+        if self.stale || !decodes {
+            self.unmap()?;
+        }
+        match decodes && !self.mapped {
+            true => self.map(),
+            false => Ok(self.mapped),
         }
     }
 
@@ -164,9 +174,11 @@ impl PeerBar {
 
     fn unmap(&mut self) -> Result<(), PeerBarError> {
         if self.mapped {
+            self.stale = true;
             self.space.unmap(self.range())?;
             self.mapped = false;
         }
+        self.stale = false;
         Ok(())
     }
 }
