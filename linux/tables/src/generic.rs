@@ -188,7 +188,12 @@ unsafe fn free_empty<F: Coded, const FLUSHED: u64>(
         let (start, last) = (part.start.max(range.start), part.last().min(range.last()));
         (start <= last).then(|| Span::new(start, last - start + 1))
     };
-    let mut parts = table.format().aperture().spans().into_iter().filter_map(both);
+    let mut parts = table
+        .format()
+        .aperture()
+        .spans()
+        .into_iter()
+        .filter_map(both);
     let mut inside = table.unguarded();
     let unlinked = parts.try_for_each(|part| inside.give_back_empty_tables(part, &mut gather));
     let Ok(flushed) = gather.flush_with(|what| {

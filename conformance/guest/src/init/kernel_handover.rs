@@ -161,7 +161,7 @@ fn second(machine: &Machine) -> anyhow::Result<()> {
     file.rewind()?;
     file.read_to_end(&mut before)?;
     session.finish()?;
-    let (pins, runs) = pinned(&mappings)?;
+    let (pins, piece) = pinned(&mappings)?;
 
     wrong_ones_are_refused(&before)?;
     let pages = kernel_tables::pages()?;
@@ -188,9 +188,8 @@ fn second(machine: &Machine) -> anyhow::Result<()> {
     );
 
     the_device_copies(&edu, &mappings)?;
-    // The second memory lies in huge pages, the first anywhere.
-    let len = runs[0][0].len;
-    let again = format!("{AGAIN:x} {:x} {len:x}", runs[0][0].start);
+    let len = piece.len;
+    let again = format!("{AGAIN:x} {:x} {len:x}", piece.start);
     command(&format!("map {again}"))?;
     edu.read_from(AGAIN, BUFFER)?;
     edu.write_to(IOVA + SIZE / 2, BUFFER)?;
@@ -271,17 +270,17 @@ fn put(mapping: &Mapping, at: u64, words: &[u64]) {
     }
 }
 
-/// Pins the memories: where each lies.
-fn pinned(mappings: &[Arc<Mapping>]) -> anyhow::Result<(Vec<Pin>, Vec<Vec<Span<Pa>>>)> {
+/// Pins the memories, so that they stay where they are; the first piece of the first one.
+fn pinned(mappings: &[Arc<Mapping>]) -> anyhow::Result<(Vec<Pin>, Span<Pa>)> {
     let pinner = Pinner::of_process()?;
-    let (mut pins, mut all) = (Vec::new(), Vec::new());
-    for mapping in mappings {
+    let pin = |mapping: &Arc<Mapping>| {
         let whole = Span::new(0, mapping.len());
-        let pin = pinner.pin(mapping, whole, &mut |_| ControlFlow::Continue(()))?;
-        all.push(live_update::frames(&pin, whole)?);
-        pins.push(pin);
-    }
-    Ok((pins, all))
+        pinner.pin(mapping, whole, &mut |_| ControlFlow::Continue(()))
+    };
+    let pins = mappings.iter().map(pin).collect::<Result<Vec<_>, _>>()?;
+    let first = pins.first().context("no memory")?;
+    let frames = live_update::frames(first, Span::new(0, SIZE))?;
+    Ok((pins, *frames.first().context("no frames")?))
 }
 
 /// Offsets in a description, `struct handover` of the patch.
