@@ -1,0 +1,286 @@
+//! Records as units reported them: one finding for each kind of request, with the meaning of its code.
+
+use iommu::log::{Class, Family};
+
+use super::super::count;
+use super::scanout::period;
+use super::{is_hosts, tables_file, walked};
+use crate::explain::facts::Facts;
+use crate::explain::finding::{Advice, Certainty, Direction, Finding};
+use crate::explain::folds::{Fold, MOST_NAMES};
+
+/// Id and meaning of a class.
+const fn cause(class: Class) -> (&'static str, &'static str) {
+    match class {
+        Class::NotMapped => (
+            "fault.not-mapped",
+            "the tables have no entry for the address",
+        ),
+        Class::Permission => (
+            "fault.permission",
+            "the entry is there and does not permit this access",
+        ),
+        Class::NoAccess => (
+            "fault.no-access",
+            "the entry is absent or does not permit this access; the code does not tell which",
+        ),
+        Class::BadTable => ("fault.bad-table", "a table is malformed or cannot be read"),
+        Class::DeviceEntry => (
+            "fault.device-entry",
+            "the device has no valid entry in the unit's tables of devices; no page table is involved",
+        ),
+        Class::AddressWidth => (
+            "fault.address-width",
+            "the address is beyond the translated range",
+        ),
+        Class::AtsRefused => (
+            "fault.ats-refused",
+            "a translated request, or a request for a translation, is not permitted to the device",
+        ),
+        Class::InterruptRequest => (
+            "fault.interrupt-request",
+            "an interrupt message was refused, not DMA to memory",
+        ),
+        Class::Rmp => (
+            "fault.rmp",
+            "the reverse map table refuses the page: the permission is missing there and not in the I/O page table",
+        ),
+        Class::UnitError => (
+            "fault.unit-error",
+            "the unit or a device did not answer; no request was judged",
+        ),
+        _ => (
+            "fault.no-access",
+            "the code has no published meaning, so the input cannot decide the cause",
+        ),
+    }
+}
+
+pub(super) fn reported(facts: &Facts, fold: &Fold) -> Finding {
+    let key = &fold.key;
+    let (id, meaning) = cause(key.class);
+    let certainty = match (key.class, key.certain) {
+        (Class::Unknown, _) => Certainty::Unknown,
+        (_, true) => Certainty::Certain,
+        _ => Certainty::Likely,
+    };
+    let (document, section) = fold.source;
+    let mut finding = Finding::new(id, certainty, document);
+    if !section.is_empty() {
+        finding.source = format!("{document}, {section}");
+    }
+    if !fold.device.is_empty() {
+        finding = finding.device(fold.device.clone());
+    }
+    for (first, last) in fold.ranges() {
+        finding = finding.range(first, last);
+    }
+    finding.access = key.direction;
+    finding.count = Some(fold.count);
+    finding.count_exact = fold.exact;
+    finding = finding.evidence(&fold.evidence);
+    let mut text = sentence(fold, meaning);
+    for part in details(facts, fold) {
+        text.push(' ');
+        text += &part;
+    }
+    advice(facts, fold, finding.say(text))
+}
+
+/// `0000:01:00.0 wrote to 0x1000 and was refused by VT-d 3 times: ...`
+fn sentence(fold: &Fold, meaning: &str) -> String {
+    let key = &fold.key;
+    let family = key.family.name();
+    let who = match (fold.device.as_str(), &key.unit) {
+        ("", Some(unit)) => format!("unit {unit}"),
+        ("", None) => "a device that the line does not name".into(),
+        (device, _) if device.starts_with("0x") => format!("the device with number {device}"),
+        (device, _) => device.to_owned(),
+    };
+    let times = match (fold.count, fold.exact) {
+        (1, true) => "once".to_owned(),
+        (count, true) => format!("{count} times"),
+        (count, false) => format!("at least {count} times"),
+    };
+    if key.class == Class::UnitError {
+        return format!("{family}, {who}: {meaning} ({times}).");
+    }
+    let verb = match key.direction {
+        Direction::Read => "a read",
+        Direction::Write => "a write",
+        Direction::Execute => "a fetch of instructions",
+        Direction::Unknown => "a request",
+    };
+    let at = match fold.ranges().as_slice() {
+        [] => String::new(),
+        [(first, last)] if first == last => format!(" at {first:#x}"),
+        [(first, last)] => format!(" at {first:#x} to {last:#x}"),
+        [(first, _), .., (_, last)] => format!(
+            " at {} between {first:#x} and {last:#x}",
+            count(fold.addresses.len() as u64, "address").replace("addresss", "addresses")
+        ),
+    };
+    format!("{family} refused {verb} of {who}{at} {times}: {meaning}.")
+}
+
+/// Sentences behind the first one.
+fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
+    let mut parts: Vec<String> = codes(fold).into_iter().collect();
+    if fold.stages.contains(&1) && fold.key.family == Family::Vtd {
+        parts.push("The domain uses first-stage tables, those of a processor's format.".into());
+    }
+    let span = fold.first.zip(fold.last);
+    if let Some((first, last)) = span.filter(|(first, last)| last > first) {
+        parts.push(format!("From {first:.3} s to {last:.3} s."));
+    }
+    if let Some(period) = period(fold) {
+        parts.push(format!(
+            "The same address comes back every {:.2} ms: {:.0} times a second.",
+            period * 1e3,
+            1.0 / period
+        ));
+    }
+    if !fold.exact {
+        parts.push(
+            "The kernel limited the rate of its messages, so the count is a lower bound; suppressed messages are no \
+             count of faults."
+                .into(),
+        );
+    }
+    if fold.more_addresses > 0 {
+        parts.push(format!(
+            "{} more faults at addresses that are not listed.",
+            fold.more_addresses
+        ));
+    }
+    parts.extend(of_device(facts, fold));
+    if fold.key.class == Class::Rmp {
+        parts.push(
+            "With SNP on, devices of the host may reach shared pages only; unmapping and mapping again changes \
+             nothing."
+                .into(),
+        );
+    }
+    if !facts.iomem.is_empty() && matches!(fold.key.class, Class::Permission) {
+        parts.push(
+            "In a translated domain these are I/O virtual addresses, about which /proc/iomem says nothing.".into(),
+        );
+    }
+    parts
+}
+
+/// Codes of the records with their meanings.
+fn codes(fold: &Fold) -> Option<String> {
+    let names: Vec<String> = fold
+        .meanings
+        .iter()
+        .filter(|(_, name, meaning)| !name.is_empty() || !meaning.is_empty())
+        .map(|(code, name, meaning)| {
+            let code = code.map(|code| format!("{code:#x}")).unwrap_or_default();
+            let separator = if name.is_empty() || code.is_empty() {
+                ""
+            } else {
+                " "
+            };
+            let name = format!("{code}{separator}{name}");
+            match (name.is_empty(), meaning.is_empty()) {
+                (true, _) => (*meaning).to_owned(),
+                (_, true) => name,
+                _ => format!("{name}: {meaning}"),
+            }
+        })
+        .collect();
+    (!names.is_empty()).then(|| format!("Code {}.", names.join("; ")))
+}
+
+/// The device: by firmware's tables, its name, its group and its driver.
+fn of_device(facts: &Facts, fold: &Fold) -> Vec<String> {
+    let mut parts = Vec::new();
+    let number = fold
+        .number()
+        .map(|(_, id)| id)
+        .filter(|_| !fold.names.is_empty());
+    if let Some(id) = number {
+        let names: Vec<_> = fold
+            .names
+            .iter()
+            .take(MOST_NAMES)
+            .map(String::as_str)
+            .collect();
+        parts.push(match fold.names.len() {
+            1 => format!("Firmware's table gives the number {id:#x} to {}.", names.join("")),
+            _ => format!(
+                "Firmware's tables give the number {id:#x} to several devices: {}. The unit decides.",
+                names.join(", ")
+            ),
+        });
+    }
+    let known = facts.known(&fold.device, None);
+    if let Some(known) = known.filter(|known| !known.fact.name.is_empty()) {
+        parts.push(format!("The device is: {}.", known.fact.name));
+    }
+    if let Some(member) = facts
+        .members
+        .iter()
+        .find(|one| one.fact.device == fold.device)
+    {
+        parts.push(format!("It is in IOMMU group {}.", member.fact.group));
+    }
+    if !fold.drivers.is_empty() {
+        let drivers: Vec<_> = fold.drivers.iter().map(String::as_str).collect();
+        parts.push(format!("Its driver is {}.", drivers.join(", ")));
+    }
+    parts
+}
+
+fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
+    let device = &fold.device;
+    let is_pci = device.contains(':');
+    match fold.key.class {
+        Class::Permission | Class::NoAccess | Class::NotMapped => {
+            let given = !is_hosts(facts, fold);
+            let finding = if given {
+                finding.advise(Advice::text(
+                    "Compare the address with the guest's memory layout: RAM and BARs that the monitor has mapped.",
+                ))
+            } else {
+                finding.advise(Advice::text(
+                    "iommu.strict=1 on the kernel's command line: if the faults change, stale translations are \
+                     involved.",
+                ))
+            };
+            let finding = finding.advise(Advice::text(
+                "CONFIG_DMA_API_DEBUG with dma_debug_driver=NAME: the kernel checks each mapping of the driver.",
+            ));
+            if !is_pci && device.starts_with("0x") {
+                finding.advise(Advice::text(
+                    "The device tree (iommus = <...>) or the IORT tells which device has this number.",
+                ))
+            } else {
+                finding
+            }
+        }
+        Class::DeviceEntry => finding.advise(Advice::text(
+            "The device made a request while it was attached to no domain: stop its DMA (bus mastering) before it is \
+             handed over.",
+        )),
+        Class::BadTable => match (fold.addresses.first(), tables_file(fold)) {
+            (Some(address), Some(_)) => walked(fold, *address, finding),
+            _ => finding.advise(Advice::text(
+                "No kernel shows this unit's tables: an image of memory (QEMU's pmemsave, a crash dump) has them.",
+            )),
+        },
+        Class::UnitError => finding.advise(Advice::text(
+            "Look for a device that stopped before: removed, reset or powered off, or its link (AER).",
+        )),
+        Class::InterruptRequest => finding.advise(Advice::text(
+            "Look for the device that sent the interrupt, and whether interrupt remapping has an entry for it.",
+        )),
+        Class::Rmp => finding.advise(Advice::text(
+            "Let the device use shared pages only, or keep SNP from being initialized on this host if no \
+             confidential guest is run.",
+        )),
+        Class::AtsRefused => finding.advise(Advice::text("pci=noats as a test: the device then asks for no translations.")),
+        _ => finding,
+    }
+}
