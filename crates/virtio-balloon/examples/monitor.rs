@@ -67,6 +67,9 @@ impl<T> Releaser<T> for Passthrough {
         self.released += parts.iter().map(|part| part.offsets.len).sum::<u64>();
     }
 
+    /// Free pages are not reported, since these devices reach all memory.
+    fn held(&self, _: MemoryMap<'_, T>, _: &[Part], _: &mut dyn FnMut(Part, KeepReason)) {}
+
     fn restore(
         &mut self,
         _map: MemoryMap<'_, T>,

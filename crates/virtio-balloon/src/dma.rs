@@ -31,6 +31,10 @@ pub trait Releaser<T = ()> {
         kept: &mut dyn FnMut(Part, KeepReason),
     );
 
+    /// Reports the pieces of `parts`, ascending, that are mapped for a device now, or pinned, and stay so: `held`
+    /// receives them. Free pages that the driver reports, or hints at, are discarded but for these.
+    fn held(&self, map: MemoryMap<'_, T>, parts: &[Part], held: &mut dyn FnMut(Part, KeepReason));
+
     /// Takes `parts` back: pinned, then mapped for devices as they were before. Memory of them that is not
     /// released is left alone.
     ///
@@ -49,6 +53,8 @@ pub trait Releaser<T = ()> {
 pub enum KeepReason {
     /// It is pinned by more than the devices' own mapping.
     PinnedElsewhere,
+    /// The guest has mapped it for its devices, by a virtual IOMMU.
+    MappedByGuest,
     /// The devices' mapping cannot be cut there.
     NotCut,
     /// The units did not invalidate it; it stays pinned.
@@ -65,6 +71,7 @@ impl fmt::Display for KeepReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PinnedElsewhere => f.write_str("pinned by another user"),
+            Self::MappedByGuest => f.write_str("mapped by the guest's virtual IOMMU"),
             Self::NotCut => f.write_str("the devices' mapping cannot be cut there"),
             Self::NotFlushed => f.write_str("the units did not invalidate it"),
             Self::Limit => f.write_str("over a limit of pinned memory"),
@@ -81,6 +88,8 @@ impl<T> Releaser<T> for () {
     }
 
     fn release(&mut self, _: MemoryMap<'_, T>, _: &[Part], _: &mut dyn FnMut(Part, KeepReason)) {}
+
+    fn held(&self, _: MemoryMap<'_, T>, _: &[Part], _: &mut dyn FnMut(Part, KeepReason)) {}
 
     fn restore(&mut self, _: MemoryMap<'_, T>, _: &[Part], _: &mut dyn FnMut(Part, KeepReason)) {}
 }

@@ -8,7 +8,7 @@ use runs::{GuestAddr, Span, merge_sorted};
 use super::discarder::Discarder;
 use super::memory::Memory;
 use super::monitor::{BalloonEvent, BalloonMonitor, Hint, Unrestored};
-use crate::dma::Releaser;
+use crate::dma::{KeepReason, Releaser};
 use crate::map::{MemoryMap, Part};
 
 /// Counters of a device since it was made, in bytes unless stated otherwise.
@@ -141,10 +141,7 @@ impl<D, A, M: BalloonMonitor> Back<D, A, M> {
         self.kept.clear();
         let (kept, counters, monitor) = (&mut self.kept, &mut self.counters, &mut self.monitor);
         self.dma.release(map, whole, &mut |part, reason| {
-            add(&mut counters.kept, part.offsets.len);
-            let run = map.run(&part);
-            monitor.event(BalloonEvent::Kept { run, reason });
-            kept.push(part);
+            keep(part, reason, map, (counters, monitor, kept));
         });
         let mut parts = whole;
         if !self.kept.is_empty() {
@@ -172,6 +169,7 @@ impl<D, A, M: BalloonMonitor> Back<D, A, M> {
     pub(super) fn report<T>(&mut self, memory: &Memory<T>, parts: &[Part])
     where
         D: Discarder<T>,
+        A: Releaser<T>,
     {
         add(&mut self.counters.reported, bytes(parts));
         self.discard_free(memory, parts);
@@ -181,6 +179,7 @@ impl<D, A, M: BalloonMonitor> Back<D, A, M> {
     pub(super) fn hint<T>(&mut self, memory: &Memory<T>, parts: &[Part])
     where
         D: Discarder<T>,
+        A: Releaser<T>,
     {
         add(&mut self.counters.hinted, bytes(parts));
         in_guest(memory.map(), parts, &mut self.hinted);
@@ -189,24 +188,25 @@ impl<D, A, M: BalloonMonitor> Back<D, A, M> {
         }
     }
 
-    /// Discards pages that are free, but not in the balloon: not to be had with devices.
+    /// Discards pages that are free, but not in the balloon: not to be had with devices that reach all memory. What
+    /// the guest has mapped for devices is not free, whatever the driver says, and stays.
     fn discard_free<T>(&mut self, memory: &Memory<T>, parts: &[Part])
     where
         D: Discarder<T>,
+        A: Releaser<T>,
     {
+        let map = memory.map();
+        self.kept.clear();
+        let (kept, counters, monitor) = (&mut self.kept, &mut self.counters, &mut self.monitor);
+        self.dma.held(map, parts, &mut |part, reason| {
+            keep(part, reason, map, (counters, monitor, kept));
+        });
         self.cut.clear();
-        for part in parts {
-            memory.cut(*part, |part| self.cut.push(part));
-        }
+        without(parts, &self.kept, |part| {
+            memory.cut(part, |part| self.cut.push(part));
+        });
         let (discard, counters) = (&mut self.discard, &mut self.counters);
-        discard_all(
-            discard,
-            memory.map(),
-            &self.cut,
-            counters,
-            &mut self.monitor,
-            None,
-        );
+        discard_all(discard, map, &self.cut, counters, &mut self.monitor, None);
     }
 
     /// The guest takes these parts back, which ascend and do not touch: devices are given them. Parts
@@ -228,6 +228,19 @@ impl<D, A, M: BalloonMonitor> Back<D, A, M> {
             lacking.push(run);
         });
     }
+}
+
+/// Reports that devices keep a part, and notes it.
+fn keep<T, M: BalloonMonitor>(
+    part: Part,
+    reason: KeepReason,
+    map: MemoryMap<'_, T>,
+    (counters, monitor, kept): (&mut BalloonCounters, &mut M, &mut Vec<Part>),
+) {
+    add(&mut counters.kept, part.offsets.len);
+    let run = map.run(&part);
+    monitor.event(BalloonEvent::Kept { run, reason });
+    kept.push(part);
 }
 
 /// Discards these parts, which are whole pages; where that fails, it is put into `not`.

@@ -3,7 +3,7 @@
 use crate::guest::{Act, FREE, Guest, command, hint, pages, pfn};
 use runs::{GuestAddr, Span};
 use virtio_balloon::device::{BalloonEvent, BalloonSettings, HintError};
-use virtio_balloon::{BalloonConfig, Features, Queue};
+use virtio_balloon::{BalloonConfig, Features, KeepReason, Queue, WIRE_PAGE};
 
 #[test]
 fn reports_are_discarded_before_they_are_used() {
@@ -39,6 +39,21 @@ fn what_a_guest_poisons_is_not_discarded_by_reports() {
         let _ = guest.drain(Queue::Inflate);
         assert_eq!(guest.discards(), [[pages(0, 1)]]);
     }
+}
+
+#[test]
+fn what_a_guest_has_mapped_for_devices_is_not_discarded_by_reports() {
+    let mut guest = Guest::new(BalloonSettings::default());
+    guest.notes.borrow_mut().kept = vec![pages(3, 2)];
+    guest.chain(Queue::Reporting, &[(FREE, 2 << 20, true)]);
+    assert_eq!(guest.drain(Queue::Reporting).used, 1);
+    let (run, reason) = (pages(3, 2), KeepReason::MappedByGuest);
+    let expected = [
+        Act::Event(BalloonEvent::Kept { run, reason }),
+        Act::Discard(vec![pages(0, 3), pages(5, 507)]),
+    ];
+    assert_eq!(guest.acts(), expected);
+    assert_eq!(guest.device.counters().kept, 2 * WIRE_PAGE);
 }
 
 fn with_hints() -> Guest {

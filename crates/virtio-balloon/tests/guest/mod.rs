@@ -119,6 +119,13 @@ impl Releaser for Seams {
             .for_each(|part| kept(part, KeepReason::PinnedElsewhere));
     }
 
+    fn held(&self, map: MemoryMap<'_>, parts: &[Part], held: &mut dyn FnMut(Part, KeepReason)) {
+        let parts = meeting(map, parts, &self.notes.borrow().kept);
+        parts
+            .into_iter()
+            .for_each(|part| held(part, KeepReason::MappedByGuest));
+    }
+
     fn restore(
         &mut self,
         map: MemoryMap<'_>,
