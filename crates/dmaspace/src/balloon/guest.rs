@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ioas::{GuestRam, Ioas};
-use runs::{GuestAddr, Span};
+use ioas::{GuestRam, Ioas, Memory};
+use runs::{GuestAddr, Offset, Span};
 use virtio_balloon::device::{Discarder as _, GuestDiscard, GuestDiscardError, NotDiscarded};
 use virtio_balloon::{
     BadRam, KeepReason, MemoryMap, Part, Refusal, Refusals, Region, Releaser as _,
@@ -100,6 +100,19 @@ impl GuestBalloon {
             discard: GuestDiscard::new(),
             regions,
         })
+    }
+
+    /// Keeps what the guest has mapped for devices behind its virtual IOMMU: see
+    /// [`BalloonDma::add_mapped_by_guest`]. Then [`inflate`](Self::inflate) takes pages that the guest reports as free,
+    /// too.
+    pub fn add_mapped_by_guest(
+        &mut self,
+        first_mapped: impl Fn(&Arc<Memory>, Span<Offset>) -> Option<Span<Offset>>
+        + Send
+        + Sync
+        + 'static,
+    ) {
+        self.dma.add_mapped_by_guest(first_mapped);
     }
 
     /// Gives `runs` (guest addresses and lengths in bytes, whole pages) back to the machine: all devices release

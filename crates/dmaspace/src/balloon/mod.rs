@@ -14,6 +14,9 @@
 //! Restoring has all address spaces take the parts back. A part that fails in one stays released there, is reported,
 //! and can be tried again; it may be back in others.
 //!
+//! Devices behind a guest's virtual IOMMU reach what the guest maps. With [`BalloonDma::add_mapped_by_guest`] all
+//! other memory is free to go, and comes back when it is touched, or mapped again.
+//!
 //! Kernels pin by themselves: of memory that only they pin, address spaces that are not given here are
 //! not known. Two [`Memory`]s over the same pages do not know of each other either.
 
@@ -31,7 +34,7 @@ use std::sync::Arc;
 use hostmem::Discard;
 use ioas::{Ioas, Memory};
 use iopt::Interruption;
-use runs::{Iova, Span};
+use runs::{Iova, Offset, Span};
 use virtio_balloon::{KeepReason, MemoryMap, Part, Releaser};
 
 /// Memory of one region of a guest, as devices map it and as a balloon discards it: the region holds the whole of
@@ -61,12 +64,18 @@ impl Borrow<Discard> for RegionMemory {
 #[derive(Default)]
 pub struct BalloonDma {
     spaces: Vec<Arc<Ioas>>,
+    /// Look-ups of what a guest has mapped.
+    mapped: Vec<Box<FirstMapped>>,
 }
+
+/// The first stretch of a part of a memory that is mapped.
+type FirstMapped = dyn Fn(&Arc<Memory>, Span<Offset>) -> Option<Span<Offset>> + Send + Sync;
 
 impl fmt::Debug for BalloonDma {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BalloonDma")
             .field("spaces", &self.spaces.len())
+            .field("mapped", &self.mapped.len())
             .finish()
     }
 }
@@ -152,6 +161,47 @@ impl BalloonDma {
         self.spaces.push(space);
     }
 
+    /// Keeps what a guest has mapped for devices behind its virtual IOMMU, which reach nothing else. Such memory is
+    /// not released, since only the guest may unmap it; all other memory may be discarded at any time, so that
+    /// free page reporting is offered.
+    ///
+    /// `first_mapped` is `VirtioIommu::first_mapped` of that device. A guest that maps a page while it
+    /// gives it up has its devices reach a page that its processors do not: its loss, and nobody else's.
+    pub fn add_mapped_by_guest(
+        &mut self,
+        first_mapped: impl Fn(&Arc<Memory>, Span<Offset>) -> Option<Span<Offset>>
+        + Send
+        + Sync
+        + 'static,
+    ) {
+        self.mapped.push(Box::new(first_mapped));
+    }
+
+    /// Pieces of `parts` that a guest has mapped, or that are pinned, in no order.
+    fn held<T: Borrow<Arc<Memory>>>(
+        &self,
+        map: MemoryMap<'_, T>,
+        parts: &[Part],
+    ) -> Vec<(Part, KeepReason)> {
+        let mut told = Vec::new();
+        for (part, memory) in memories(map, parts) {
+            let mut tell = |reason, first: &dyn Fn(Span<Offset>) -> Option<Span<Offset>>| {
+                let (mut at, end) = (part.offsets.start, part.offsets.start + part.offsets.len);
+                while let Some(held) = first(Span::new(at, end - at)).filter(|_| at < end) {
+                    told.push((Part::new(part.region, held), reason));
+                    at = held.start + held.len;
+                }
+            };
+            for first_mapped in &self.mapped {
+                tell(KeepReason::MappedByGuest, &|rest| {
+                    first_mapped(memory, rest)
+                });
+            }
+            tell(KeepReason::PinnedElsewhere, &|rest| memory.first_held(rest));
+        }
+        told
+    }
+
     /// Has each address space do `job` with the parts; what it tells comes by parts.
     fn in_all<T: Borrow<Arc<Memory>>>(
         &self,
@@ -228,16 +278,7 @@ impl<T: Borrow<Arc<Memory>>> Releaser<T> for BalloonDma {
         kept: &mut dyn FnMut(Part, KeepReason),
     ) {
         let mut told = self.in_all(map, parts, release);
-        for (part, memory) in memories(map, parts) {
-            let (mut at, end) = (part.offsets.start, part.offsets.start + part.offsets.len);
-            while at < end {
-                let Some(held) = memory.first_held(Span::new(at, end - at)) else {
-                    break;
-                };
-                told.push((Part::new(part.region, held), KeepReason::PinnedElsewhere));
-                at = held.start + held.len;
-            }
-        }
+        told.extend(self.held(map, parts));
         let told = in_order(told);
         if !told.is_empty() {
             let back: Vec<Part> = told.iter().map(|(part, _)| *part).collect();
@@ -246,6 +287,12 @@ impl<T: Borrow<Arc<Memory>>> Releaser<T> for BalloonDma {
         }
         told.into_iter()
             .for_each(|(part, reason)| kept(part, reason));
+    }
+
+    fn held(&self, map: MemoryMap<'_, T>, parts: &[Part], held: &mut dyn FnMut(Part, KeepReason)) {
+        for (part, reason) in in_order(Self::held(self, map, parts)) {
+            held(part, reason);
+        }
     }
 
     fn restore(

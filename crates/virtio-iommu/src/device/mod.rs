@@ -2,8 +2,10 @@
 //! come in `queues`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use ioas::Ioas;
+use ioas::{Ioas, Memory};
+use runs::{Offset, Span};
 
 use crate::config::{ConfigError, EndpointConfig, MemoryRegion, VirtioIommuConfig, sorted};
 use crate::domains::Domains;
@@ -268,6 +270,27 @@ impl<D: Domains> VirtioIommu<D> {
             return self.identity.as_ref().map(|identity| &identity.space);
         }
         self.domains.get(&known.domain?)?.space.as_ref()
+    }
+
+    /// The first stretch of `part` (offset and length in bytes) of `memory` that endpoints can reach: mapped in a
+    /// domain, or in bypass mode. Memory of the guest beside that may be discarded: no device sees it go, and
+    /// what is mapped later is brought in then.
+    pub fn first_mapped(&self, memory: &Arc<Memory>, part: Span<Offset>) -> Option<Span<Offset>> {
+        let spaces = self
+            .domains
+            .values()
+            .filter_map(|there| there.space.as_ref());
+        let identity = self.identity.iter().map(|identity| &identity.space);
+        let mut first: Option<Span<Offset>> = None;
+        for space in spaces.chain(identity) {
+            space.areas_over(memory, part, |area| {
+                let here = area.part().intersection(&part);
+                let earlier =
+                    |here: &Span<Offset>| first.is_none_or(|first| here.start < first.start);
+                first = here.filter(earlier).or(first);
+            });
+        }
+        first
     }
 
     /// Domains that there are.

@@ -253,3 +253,45 @@ fn mappings_outlive_their_region() {
     assert_eq!(guest.send(unmap(1, pages(1, 1))), Some(Status::Ok));
     assert_eq!(guest.pinned(), 0);
 }
+
+#[test]
+fn a_balloon_finds_what_endpoints_reach() {
+    let mut guest = guest();
+    let [low, next] = [0, 1].map(|nr: usize| guest.regions[nr].memory.clone());
+    let whole = Span::new(0, LOW.len);
+    assert_eq!(guest.device.first_mapped(&low, whole), None);
+    // Two domains; one sees its pages twice.
+    assert_eq!(guest.send(attach(9, 2)), Some(Status::Ok));
+    for request in [
+        map(1, pages(100, 2), 8 * PAGE, R),
+        map(1, pages(200, 4), 7 * PAGE, RW),
+        map(2, pages(50, 1), 4 * PAGE, W),
+    ] {
+        assert_eq!(guest.send(request), Some(Status::Ok));
+    }
+    let first = |guest: &Guest, from: u64, to: u64| {
+        let part = Span::new(from * PAGE, (to - from) * PAGE);
+        let found = guest.device.first_mapped(&low, part);
+        found.map(|found| (found.start / PAGE, found.len / PAGE))
+    };
+    assert_eq!(first(&guest, 0, 256), Some((4, 1)));
+    assert_eq!(first(&guest, 5, 256), Some((7, 4)));
+    assert_eq!(first(&guest, 9, 10), Some((9, 1)));
+    assert_eq!(first(&guest, 11, 256), None);
+    assert_eq!(
+        guest.device.first_mapped(&next, Span::new(0, NEXT.len)),
+        None
+    );
+    assert_eq!(guest.send(unmap(2, pages(50, 1))), Some(Status::Ok));
+    assert_eq!(first(&guest, 0, 7), None);
+}
+
+#[test]
+fn a_balloon_finds_all_memory_in_bypass_mode() {
+    let mut config = config();
+    config.bypass = Some(true);
+    let guest = Guest::with(config, FormatId::VtdSs);
+    let low = guest.regions[0].memory.clone();
+    let page = Span::new(PAGE, PAGE);
+    assert_eq!(guest.device.first_mapped(&low, page), Some(page));
+}
