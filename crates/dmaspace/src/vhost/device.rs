@@ -15,6 +15,7 @@
 //!
 //! The thread of the queues and the one of requests both come here; a lock lets them in one by one.
 
+use std::borrow::Borrow;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,10 +25,11 @@ use std::time::{Duration, Instant};
 use runs::{GuestAddr, Span};
 use vhost_user_backend::VringT as _;
 use virtio_balloon::device::{
-    BalloonCounters, BalloonDevice, BalloonEvent, BalloonMonitor, BalloonSettings, BalloonState,
-    Discard, GuestDiscard, Hint, HintError, QueueError, StatsState,
+    BalloonCounters, BalloonDevice, BalloonEvent, BalloonMonitor, BalloonSettings,
+    BalloonSetupError, BalloonState, Discard, GuestDiscard, Hint, HintError, QueueError,
+    StatsState,
 };
-use virtio_balloon::{Features, Queue, Region, Stats, WIRE_PAGE};
+use virtio_balloon::{Features, Queue, Region, Releaser, Stats, WIRE_PAGE};
 use virtio_queue::QueueT as _;
 use vm_memory::{
     GuestAddressSpace as _, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _,
@@ -35,7 +37,6 @@ use vm_memory::{
 };
 
 use super::event::BackendEvent;
-use super::job::BalloonError;
 use super::link::{Backend, BackendMemory};
 use super::vring::Vring;
 
@@ -90,7 +91,12 @@ impl BalloonMonitor for Reported {
                 bytes: run.len,
                 cause: cause.to_string(),
             }),
-            // The others are of devices, which a back end cannot have.
+            BalloonEvent::Kept { run, reason } => self.tell(BackendEvent::NotDiscarded {
+                address: run.start,
+                bytes: run.len,
+                cause: reason.to_string(),
+            }),
+            // The others are of devices that reach all memory.
             _ => {}
         }
     }
@@ -130,9 +136,39 @@ fn identity(memory: &GuestMemoryMmap) -> io::Result<Identity> {
     memory.iter().map(region).collect()
 }
 
+/// Owner of a guest's memory, which a [`Balloon`] gives back.
+pub trait BalloonHost: Send + 'static {
+    /// Memory of a region: what discards it, and what else [`Devices`](Self::Devices) knows it by.
+    type Memory: Borrow<Discard> + Send + Sync;
+    /// The devices' mappings of it.
+    type Devices: Releaser<Self::Memory> + Send;
+
+    /// The guest has this memory from now on, in these regions.
+    ///
+    /// # Errors
+    ///
+    /// The memory cannot be used; the error goes to the front end.
+    fn regions(&mut self, memory: &GuestMemoryMmap) -> io::Result<Vec<Region<Self::Memory>>>;
+}
+
+/// Memory that no device reaches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoDevices;
+
+impl BalloonHost for NoDevices {
+    type Memory = Discard;
+    type Devices = ();
+
+    fn regions(&mut self, memory: &GuestMemoryMmap) -> io::Result<Vec<Region<Discard>>> {
+        // Parts of transparent huge pages of a file are given back like others.
+        GuestDiscard::regions(memory, WIRE_PAGE).map_err(io::Error::other)
+    }
+}
+
 /// State under the lock.
-struct Inner {
-    device: BalloonDevice<GuestDiscard, (), Reported, Discard>,
+struct Inner<H: BalloonHost> {
+    host: H,
+    device: BalloonDevice<GuestDiscard, H::Devices, Reported, H::Memory>,
     memory: Option<Arc<GuestMemoryMmap>>,
     identity: Identity,
     /// A driver has set up, and these rings of it were not looked at yet.
@@ -141,20 +177,38 @@ struct Inner {
     ask: bool,
 }
 
-/// The device.
-pub(super) struct Balloon {
-    inner: Mutex<Inner>,
+/// The memory balloon for a monitor that speaks vhost-user, to be served by a [`Link`](super::Link), beside devices
+/// of this process: an [`Iommu`](super::Iommu) whose guest maps memory for them. [`BalloonJob`](super::BalloonJob) is
+/// one without devices.
+pub struct Balloon<H: BalloonHost> {
+    inner: Mutex<Inner<H>>,
     /// The connection is about to be closed.
     leaving: AtomicBool,
 }
 
-impl Balloon {
-    pub(super) fn new(settings: BalloonSettings, target: u64) -> Result<Self, BalloonError> {
-        let none: [Region<Discard>; 0] = [];
+impl<H: BalloonHost> std::fmt::Debug for Balloon<H> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Balloon").finish_non_exhaustive()
+    }
+}
+
+impl<H: BalloonHost> Balloon<H> {
+    /// A balloon without a front end, in which `target` bytes are wanted.
+    ///
+    /// # Errors
+    ///
+    /// Settings that no device has.
+    pub fn new(
+        settings: BalloonSettings,
+        target: u64,
+        devices: H::Devices,
+        host: H,
+    ) -> Result<Self, BalloonSetupError> {
         let discard = GuestDiscard::new();
-        let mut device = BalloonDevice::new(settings, none, discard, (), Reported::default())?;
+        let mut device = BalloonDevice::new(settings, [], discard, devices, Reported::default())?;
         device.set_target(target);
         let inner = Inner {
+            host,
             device,
             memory: None,
             identity: Identity::new(),
@@ -167,7 +221,7 @@ impl Balloon {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, Inner<H>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -182,8 +236,8 @@ impl Balloon {
     }
 
     /// Wants `bytes` in the balloon. The driver is notified also when they are wanted already: one that gave
-    /// way when the guest was out of memory fills up only then.
-    pub(super) fn set_target(&self, bytes: u64) {
+    /// way when the guest was out of memory fills up only then. [`heard`](Self::heard) says when to tell the front end.
+    pub fn set_target(&self, bytes: u64) {
         let mut inner = self.lock();
         inner.device.monitor().target_set = Some(Instant::now());
         inner.device.set_target(bytes);
@@ -214,16 +268,27 @@ impl Balloon {
         }
     }
 
+    /// Bytes in the balloon, as the driver says.
+    pub fn actual(&self) -> u64 {
+        self.lock().device.actual()
+    }
+
+    /// What the device has done so far.
+    pub fn counters(&self) -> BalloonCounters {
+        self.lock().device.counters()
+    }
+
     /// Last refusal of a message of the driver, as a sentence.
     pub(super) fn latest_refusal(&self) -> Option<String> {
         let latest = self.lock().device.refusals().latest()?;
         Some(latest.to_string())
     }
 
-    /// Events since the last call; true if the front end must be notified that the configuration space changed. A
+    /// Events since the last call; true if the front end must be notified that the configuration space changed
+    /// ([`Link::config_changed`](super::Link::config_changed)). A
     /// driver that has not begun reads it anyway; and QEMU's `vhost-user-test-device` (11.1.3) ends with a segmentation
     /// fault when it is notified before that.
-    pub(super) fn heard(&self) -> (Vec<BackendEvent>, bool) {
+    pub fn heard(&self) -> (Vec<BackendEvent>, bool) {
         let mut inner = self.lock();
         if std::mem::take(&mut inner.device.monitor().hints_ended) {
             let hinted = inner.device.counters().hinted;
@@ -246,7 +311,7 @@ impl Balloon {
     }
 }
 
-impl Inner {
+impl<H: BalloonHost> Inner<H> {
     /// The driver is another one, or began anew, which is seen only now.
     fn reset_late(&mut self) {
         let poison = self.device.state().config.poison_val;
@@ -256,7 +321,7 @@ impl Inner {
 
     fn reset(&mut self) {
         let negotiated = self.device.negotiated();
-        // No devices, so nothing can be lacking.
+        // What devices lack afterwards was reported.
         let _ = self.device.reset();
         if let Some(features) = negotiated {
             self.negotiate(features);
@@ -338,7 +403,7 @@ impl Inner {
     }
 }
 
-impl Backend for Balloon {
+impl<H: BalloonHost> Backend for Balloon<H> {
     const QUEUES: u16 = QUEUES as u16;
 
     fn features(&self) -> u64 {
@@ -369,10 +434,9 @@ impl Backend for Balloon {
     fn memory(&self, memory: &BackendMemory) -> io::Result<()> {
         let memory = memory.memory().into_inner();
         let identity = identity(&memory)?;
-        // Parts of transparent huge pages of a file are given back like others.
-        let regions = GuestDiscard::regions(&*memory, WIRE_PAGE).map_err(io::Error::other)?;
-        let bytes = regions.iter().map(|region| region.guest.len).sum();
         let mut inner = self.lock();
+        let regions = inner.host.regions(&memory)?;
+        let bytes = regions.iter().map(|region| region.guest.len).sum();
         inner
             .device
             .set_regions(regions)
@@ -424,7 +488,7 @@ mod tests {
 
     #[test]
     fn what_nobody_hears_is_counted_beyond_a_bound() {
-        let balloon = Balloon::new(BalloonSettings::default(), 0).unwrap();
+        let balloon = Balloon::new(BalloonSettings::default(), 0, (), NoDevices).unwrap();
         for more in [0, 1, 44] {
             for _ in 0..MOST_EVENTS + more {
                 balloon

@@ -9,7 +9,7 @@ use hostmem::PeerEvent;
 use virtio_balloon::device::{BalloonSettings, BalloonSetupError, Bulk, GuestDiscardError};
 use virtio_balloon::{BulkBit, Features};
 
-use super::device::{Balloon, Standing};
+use super::device::{Balloon, NoDevices, Standing};
 use super::event::{BackendEvent, BalloonReport};
 use super::link::{Link, LinkError};
 use super::socket::Socket;
@@ -121,7 +121,7 @@ impl BalloonJob {
             ..BalloonSettings::default()
         };
         PeerEvent::supported().map_err(BalloonError::Events)?;
-        let balloon = Arc::new(Balloon::new(settings, self.target)?);
+        let balloon = Arc::new(Balloon::new(settings, self.target, (), NoDevices)?);
         let mut socket = Socket::listen(&self.socket)?;
         operator.tell(&BackendEvent::Listening {
             socket: self.socket.display().to_string(),
@@ -150,8 +150,8 @@ impl BalloonJob {
 
 /// State of a running job.
 struct Running {
-    balloon: Arc<Balloon>,
-    link: Option<Link<Balloon>>,
+    balloon: Arc<Balloon<NoDevices>>,
+    link: Option<Link<Balloon<NoDevices>>>,
     /// When the link began.
     since: Instant,
     /// Last report.

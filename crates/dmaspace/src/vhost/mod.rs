@@ -44,7 +44,8 @@
 //! `memory-backend-memfd`, cannot be made shorter, and are not watched. What devices have pinned of such a file stays pinned and
 //! theirs until it is unmapped.
 //!
-//! [`Iommu`] is virtio's IOMMU for such a monitor, on address spaces of this process.
+//! [`Iommu`] is virtio's IOMMU for such a monitor, on address spaces of this process. [`Balloon`] is the balloon beside
+//! it: memory that the guest has mapped stays, and all other memory may go, with devices passed through.
 //!
 //! [`Link`] is the layer below, for other devices: one front end on `vhost-user-backend`, with the message
 //! that tells of a changed configuration, which `vhost` does not send.
@@ -59,6 +60,7 @@ mod socket;
 mod vring;
 mod watched;
 
+pub use device::{Balloon, BalloonHost};
 pub use event::{BackendEvent, BalloonReport, StatsReport};
 pub use iommu::{Iommu, IommuHost};
 pub use job::{BalloonError, BalloonJob, Command, Operator};
