@@ -164,7 +164,59 @@ fn format(name: &str, input_bits: Option<u8>, upper: bool) -> Option<(FormatId, 
 
 #[cfg(test)]
 mod tests {
+    use core::mem::discriminant;
+
+    use runs::PageSizes;
+
     use super::*;
+    use crate::{AnyTable, BuildError, HeapTables};
+
+    /// Any configuration of Arm's formats.
+    const ARM: ArmConfig = ArmConfig {
+        granule: ArmGranule::K4,
+        input_bits: 48,
+        upper: false,
+    };
+    /// Any configuration of DART.
+    const DART: DartConfig = DartConfig {
+        version: DartVersion::V1,
+        page_log2: 14,
+        input_bits: 32,
+    };
+
+    /// A format of each variant. A variant that is not listed does not compile.
+    macro_rules! one_of_each {
+        ($($plain:ident)* ; $($configured:ident($config:expr))*) => {{
+            let formats = [$(FormatId::$plain,)* $(FormatId::$configured($config),)*];
+            for format in formats {
+                let ($(FormatId::$plain)|* | $(FormatId::$configured(_))|*) = format;
+            }
+            formats
+        }};
+    }
+
+    #[test]
+    fn every_variant_has_a_name_a_number_and_tables() {
+        let named = FORMATS.map(|name| root(name, 0, None, None, false).unwrap());
+        let all = one_of_each! {
+            AmdV1 X86_64 VtdSs ArmV7s RiscV RiscVG; ArmStage1(ARM) ArmStage2(ARM) Dart(DART)
+        };
+        for format in all {
+            let same = |root: &Root| discriminant(&root.format) == discriminant(&format);
+            assert!(named.iter().any(same), "FORMATS lacks {format}");
+        }
+        for Root { format, levels, .. } in named {
+            let read = FormatId::from_bytes(format.to_bytes());
+            assert_eq!(read, Some(format), "from_bytes lacks {format}");
+            // Low: DART's first version has 36 bits of addresses.
+            let memory = HeapTables::with_tables_at(64, 1 << 20).unwrap();
+            match AnyTable::new(format, levels, PageSizes::from_bits(u64::MAX), memory) {
+                // Memory of another width or size is refused only after the format is found.
+                Ok(_) | Err(BuildError::TableMemory { .. }) => {}
+                Err(error) => panic!("{format}: {error}"),
+            }
+        }
+    }
 
     #[test]
     fn every_name_is_a_format_with_tables() {

@@ -476,7 +476,13 @@ const fn widest(format: FormatId) -> u32 {
             DartVersion::V1 => 36,
             DartVersion::V2 => 42,
         },
-        _ => 52,
+        // AMD 48882, section 2.2.3; VT-d (D51397), sections 9.7 and 9.8; DDI 0487, chapter D8, LPA
+        // and LPA2.
+        FormatId::AmdV1
+        | FormatId::X86_64
+        | FormatId::VtdSs
+        | FormatId::ArmStage1(_)
+        | FormatId::ArmStage2(_) => 52,
     }
 }
 
