@@ -11,7 +11,7 @@ bitflags::bitflags! {
         /// The device may write.
         const WRITE = 1 << 1;
         /// The device may fetch instructions. Without it the page is marked as not executable
-        /// where the format can say so.
+        /// where the format can say so; a format without a bit for it refuses this permission.
         const EXECUTE = 1 << 2;
         /// Only privileged requests are allowed (a PASID with the privileged-mode bit).
         const PRIVILEGED = 1 << 3;

@@ -141,13 +141,13 @@ impl<const DOMAIN: u8> Format for ArmV7s<DOMAIN> {
         2
     }
 
-    /// The first table of TTBR0 with TTBCR.N = 0.
     /// ARM Architecture Reference Manual, ARMv7-A (DDI 0406), B3.10.1 "General TLB maintenance
     /// requirements": two sizes at once in a TLB are unpredictable.
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Always
     }
 
+    /// The first table of TTBR0 with TTBCR.N = 0.
     #[inline(always)]
     fn aperture(&self) -> Aperture {
         Aperture::zeros(32)

@@ -4,7 +4,7 @@
 //! [`engine`](crate::engine) owns every algorithm. Level 0 is the level of the smallest page.
 //!
 //! An entry is computed as `u64` whatever its width. *Empty* is the entry 0, which every format
-//! reads as "not present".
+//! reads as "not present"; a format whose hardware reads 0 as present cannot be added.
 //!
 //! A leaf may take several neighbouring entries of its table (a *group*); their number follows from
 //! the leaf's size. In some formats all entries of a group are equal (AMD v1, ARMv7, RISC-V), in
@@ -62,7 +62,7 @@ pub enum FormatId {
 impl FormatId {
     /// The formats of Intel's and AMD's units: those that need no configuration but the levels, have
     /// tables of 4 KiB, and that the software unit and the command line offer.
-    /// [`AnyTable`](crate::AnyTable) builds more.
+    /// [`AnyTable`](crate::AnyTable) builds more; [`named::FORMATS`](crate::named::FORMATS) has all names.
     pub const ALL: [Self; 3] = [Self::AmdV1, Self::X86_64, Self::VtdSs];
 
     /// The name, as the command line spells it.
@@ -80,7 +80,7 @@ impl FormatId {
         }
     }
 
-    /// The format of [`ALL`](Self::ALL) with this name.
+    /// The format of [`ALL`](Self::ALL) with this name. Other names: [`named::root`](crate::named::root).
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|id| id.name() == name)
     }
@@ -98,7 +98,7 @@ pub struct Root {
     /// The format.
     pub format: FormatId,
     /// Address of the top table, as the unit receives it: with the encryption bit where tables are
-    /// encrypted ([`AmdV1::with_encrypted_tables`]).
+    /// encrypted ([`AmdV1::with_encrypted_tables`]). Its encoding in a register is the driver's.
     pub address: u64,
     /// Number of levels.
     pub levels: u8,
@@ -322,13 +322,17 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         self.output_bits()
     }
 
-    /// The address that a unit receives for the root at `root`: with the encryption bit, where there is one.
+    /// Returns the plain address `root`, with the encryption bit where there is one. Nothing else is
+    /// added: an [image](crate::image) takes what is added for that bit, and a driver encodes its
+    /// register.
     #[inline(always)]
     fn root_address(&self, root: u64) -> u64 {
         root
     }
 
-    /// Demand of the unit when an entry's size changes while it is in use.
+    /// Demand of the unit when an entry's size changes while it is in use:
+    /// [`Always`](BreakBeforeMake::Always) where leaves have several sizes and the specification says
+    /// nothing.
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::NotNeeded
     }

@@ -6,7 +6,8 @@
 //!
 //! # The file
 //!
-//! All numbers are little-endian. Version 1:
+//! All numbers are little-endian. New formats take the next number, never a used one; the version
+//! stays. Version 1:
 //!
 //! | offset | bytes | what |
 //! |---|---|---|
