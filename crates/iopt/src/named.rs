@@ -210,11 +210,19 @@ mod tests {
             assert_eq!(read, Some(format), "from_bytes lacks {format}");
             // Low: DART's first version has 36 bits of addresses.
             let memory = HeapTables::with_tables_at(64, 1 << 20).unwrap();
-            match AnyTable::new(format, levels, PageSizes::from_bits(u64::MAX), memory) {
+            let table = AnyTable::new(format, levels, PageSizes::from_bits(u64::MAX), memory);
+            let entry_bytes = match table {
+                Ok(_) => 8,
                 // Memory of another width or size is refused only after the format is found.
-                Ok(_) | Err(BuildError::TableMemory { .. }) => {}
+                Err(BuildError::TableMemory { wanted, .. }) => wanted.0 as u64,
                 Err(error) => panic!("{format}: {error}"),
-            }
+            };
+            let walker = Walker::new(Root {
+                format,
+                address: 0,
+                levels,
+            });
+            assert_eq!(walker.entry_bytes(), Some(entry_bytes), "{format}");
         }
     }
 

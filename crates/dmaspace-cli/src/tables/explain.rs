@@ -143,14 +143,15 @@ fn walk(
     access: Access,
 ) -> (Vec<Step>, Result<Translation, WalkFault>) {
     let root = tables.root();
+    let walker = tables.walker();
+    let entry_bytes = walker.entry_bytes().unwrap_or(8);
     let noted = Noted {
         tables,
         reads: RefCell::default(),
-        narrow: root.format == iopt::FormatId::ArmV7s,
+        narrow: entry_bytes == 4,
     };
     let mut came = Came::default();
-    let found = tables.walker().walk(&noted, iova, access, &mut came);
-    let entry_bytes = if noted.narrow { 4 } else { 8 };
+    let found = walker.walk(&noted, iova, access, &mut came);
     let reads = noted.reads.into_inner();
     let count = reads.len();
     let steps = reads.into_iter().enumerate().map(|(nth, (address, word))| {

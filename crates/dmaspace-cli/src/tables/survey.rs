@@ -77,11 +77,7 @@ pub fn survey(tables: &Tables<'_>, limits: Limits) -> Survey {
     let geometry = Geometry::new(root.format, root.levels).ok();
     let walker = tables.walker();
     let aperture = walker.aperture();
-    let entry_bytes = if root.format == FormatId::ArmV7s {
-        4
-    } else {
-        8
-    };
+    let entry_bytes = walker.entry_bytes().unwrap_or(8);
     let below = walker
         .span_log2(0)
         .map_or(9, |log2| log2 - smallest(root.format));

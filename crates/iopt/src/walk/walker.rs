@@ -283,6 +283,11 @@ impl Walker {
         }
     }
 
+    /// Bytes of an entry, 4 or 8; `None` when the format has no root of so many levels.
+    pub fn entry_bytes(&self) -> Option<u64> {
+        Some(1 << self.shape()?.entry_log2)
+    }
+
     /// How many bytes, as a power of two, a table at `level` below the root translates; 64 stands
     /// for everything. `None` when the format has no such root, or no such table under it.
     pub fn span_log2(&self, level: u8) -> Option<u32> {

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tables::fields::{Field, Kind, fields};
 use crate::tables::{FORMATS, Tables, root};
-use iopt::FormatId;
 use iopt::walk::{Access, BadAddress, Says, ScanStep, WalkMemory, WalkReason, Walker};
 
 use crate::tables::tests::images::{each_format, parsed};
@@ -43,8 +42,9 @@ fn at(fields: &[Field], bit: u8) -> &Field {
 fn fields_cover_every_bit_once() {
     let mut random = fastrand::Rng::with_seed(1);
     for name in FORMATS {
-        let format = root(name, 0, None, None, false).unwrap().format;
-        let width = if format == FormatId::ArmV7s { 32 } else { 64 };
+        let root = root(name, 0, None, None, false).unwrap();
+        let format = root.format;
+        let width = 8 * Walker::new(root).entry_bytes().unwrap() as u32;
         for round in 0..2000u32 {
             // Few bits, many bits.
             let word = match round % 4 {
@@ -78,11 +78,7 @@ fn fields_say_what_the_walker_does() {
     each_format(|name, image, root| {
         let tables = Tables::of_image(parsed(image));
         let walker = Walker::new(root);
-        let entry_bytes = if root.format == FormatId::ArmV7s {
-            4
-        } else {
-            8
-        };
+        let entry_bytes = walker.entry_bytes().unwrap();
         let mut entries = Vec::new();
         let scan = walker.scan(&tables, |entry| {
             let leaf = matches!(entry.says, Ok(Says::Leaf(_)));
