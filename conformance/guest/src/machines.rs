@@ -158,6 +158,8 @@ pub struct Machine {
 
 /// Where virtio's IOMMU sits, in the machine that has it.
 pub const VIRTIO_IOMMU: &str = "0000:00:08.0";
+/// Where the balloon beside it sits.
+pub const BALLOON: &str = "0000:00:09.0";
 /// The addresses that virtio's IOMMU says no device may use, beside those of interrupts: first and last.
 pub const RESERVED: (u64, u64) = (0x7000_0000, 0x700f_ffff);
 /// Bytes of memory of all machines.
@@ -295,6 +297,7 @@ pub const MACHINES: &[Machine] = &[
             "iommufd_goes_over_to_a_second_process",
             "type1_releases_and_restores",
             "iommufd_releases_and_restores",
+            "iommufd_keeps_its_memory_while_the_rest_goes",
             "the_host_holds_nothing_of_the_guest",
         ]],
     },

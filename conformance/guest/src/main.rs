@@ -228,6 +228,11 @@ fn run(
     archive.with_libraries("bin/dmaspace", programs.dmaspace)?;
     // For the machine that starts the next one.
     archive.program("bin/kernel", &fs::read(&image)?)?;
+    // Kernels of other processors have none.
+    let balloon = kernel.modules(work).join("virtio_balloon.ko");
+    if balloon.exists() {
+        archive.program("bin/virtio_balloon.ko", &fs::read(balloon)?)?;
+    }
     for example in programs.examples {
         let name = example.file_name().unwrap_or_default().to_string_lossy();
         archive.with_libraries(&format!("bin/{name}"), example)?;

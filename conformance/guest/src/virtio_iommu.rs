@@ -1,13 +1,17 @@
-//! The host's side of a guest with our virtio-iommu: the device, and the DMA of all that is behind it.
+//! The host's side of a guest with our virtio-iommu: the device, the DMA of all that is behind it, and a balloon.
 //!
 //! QEMU hands the device's queues and the guest's memory over by vhost-user, and knows nothing else of it.
 //! The guest's programs ask for DMA, which is done here by the software unit: it walks the tables
 //! that the requests of the guest's kernel have filled, and finds what the guest has written, or faults. A
 //! fault goes to the guest's kernel as an event.
+//!
+//! The balloon beside it gives back what the guest reports as free, or puts into it, and asks the device what the
+//! guest has mapped.
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs::{self, File},
+    io,
     ops::ControlFlow,
     os::unix::{fs::MetadataExt as _, net::UnixListener},
     path::{Path, PathBuf},
@@ -17,7 +21,11 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use dmaspace::vhost::{Iommu, IommuHost, Link};
+use dmaspace::{
+    BalloonDma, Region, RegionMemory,
+    vhost::{Backend, Balloon, BalloonHost, Iommu, IommuHost, Link},
+    virtio_balloon::device::{BalloonSettings, GuestDiscard},
+};
 use hostmem::{FrameSource, Mapping, Pinner};
 use ioas::{
     AttachError, Cause, DetachError, DomainIds, HostMemory, Ioas, Ledger, Memory, MemoryObject,
@@ -38,7 +46,7 @@ use vm_memory::{
 };
 
 use crate::{
-    machines::{EDU, IVSHMEM, NVME, RESERVED, VIRTIO_IOMMU, bdf},
+    machines::{BALLOON, EDU, IVSHMEM, NVME, RESERVED, VIRTIO_IOMMU, bdf},
     qemu::{PATIENCE, remove, shared_memory, slot},
     viot,
 };
@@ -47,6 +55,8 @@ use crate::{
 const TABLES: u64 = 4096;
 /// Bytes pinned at a time, at most; where the kernel does not allow so much, pins are only counted.
 const PINNED: u64 = 256 << 20;
+/// Type of the balloon (VIRTIO 1.3, 5.5.1).
+const BALLOON_ID: u32 = 5;
 /// The longest transfer.
 const MOST_BYTES: u64 = 64 << 20;
 
@@ -62,10 +72,114 @@ pub struct Host {
     endpoints: [u16; 3],
     /// Words that each endpoint has read last.
     buffers: BTreeMap<u16, Vec<u64>>,
+    viot: PathBuf,
+    /// QEMU's way to it, and to the balloon.
+    port: Port<Iommu<Spaces>>,
+    balloon: Port<Balloon<Ram>>,
+}
+
+/// A back end, and the socket by which QEMU comes to it.
+struct Port<B: Backend> {
+    backend: Arc<B>,
     listener: UnixListener,
     socket: PathBuf,
-    viot: PathBuf,
-    link: Option<Link<Iommu<Spaces>>>,
+    link: Option<Link<B>>,
+}
+
+impl<B: Backend> Port<B> {
+    fn new(socket: PathBuf, backend: Arc<B>) -> anyhow::Result<Self> {
+        remove(&socket)?;
+        let listener = UnixListener::bind(&socket).with_context(|| socket.display().to_string())?;
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            backend,
+            listener,
+            socket,
+            link: None,
+        })
+    }
+
+    /// QEMU's arguments: a device of type `id`, known to QEMU as `name`, with `more` of its kind.
+    fn arguments(&self, name: &str, id: u32, more: &str, address: &str) -> [String; 4] {
+        [
+            "-chardev".into(),
+            format!("socket,id={name},path={}", self.socket.display()),
+            "-device".into(),
+            format!(
+                "vhost-user-test-device-pci,chardev={name},virtio-id={id},{more},addr={}",
+                slot(address)
+            ),
+        ]
+    }
+
+    fn connect(&mut self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let front = loop {
+            match self.listener.accept() {
+                Ok((front, _)) => break front,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    ensure!(begun.elapsed() < PATIENCE, "QEMU does not connect");
+                    thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        front.set_nonblocking(false)?;
+        self.link = Some(Link::new(front, self.backend.clone())?);
+        Ok(())
+    }
+
+    fn close(&mut self) -> anyhow::Result<()> {
+        let link = self.link.take().context("QEMU never came")?;
+        match link.close() {
+            Some(wrong) => bail!("the connection to QEMU: {wrong}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<B: Backend> Drop for Port<B> {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.socket);
+    }
+}
+
+/// The guest's memory for its balloon. Its devices reach what it has mapped.
+struct Ram(Arc<Iommu<Spaces>>);
+
+impl Ram {
+    fn devices(&self) -> BalloonDma {
+        let mut devices = BalloonDma::new();
+        let iommu = self.0.clone();
+        devices.add_mapped_by_guest(move |memory, part| {
+            iommu.with(|device| device.first_mapped(memory, part))
+        });
+        devices
+    }
+}
+
+impl BalloonHost for Ram {
+    type Memory = RegionMemory;
+    type Devices = BalloonDma;
+
+    fn regions(&mut self, memory: &GuestMemoryMmap) -> io::Result<Vec<Region<RegionMemory>>> {
+        let known = self.0.with(|device| device.memory().to_vec());
+        let regions = GuestDiscard::regions(memory, 4096).map_err(io::Error::other)?;
+        let regions = regions.into_iter().map(|region| {
+            let same = |known: &&MemoryRegion| {
+                (known.start, known.memory.len()) == (region.guest.start, region.guest.len)
+            };
+            let other = || io::Error::other("memory that the IOMMU does not know");
+            let memory = known.iter().find(same).ok_or_else(other)?.memory.clone();
+            let discard = region.memory;
+            Ok(Region {
+                guest: region.guest,
+                page: region.page,
+                memory: RegionMemory { memory, discard },
+            })
+        });
+        regions.collect()
+    }
 }
 
 impl Host {
@@ -77,12 +191,10 @@ impl Host {
     pub fn new(directory: &Path) -> anyhow::Result<Self> {
         let number = |address| bdf(address).context("no address of a device");
         let endpoints = [number(EDU)?, number(NVME)?, number(IVSHMEM)?];
-        let [socket, viot] = ["viommu.vhost", "viommu.viot"].map(|name| directory.join(name));
-        remove(&socket)?;
+        let files = ["viommu.vhost", "viommu.balloon", "viommu.viot"];
+        let [socket, balloon, viot] = files.map(|name| directory.join(name));
         let table = viot::table(number(VIRTIO_IOMMU)?, endpoints[0]..=endpoints[2]);
         fs::write(&viot, table).with_context(|| viot.display().to_string())?;
-        let listener = UnixListener::bind(&socket).with_context(|| socket.display().to_string())?;
-        listener.set_nonblocking(true)?;
 
         let tables = Arc::new(HeapTables::with_tables(TABLES)?);
         let data: Data = Arc::new(RwLock::new(RunMap::new([])?));
@@ -111,37 +223,36 @@ impl Host {
             pinner: room.is_none_or(|room| room >= PINNED).then_some(pinner),
             ledger: ledger.clone(),
             known: Vec::new(),
+            file: None,
             wrong: Vec::new(),
         };
+        let iommu = Arc::new(Iommu::new(VirtioIommu::new(config, spaces)?));
+        let ram = Ram(iommu.clone());
+        let beside = Balloon::new(BalloonSettings::default(), 0, ram.devices(), ram)?;
         Ok(Self {
-            iommu: Arc::new(Iommu::new(VirtioIommu::new(config, spaces)?)),
+            port: Port::new(socket, iommu.clone())?,
+            balloon: Port::new(balloon, Arc::new(beside))?,
+            iommu,
             unit,
             ledger,
             tables,
             endpoints,
             buffers: BTreeMap::new(),
-            listener,
-            socket,
             viot,
-            link: None,
         })
     }
 
     /// QEMU's arguments for it.
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments = shared_memory().to_vec();
-        arguments.extend([
-            "-chardev".into(),
-            format!("socket,id=viommu,path={}", self.socket.display()),
-            "-device".into(),
-            format!(
-                "vhost-user-test-device-pci,chardev=viommu,virtio-id={DEVICE_ID},num_vqs={NUM_QUEUES},\
-                 vq_size={QUEUE_SIZE},config_size={CONFIG_BYTES},addr={}",
-                slot(VIRTIO_IOMMU)
-            ),
-            "-acpitable".into(),
-            format!("file={}", self.viot.display()),
-        ]);
+        let more = format!("num_vqs={NUM_QUEUES},vq_size={QUEUE_SIZE},config_size={CONFIG_BYTES}");
+        arguments.extend(
+            self.port
+                .arguments("viommu", DEVICE_ID, &more, VIRTIO_IOMMU),
+        );
+        let more = "num_vqs=5,config_size=24";
+        arguments.extend(self.balloon.arguments("balloon", BALLOON_ID, more, BALLOON));
+        arguments.extend(["-acpitable".into(), format!("file={}", self.viot.display())]);
         arguments
     }
 
@@ -151,27 +262,19 @@ impl Host {
     ///
     /// When it does not come.
     pub fn connect(&mut self) -> anyhow::Result<()> {
-        let begun = Instant::now();
-        let front = loop {
-            match self.listener.accept() {
-                Ok((front, _)) => break front,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    ensure!(begun.elapsed() < PATIENCE, "QEMU does not connect");
-                    thread::sleep(Duration::from_millis(5));
-                }
-                Err(error) => return Err(error.into()),
-            }
-        };
-        front.set_nonblocking(false)?;
-        self.link = Some(Link::new(front, self.iommu.clone())?);
-        Ok(())
+        self.port.connect()?;
+        self.balloon.connect()
     }
 
     /// The answer to what the guest asks (`src/init/host.rs`).
     pub fn answer(&mut self, question: &str) -> String {
         let answer = match question {
             "held" => Ok(self.held()),
-            transfer => self.transfer(transfer),
+            "ram" => self.ram(),
+            other => match other.strip_prefix("balloon ") {
+                Some(bytes) => self.inflate(bytes),
+                None => self.transfer(other),
+            },
         };
         answer.unwrap_or_else(|error| format!("no answer: {error:#}"))
     }
@@ -195,6 +298,30 @@ impl Host {
         });
         let (charged, tables) = (self.ledger.in_use(), self.tables.in_use());
         format!("{domains} {mappings} {mapped} {charged} {tables}")
+    }
+
+    /// Bytes of the guest's memory that are there, that are in its balloon, that it has reported as free, and that
+    /// were kept because it had mapped them.
+    fn ram(&self) -> anyhow::Result<String> {
+        let there = self.iommu.with(|device| {
+            let file = device.back_end().file.as_ref();
+            Ok::<_, anyhow::Error>(512 * file.context("no memory")?.metadata()?.blocks())
+        })?;
+        let balloon = &self.balloon.backend;
+        let (actual, counters) = (balloon.actual(), balloon.counters());
+        let (reported, kept) = (counters.reported, counters.kept);
+        Ok(format!("{there} {actual} {reported} {kept}"))
+    }
+
+    /// Wants so many bytes in the balloon.
+    fn inflate(&self, bytes: &str) -> anyhow::Result<String> {
+        let balloon = &self.balloon.backend;
+        balloon.set_target(bytes.parse()?);
+        let (_, changed) = balloon.heard();
+        let link = self.balloon.link.as_ref().filter(|_| changed);
+        let told = link.context("no driver of a balloon")?.config_changed()?;
+        ensure!(told, "QEMU does not listen");
+        Ok("done".into())
     }
 
     /// Does DMA: `read` or `write`, endpoint, address and length.
@@ -233,7 +360,7 @@ impl Host {
             .iter()
             .map(|fault| FaultReport::of(fault.device.0, fault));
         self.iommu.report(faults);
-        if let Some(link) = &self.link {
+        if let Some(link) = &self.port.link {
             link.wake();
         }
         Ok(format!("fault {:x}", aborted.fault.iova))
@@ -246,10 +373,8 @@ impl Host {
     ///
     /// Leftovers, and earlier faults.
     pub fn end(mut self) -> anyhow::Result<()> {
-        let link = self.link.take().context("QEMU never came")?;
-        if let Some(wrong) = link.close() {
-            bail!("the connection to QEMU: {wrong}");
-        }
+        self.balloon.close()?;
+        self.port.close()?;
         let (domains, wrong) = self.iommu.with(|device| {
             device.reset_system();
             let wrong = std::mem::take(&mut device.back_end().wrong);
@@ -265,12 +390,6 @@ impl Host {
     }
 }
 
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.socket);
-    }
-}
-
 /// Address spaces with tables of ours, over the guest's memory.
 struct Spaces {
     units: Units<Arc<HeapTables>>,
@@ -279,6 +398,8 @@ struct Spaces {
     pinner: Option<Arc<Pinner>>,
     ledger: Arc<Ledger>,
     known: Vec<(Which, MemoryRegion)>,
+    /// File of the guest's memory.
+    file: Option<File>,
     /// Errors that no driver of Linux's causes.
     wrong: Vec<String>,
 }
@@ -335,6 +456,9 @@ impl Spaces {
             let span = Span::new(region.start_addr().0, region.len());
             let file = region.file_offset().context("memory without a file")?;
             let about = file.file().metadata()?;
+            if self.file.is_none() {
+                self.file = Some(file.file().try_clone()?);
+            }
             let which = (about.dev(), about.ino(), file.start(), span);
             if let Some(same) = self.known.iter().find(|(known, _)| *known == which) {
                 known.push(same.clone());

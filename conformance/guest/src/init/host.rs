@@ -132,6 +132,41 @@ pub(crate) fn held() -> anyhow::Result<Held> {
     })
 }
 
+/// The guest's memory, as the host has it, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ram {
+    /// Memory that the host holds pages for.
+    pub(crate) there: u64,
+    /// Memory in the balloon.
+    pub(crate) actual: u64,
+    /// Free memory that the driver has reported, each time it did.
+    pub(crate) reported: u64,
+    /// Memory that was to be given back while a domain had it mapped.
+    pub(crate) kept: u64,
+}
+
+/// Asks the host for the guest's memory.
+pub(crate) fn ram() -> anyhow::Result<Ram> {
+    let answer = ask("ram".into())?;
+    let numbers: Result<Vec<u64>, _> = answer.split(' ').map(str::parse).collect();
+    let Ok(&[there, actual, reported, kept]) = numbers.as_deref() else {
+        bail!("the host says: {answer}");
+    };
+    Ok(Ram {
+        there,
+        actual,
+        reported,
+        kept,
+    })
+}
+
+/// Has the host want so many bytes in the balloon.
+pub(crate) fn balloon(bytes: u64) -> anyhow::Result<()> {
+    let answer = ask(format!("balloon {bytes}"))?;
+    ensure!(answer == "done", "the host says: {answer}");
+    Ok(())
+}
+
 /// Looks whether a transfer came to where it should.
 pub(crate) fn expect(found: Transfer, right: Transfer) -> anyhow::Result<()> {
     ensure!(found == right, "{found:?} and not {right:?}");

@@ -44,6 +44,7 @@ mod mock;
 mod numa;
 #[allow(unsafe_code)]
 mod objects;
+mod oversubscribed;
 #[allow(unsafe_code)]
 mod page_sizes;
 mod peer;

@@ -5,8 +5,8 @@ use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
     charges, containers, dma, domains, examples, faults, handover, kernel_handover, kernel_tables,
-    limit, live_update, many, numa, page_sizes, peer, platform, program, provoke, release, replug,
-    semantics,
+    limit, live_update, many, numa, oversubscribed, page_sizes, peer, platform, program, provoke,
+    release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking, virtio_iommu,
 };
@@ -213,6 +213,10 @@ const TESTS: &[(&str, Test)] = &[
     ("iommufd_has_two_devices_apart_and_together", |_| {
         virtio_iommu::two_devices::<Iommufd>()
     }),
+    (
+        "iommufd_keeps_its_memory_while_the_rest_goes",
+        oversubscribed::keeps::<Iommufd>,
+    ),
     ("the_host_holds_nothing_of_the_guest", virtio_iommu::empty),
     ("type1_reads_a_block_of_nvme", |_| examples::nvme("vfio")),
     ("compatibility_reads_a_block_of_nvme", |_| {
