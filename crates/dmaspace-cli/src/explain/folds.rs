@@ -229,7 +229,8 @@ impl Folds {
         }
         let word = text.trim_start().split(' ').next().unwrap_or_default();
         if !word.ends_with(':') && fold.drivers.len() < 16 && !fold.drivers.contains(word) {
-            fold.drivers.extend(driver(text).map(str::to_owned));
+            fold.drivers
+                .extend(printed_by(text).map(|(driver, _)| driver.to_owned()));
         }
         if let Some(stage) = record.stage {
             fold.stages.insert(match stage {
@@ -499,15 +500,14 @@ impl Fold {
     }
 }
 
-/// `vfio-pci 0000:c1:00.0: `: the driver before the device, as `dev_err` prints it.
-fn driver(text: &str) -> Option<&str> {
+/// `vfio-pci 0000:c1:00.0: `: the driver and its device, as `dev_err` prints them.
+pub(super) fn printed_by(text: &str) -> Option<(&str, String)> {
     let (driver, rest) = text.trim_start().split_once(' ')?;
-    let device = rest.split(' ').next()?.strip_suffix(':')?;
-    pci(device)?;
+    let device = pci(rest.split(' ').next()?.strip_suffix(':')?)?;
     let named = driver
         .bytes()
         .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'));
-    named.then_some(driver)
+    named.then_some((driver, device))
 }
 
 pub(super) fn direction(access: iommu::log::FaultAccess) -> Direction {

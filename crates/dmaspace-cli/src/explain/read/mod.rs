@@ -19,8 +19,9 @@ use std::io::{self, BufRead};
 
 use iommu::log;
 
-use super::facts::{Facts, Known, Line, Member, Vendor};
+use super::facts::{Driver, Facts, Known, Line, Member, Vendor, is_vfio};
 use super::finding::{Evidence, quote};
+use super::folds::printed_by;
 use super::line::{Message, is_open};
 use super::number::pci;
 use words::{AMD, CONFIGURATION, INTEL, MONITOR, NEAR, UNIT, VFIO};
@@ -308,6 +309,9 @@ impl<'f> Text<'f> {
 
     fn take(&mut self, interest: u8, line: u64, found: &Message<'_>) {
         let text = found.text.as_ref();
+        if interest & VFIO != 0 {
+            self.bound(line, text);
+        }
         let asked = interest & (MONITOR | VFIO) != 0;
         if let Some(fact) = asked.then(|| monitor::line(text)).flatten() {
             self.facts
@@ -346,6 +350,23 @@ impl<'f> Text<'f> {
             self.facts.not_decoded(text, evidence);
         } else if !found.logged && !monitor::is_remark(text) {
             self.not_taken(line, text);
+        }
+    }
+
+    /// Notes a driver of VFIO that has printed a line about its device: `vfio-pci 0000:3b:00.0: enabling device`. QEMU's
+    /// `vfio 0000:3b:00.0: ` names no driver. What a listing says counts before.
+    fn bound(&mut self, line: u64, text: &str) {
+        let Some((driver, device)) = printed_by(text) else {
+            return;
+        };
+        if driver == "vfio" || !is_vfio(driver) {
+            return;
+        }
+        let evidence = self.quotation(line, text);
+        if let Some(function) = self.facts.function(&device, &evidence) {
+            if function.driver == Driver::Unknown {
+                function.driver = Driver::Bound(driver.to_owned());
+            }
         }
     }
 

@@ -2,9 +2,9 @@
 
 use iommu::log::{Class, Family};
 
-use super::{ALLOCATOR, MSI, is_hosts, likely, of_addresses, tables_file, walked, who};
+use super::{ALLOCATOR, MSI, for_driver, is_hosts, likely, of_addresses, tables_file, walked, who};
 use crate::explain::facts::{Facts, Line};
-use crate::explain::finding::{Advice, At, Certainty, Direction, Evidence, Finding};
+use crate::explain::finding::{At, Certainty, Direction, Evidence, Finding};
 use crate::explain::folds::Fold;
 
 /// An address of the kernel's allocator, or an entry that forbids the access.
@@ -45,10 +45,15 @@ pub(super) fn allocated(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, al
             ),
         };
         let finding = likely(fold, "fault.wrong-direction", "Linux Documentation/core-api/dma-api.rst, DMA directions; drivers/iommu/dma-iommu.c, iommu_dma_alloc_iova")
-            .say(text)
-            .advise(Advice::text(format!(
+            .say(text);
+        let finding = for_driver(
+            facts,
+            fold,
+            finding,
+            &format!(
                 "In the driver: map the buffer with {right} or DMA_BIDIRECTIONAL before the device gets it."
-            )));
+            ),
+        );
         let finding = match recent.first().or(all.first()) {
             Some(address) => walked(fold, *address, finding),
             None => finding,
@@ -71,7 +76,7 @@ pub(super) fn allocated(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, al
         && soft.is_none()
         && is_hosts(facts, fold)
     {
-        found.push(use_after_unmap(fold, &recent, None));
+        found.push(use_after_unmap(facts, fold, &recent, None));
     }
 }
 
@@ -106,12 +111,17 @@ pub(in crate::explain::rules) fn absent_in_dump(
         .position(|one| of_fold(one, "fault.use-after-unmap"));
     let finding = match known {
         Some(known) => found.remove(known).range(address, address),
-        None => use_after_unmap(fold, &[address], None),
+        None => use_after_unmap(facts, fold, &[address], None),
     };
     found.push(finding.evidence(places));
 }
 
-fn use_after_unmap(fold: &Fold, addresses: &[u64], walk: Option<&Evidence>) -> Finding {
+fn use_after_unmap(
+    facts: &Facts,
+    fold: &Fold,
+    addresses: &[u64],
+    walk: Option<&Evidence>,
+) -> Finding {
     let by = match walk {
         Some(_) => "By the kernel's own walk the page is not mapped now",
         None => "Only the last level has no entry, so neighbours are or were mapped",
@@ -120,10 +130,13 @@ fn use_after_unmap(fold: &Fold, addresses: &[u64], walk: Option<&Evidence>) -> F
         .say(format!(
             "{by}: {} likely still uses a buffer that was unmapped until recently.",
             who(fold)
-        ))
-        .advise(Advice::text(
-            "Stop or drain the device before its buffers are unmapped or freed; dma-debug names the owner.",
         ));
+    let finding = for_driver(
+        facts,
+        fold,
+        finding,
+        "Stop or drain the device before its buffers are unmapped or freed; dma-debug names the owner.",
+    );
     of_addresses(finding.evidence(walk), addresses)
 }
 
@@ -168,6 +181,6 @@ pub(super) fn soft_walk(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>) {
     }
     if let Some(walk) = soft_absent(facts, fold) {
         let all: Vec<u64> = fold.addresses.iter().copied().collect();
-        found.push(use_after_unmap(fold, &all, Some(walk)));
+        found.push(use_after_unmap(facts, fold, &all, Some(walk)));
     }
 }

@@ -11,9 +11,10 @@ mod scanout;
 
 use iommu::log::Family;
 
-use super::super::facts::Facts;
+use super::super::facts::{Driver, Facts};
 use super::super::finding::{Advice, Finding};
 use super::super::folds::Fold;
+use super::super::number::pci;
 
 pub(super) use mapping::absent_in_dump;
 
@@ -57,13 +58,61 @@ fn who(fold: &Fold) -> String {
     }
 }
 
-/// Addresses are the kernel's own: the device is in use by a driver of the host. The line of the fault has the driver
-/// of its time; a listing may be of a later one.
-fn is_hosts(facts: &Facts, fold: &Fold) -> bool {
-    match fold.drivers.is_empty() {
-        true => !facts.is_given(&fold.device),
-        false => !fold.drivers.iter().any(|driver| driver.contains("vfio")),
+/// Who gives a device its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum User {
+    /// A driver of the host.
+    Host,
+    /// A guest, or another program, by VFIO.
+    Guest,
+    /// The input does not name the driver.
+    Unknown,
+}
+
+/// The user of a device. The line of the fault has the driver of its time; a listing may be of a later one.
+fn user(facts: &Facts, fold: &Fold) -> User {
+    let device = fold.device.as_str();
+    if !fold.drivers.is_empty() {
+        return match fold.drivers.iter().any(|driver| driver.contains("vfio")) {
+            true => User::Guest,
+            false => User::Host,
+        };
     }
+    if facts.is_given(device) {
+        return User::Guest;
+    }
+    let driver = facts.known(device, None).map(|known| known.fact.driver);
+    // A device without a PCI address is one of a platform, unless a number alone is known.
+    let named = !device.is_empty() && !device.starts_with("0x") && !device.contains(':');
+    match driver {
+        Some(Driver::None | Driver::Bound(_)) => User::Host,
+        _ if named => User::Host,
+        _ => User::Unknown,
+    }
+}
+
+/// False where the addresses are a guest's, as far as the input tells.
+fn is_hosts(facts: &Facts, fold: &Fold) -> bool {
+    user(facts, fold) != User::Guest
+}
+
+/// Advice for the driver of the host, with its condition where the driver is not known.
+fn for_driver(facts: &Facts, fold: &Fold, finding: Finding, text: &str) -> Finding {
+    match (user(facts, fold), listed(fold)) {
+        (User::Guest, _) => finding,
+        (User::Host, _) => finding.advise(Advice::text(text)),
+        (_, Some(command)) => finding.advise(Advice::text(format!(
+            "If it is not passed through ({command}): {text}"
+        ))),
+        _ => finding.advise(Advice::text(format!("If it is not passed through: {text}"))),
+    }
+}
+
+/// The command that shows a device's driver.
+fn listed(fold: &Fold) -> Option<String> {
+    let device = fold.device.as_str();
+    let device = device.strip_prefix("0000:").unwrap_or(device);
+    (device.contains(':') && pci(device).is_some()).then(|| format!("lspci -k -s {device}"))
 }
 
 /// The file in which a kernel may show the device's tables: VT-d's driver is the only one that has such files.
@@ -157,6 +206,39 @@ mod tests {
             read("03:00.0", "0xffff1000")
         ));
         assert_eq!(causes(&given), ["fault.no-access"]);
+    }
+
+    #[test]
+    fn advice_for_a_driver_is_for_the_one_that_uses_the_device() {
+        let advice = |text: &str| {
+            let found = of_text(text);
+            let all = found.iter().flat_map(|one| &one.advice);
+            let lines: Vec<_> = all.map(|one| one.line()).collect();
+            (causes(&found), lines.join("\n"))
+        };
+        let fault = format!("[ 100.1] {}\n", read("3b:00.0", "0x1234000"));
+        let iomem = "00100000-7fffffff : System RAM\n";
+        let (found, lines) = advice(&format!("{fault}{iomem}"));
+        assert_eq!(found, ["fault.no-access", "fault.physical-address"]);
+        let condition = "If it is not passed through (lspci -k -s 3b:00.0): ";
+        assert_eq!(lines.matches(condition).count(), 3, "{lines}");
+        let given = "[  90.5] vfio-pci 0000:3b:00.0: enabling device (0400 -> 0402)\n";
+        for text in [
+            format!("{given}{fault}{iomem}"),
+            format!("{fault}{given}{iomem}"),
+        ] {
+            let (found, lines) = advice(&text);
+            assert_eq!(found, ["fault.no-access"]);
+            assert!(
+                lines.contains("In the guest: CONFIG_DMA_API_DEBUG"),
+                "{lines}"
+            );
+            assert!(!lines.contains("iommu.strict"), "{lines}");
+        }
+        let hosts = "3b:00.0 x [0200]: y [8086:1]\n\tKernel driver in use: ice\n";
+        let (found, lines) = advice(&format!("{given}{fault}{iomem}{hosts}"));
+        assert_eq!(found, ["fault.no-access", "fault.physical-address"]);
+        assert!(!lines.contains("passed through"), "{lines}");
     }
 
     #[test]

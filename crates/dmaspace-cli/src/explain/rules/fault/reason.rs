@@ -4,7 +4,7 @@ use iommu::log::{Class, Family};
 
 use super::mapping::{allocated, soft_walk};
 use super::scanout::is_display;
-use super::{MSI, is_hosts, likely, of_addresses, who};
+use super::{MSI, User, for_driver, is_hosts, likely, of_addresses, user, who};
 use crate::explain::facts::{Facts, Known};
 use crate::explain::finding::{Advice, Certainty, Direction, Finding};
 use crate::explain::folds::Fold;
@@ -96,13 +96,20 @@ fn physical(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
             .evidence(areas.into_iter().map(|one| &one.evidence))
             .say(format!(
                 "All addresses that {} used are System RAM of the host, and none is one that the kernel's allocator \
-                 gives: likely the device is given physical addresses instead of I/O virtual ones.",
-                who(fold)
-            ))
-            .advise(Advice::text(
-                "In the driver: give the device the address that dma_map_single() or dma_alloc_coherent() returned, never \
-                 virt_to_phys().",
+                 gives: {}likely the device is given physical addresses instead of I/O virtual ones.",
+                who(fold),
+                match user(facts, fold) {
+                    User::Unknown => "if it is not passed through, ",
+                    _ => "",
+                }
             ));
+        let finding = for_driver(
+            facts,
+            fold,
+            finding,
+            "In the driver: give the device the address that dma_map_single() or dma_alloc_coherent() returned, never \
+             virt_to_phys().",
+        );
         found.push(of_addresses(finding, all));
     }
 }

@@ -4,7 +4,7 @@ use iommu::log::{Class, Family};
 
 use super::super::count;
 use super::scanout::period;
-use super::{is_hosts, tables_file, walked};
+use super::{for_driver, is_hosts, tables_file, walked};
 use crate::explain::facts::Facts;
 use crate::explain::finding::{Advice, Certainty, Direction, Finding};
 use crate::explain::folds::{Fold, MOST_NAMES};
@@ -238,20 +238,23 @@ fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
     let is_pci = device.contains(':');
     match fold.key.class {
         Class::Permission | Class::NoAccess | Class::NotMapped => {
-            let given = !is_hosts(facts, fold);
-            let finding = if given {
-                finding.advise(Advice::text(
-                    "Compare the address with the guest's memory layout: RAM and BARs that the monitor has mapped.",
-                ))
+            let finding = if is_hosts(facts, fold) {
+                let strict = "iommu.strict=1 on the kernel's command line: if the faults change, stale translations \
+                     are involved.";
+                let debug =
+                    "CONFIG_DMA_API_DEBUG with dma_debug_driver=NAME: the kernel checks each mapping of the driver.";
+                let finding = for_driver(facts, fold, finding, strict);
+                for_driver(facts, fold, finding, debug)
             } else {
-                finding.advise(Advice::text(
-                    "iommu.strict=1 on the kernel's command line: if the faults change, stale translations are \
-                     involved.",
-                ))
+                finding
+                    .advise(Advice::text(
+                        "Compare the address with the guest's memory layout: RAM and BARs that the monitor has mapped.",
+                    ))
+                    .advise(Advice::text(
+                        "In the guest: CONFIG_DMA_API_DEBUG with dma_debug_driver=NAME, by which its kernel checks each \
+                         mapping of the driver.",
+                    ))
             };
-            let finding = finding.advise(Advice::text(
-                "CONFIG_DMA_API_DEBUG with dma_debug_driver=NAME: the kernel checks each mapping of the driver.",
-            ));
             if !is_pci && device.starts_with("0x") {
                 finding.advise(Advice::text(
                     "The device tree (iommus = <...>) or the IORT tells which device has this number.",
