@@ -233,6 +233,7 @@ mod tests {
                 lines.contains("In the guest: CONFIG_DMA_API_DEBUG"),
                 "{lines}"
             );
+            assert!(lines.contains("--hmp 'info mtree -f'"), "{lines}");
             assert!(!lines.contains("iommu.strict"), "{lines}");
         }
         let hosts = "3b:00.0 x [0200]: y [8086:1]\n\tKernel driver in use: ice\n";

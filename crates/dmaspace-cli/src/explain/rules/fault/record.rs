@@ -4,7 +4,7 @@ use iommu::log::{Class, Family};
 
 use super::super::count;
 use super::scanout::period;
-use super::{for_driver, is_hosts, tables_file, walked};
+use super::{User, for_driver, is_hosts, tables_file, user, walked};
 use crate::explain::facts::Facts;
 use crate::explain::finding::{Advice, Certainty, Direction, Finding};
 use crate::explain::folds::{Fold, MOST_NAMES};
@@ -233,6 +233,31 @@ fn of_device(facts: &Facts, fold: &Fold) -> Vec<String> {
     parts
 }
 
+/// Advice for a device that a guest has. Source: QEMU `system/memory.c`, `mtree_info` (`-f`: the flat view, which is what
+/// a listener of VFIO maps).
+fn of_guest(finding: Finding) -> Finding {
+    finding
+        .advise(Advice::text(
+            "The address is a guest-physical one, unless the guest has a virtual IOMMU. Compare it with the monitor's \
+             map, here of libvirt's guest NAME:",
+        ))
+        .advise(Advice::command([
+            "virsh",
+            "qemu-monitor-command",
+            "NAME",
+            "--hmp",
+            "info mtree -f",
+        ]))
+        .advise(Advice::text(
+            "Inside of RAM the monitor's map for the device is missing, or a balloon took the page; outside of it the \
+             guest's driver is wrong.",
+        ))
+        .advise(Advice::text(
+            "In the guest: CONFIG_DMA_API_DEBUG with dma_debug_driver=NAME, by which its kernel checks each mapping of \
+             the driver.",
+        ))
+}
+
 fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
     let device = &fold.device;
     let is_pci = device.contains(':');
@@ -244,16 +269,16 @@ fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
                 let debug =
                     "CONFIG_DMA_API_DEBUG with dma_debug_driver=NAME: the kernel checks each mapping of the driver.";
                 let finding = for_driver(facts, fold, finding, strict);
-                for_driver(facts, fold, finding, debug)
+                let finding = for_driver(facts, fold, finding, debug);
+                match user(facts, fold) {
+                    User::Unknown => finding.advise(Advice::text(
+                        "If it is passed through, the address is a guest-physical one (without a virtual IOMMU): \
+                         `info mtree -f` of QEMU's monitor shows whether it is RAM of the guest.",
+                    )),
+                    _ => finding,
+                }
             } else {
-                finding
-                    .advise(Advice::text(
-                        "Compare the address with the guest's memory layout: RAM and BARs that the monitor has mapped.",
-                    ))
-                    .advise(Advice::text(
-                        "In the guest: CONFIG_DMA_API_DEBUG with dma_debug_driver=NAME, by which its kernel checks each \
-                         mapping of the driver.",
-                    ))
+                of_guest(finding)
             };
             if !is_pci && device.starts_with("0x") {
                 finding.advise(Advice::text(
