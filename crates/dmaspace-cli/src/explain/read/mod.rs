@@ -30,6 +30,8 @@ pub(super) use words::Concerned;
 
 /// Lines whose text is kept for quotations.
 const MOST_RECENT: usize = 512;
+/// Lines of a unit that wait for the rest of their fault.
+const MOST_DOUBTED: usize = 64;
 /// The most joined lines of a log that a mail has wrapped.
 const MOST_WRAPPED: u64 = 4;
 
@@ -87,6 +89,8 @@ pub(super) struct Text<'f> {
     /// Lines without a reader.
     pub(super) unread: u64,
     first_unread: Option<Evidence>,
+    /// Lines of a unit without a reader so far: a later line may complete the fault that they belong to.
+    doubted: VecDeque<(u64, Evidence)>,
 }
 
 impl<'f> Text<'f> {
@@ -112,6 +116,7 @@ impl<'f> Text<'f> {
             vendors: 0,
             unread: 0,
             first_unread: None,
+            doubted: VecDeque::new(),
         }
     }
 
@@ -349,7 +354,28 @@ impl<'f> Text<'f> {
             let evidence = self.quotation(line, text);
             self.facts.not_decoded(text, evidence);
         } else if !found.logged && !monitor::is_remark(text) {
-            self.not_taken(line, text);
+            self.doubt(line, text);
+        }
+    }
+
+    /// Keeps a line that the next ones may explain.
+    fn doubt(&mut self, line: u64, text: &str) {
+        if text.trim().is_empty() {
+            return;
+        }
+        if self.doubted.len() >= MOST_DOUBTED {
+            if let Some((_, oldest)) = self.doubted.pop_front() {
+                self.count_unread(oldest);
+            }
+        }
+        self.doubted.push_back((line, quote(self.file, line, text)));
+    }
+
+    fn count_unread(&mut self, evidence: Evidence) {
+        self.unread += 1;
+        let first = self.first_unread.as_ref();
+        if first.is_none_or(|first| evidence.place < first.place) {
+            self.first_unread = Some(evidence);
         }
     }
 
@@ -385,6 +411,8 @@ impl<'f> Text<'f> {
         for event in events.drain(..) {
             match event {
                 log::LogEvent::Fault(record) => {
+                    self.doubted
+                        .retain(|(line, _)| !record.lines.contains(line));
                     let weights = record
                         .lines
                         .iter()
@@ -404,6 +432,7 @@ impl<'f> Text<'f> {
                     self.facts.folds.suppress(file, suppressed, evidence);
                 }
                 log::LogEvent::Dump(dump) => {
+                    self.doubted.retain(|(line, _)| !dump.lines.contains(line));
                     let lines = dump.lines.iter();
                     let evidence = lines.map(|line| self.quotation(*line, "")).collect();
                     if self.facts.log_dumps.len() < super::facts::MOST {
@@ -433,9 +462,9 @@ impl<'f> Text<'f> {
         if raw.trim().is_empty() {
             return;
         }
-        self.unread += 1;
-        if self.first_unread.is_none() {
-            self.first_unread = Some(quote(self.file, number, raw));
+        match self.first_unread {
+            Some(_) => self.unread += 1,
+            None => self.count_unread(quote(self.file, number, raw)),
         }
     }
 
@@ -460,6 +489,9 @@ impl<'f> Text<'f> {
         self.dumps.finish(self.facts);
         std::mem::take(&mut self.listing).finish(self.facts);
         self.facts.folds.finish();
+        for (_, evidence) in std::mem::take(&mut self.doubted) {
+            self.count_unread(evidence);
+        }
         if let Some(evidence) = self.first_unread {
             let lines = match self.unread {
                 1 => "a line was".to_owned(),
@@ -539,6 +571,28 @@ mod tests {
             "0000:01:00.0"
         );
         assert!(facts.known("0000:00:12.0", None).is_some());
+    }
+
+    #[test]
+    fn lines_of_a_fault_without_time_stamps_are_no_unread_ones() {
+        let unit = "arm-smmu-v3 arm-smmu-v3.0.auto:";
+        let words = [
+            "0x0000010000000010",
+            "0x0000020000000000",
+            "0x0000000012345000",
+            "0x0000000012345000",
+        ];
+        let mut text = format!("{unit} event 0x10 received:\n");
+        for word in words {
+            text += &format!("{unit} \t{word}\n");
+        }
+        let facts = read(&text);
+        assert_eq!(facts.folds.folds.len(), 1);
+        assert!(facts.unread.is_empty(), "{:?}", facts.unread);
+        let facts = read(&format!("{unit} of nobody\n{text}something else\n"));
+        let (_, _, lines, first) = &facts.unread[0];
+        assert_eq!((lines.as_str(), facts.unread.len()), ("2 lines were", 1));
+        assert!(first.quote.ends_with("of nobody"), "{first:?}");
     }
 
     #[test]
