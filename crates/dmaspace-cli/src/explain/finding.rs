@@ -105,6 +105,8 @@ pub(super) struct Finding {
     pub devices: Vec<String>,
     /// Ranges, first and last address.
     pub addresses: Vec<(u64, u64)>,
+    /// False where there are more addresses than `addresses` has.
+    pub addresses_complete: bool,
     /// The direction.
     pub access: Direction,
     /// How often it happened.
@@ -214,6 +216,7 @@ impl Finding {
             certainty,
             devices: Vec::new(),
             addresses: Vec::new(),
+            addresses_complete: true,
             access: Direction::Unknown,
             count: None,
             count_exact: true,
@@ -245,8 +248,12 @@ impl Finding {
     }
 
     pub(crate) fn range(mut self, first: u64, last: u64) -> Self {
-        if self.addresses.len() < MOST_RANGES && !self.addresses.contains(&(first, last)) {
-            self.addresses.push((first, last));
+        if self.addresses.contains(&(first, last)) {
+            return self;
+        }
+        match self.addresses.len() < MOST_RANGES {
+            true => self.addresses.push((first, last)),
+            false => self.addresses_complete = false,
         }
         self
     }
@@ -344,6 +351,7 @@ struct JsonFinding<'a> {
     devices: &'a [String],
     #[serde(serialize_with = "ranges")]
     addresses: &'a [(u64, u64)],
+    addresses_complete: bool,
     access: Direction,
     #[serde(skip_serializing_if = "Option::is_none")]
     count: Option<u64>,
@@ -374,6 +382,7 @@ impl Serialize for Report {
             certainty: one.certainty,
             devices: &one.devices,
             addresses: &one.addresses,
+            addresses_complete: one.addresses_complete,
             access: one.access,
             count: one.count,
             count_exact: one.count_exact,

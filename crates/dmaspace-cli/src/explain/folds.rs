@@ -12,7 +12,7 @@ use super::number::pci;
 /// The most folds; devices beyond are counted together.
 const MOST_FOLDS: usize = 4096;
 /// The most addresses of a fold.
-const MOST_ADDRESSES: usize = 1024;
+pub(super) const MOST_ADDRESSES: usize = 1024;
 /// The first and the last lines that a fold quotes.
 const MOST_EVIDENCE: usize = 64;
 /// The times of a fold that are looked at for a rate.
@@ -90,6 +90,8 @@ pub(super) struct Fold {
     pub(super) addresses: BTreeSet<u64>,
     /// Faults at addresses that are not kept.
     pub(super) more_addresses: u64,
+    /// The least and the greatest address, also of those that are not kept.
+    pub(super) span: Option<(u64, u64)>,
     pub(super) evidence: Vec<Evidence>,
     /// Time and address of the first faults.
     pub(super) times: Vec<(f64, u64)>,
@@ -198,6 +200,7 @@ impl Folds {
         self.remembered += usize::from(new);
         if let Some(address) = record.address {
             let room = fold.addresses.len() < MOST_ADDRESSES;
+            fold.reaches(address.value, address.value);
             if room {
                 fold.addresses.insert(address.value);
             } else if !fold.addresses.contains(&address.value) {
@@ -357,6 +360,7 @@ impl Fold {
             exact: true,
             addresses: BTreeSet::new(),
             more_addresses: 0,
+            span: None,
             evidence: Vec::new(),
             times: Vec::new(),
             since_boot: false,
@@ -455,13 +459,14 @@ impl Fold {
         // Where messages were not kept, which of them are the same is not known.
         self.exact &= other.exact && self.more_messages == 0;
         let room = MOST_ADDRESSES.saturating_sub(self.addresses.len());
-        let new: Vec<u64> = other
-            .addresses
-            .difference(&self.addresses)
-            .take(room)
-            .copied()
-            .collect();
+        let new = other.addresses.difference(&self.addresses);
+        let mut new: Vec<u64> = new.copied().collect();
+        let beyond = new.split_off(room.min(new.len())).len() as u64;
         self.addresses.extend(new);
+        self.more_addresses = self.more_addresses.max(other.more_addresses).max(beyond);
+        if let Some((first, last)) = other.span {
+            self.reaches(first, last);
+        }
         self.evidence
             .extend(other.evidence.into_iter().take(MOST_EVIDENCE));
         if self.times.is_empty() || other.since_boot && !self.since_boot {
@@ -476,6 +481,11 @@ impl Fold {
         self.stages.extend(other.stages);
         self.also.extend(other.also);
         self.names.extend(other.names);
+    }
+
+    fn reaches(&mut self, first: u64, last: u64) {
+        let (least, greatest) = self.span.unwrap_or((first, last));
+        self.span = Some((least.min(first), greatest.max(last)));
     }
 
     fn suppressed(&mut self, suppressed: &Suppressed, evidence: Evidence) {

@@ -40,11 +40,16 @@ fn likely(fold: &Fold, cause: &'static str, source: &'static str) -> Finding {
         finding = finding.device(fold.device.clone());
     }
     finding.access = fold.key.direction;
+    finding.addresses_complete = fold.more_addresses == 0;
     finding
 }
 
+/// The most addresses that a reason lists.
+const MOST_OF_REASON: usize = 64;
+
 fn of_addresses(mut finding: Finding, addresses: &[u64]) -> Finding {
-    for address in addresses.iter().take(64) {
+    finding.addresses_complete &= addresses.len() <= MOST_OF_REASON;
+    for address in addresses.iter().take(MOST_OF_REASON) {
         finding = finding.range(*address, *address);
     }
     finding
@@ -206,6 +211,30 @@ mod tests {
             read("03:00.0", "0xffff1000")
         ));
         assert_eq!(causes(&given), ["fault.no-access"]);
+    }
+
+    #[test]
+    fn addresses_beyond_those_that_are_kept_are_told() {
+        let lines = |pages: u64| {
+            // Not in order, so that the last ones are within.
+            let addresses = (0..pages).map(|nth| 0x1_0000_0000 + (nth * 7 % pages) * 0x2000);
+            let lines = addresses
+                .map(|address| format!("[ 100.1] {}\n", read("3b:00.0", &format!("{address:#x}"))));
+            lines.collect::<String>()
+        };
+        let all = of_text(&lines(1024));
+        assert!(all[0].addresses_complete);
+        assert!(
+            all[0].text.contains(" at 1024 addresses between "),
+            "{}",
+            all[0].text
+        );
+        let cut = of_text(&lines(3000));
+        assert!(!cut[0].addresses_complete);
+        let text = "at more than 1024 addresses between 0x100000000 and 0x10176e000 ";
+        assert!(cut[0].text.contains(text), "{}", cut[0].text);
+        let text = "1024 addresses are listed; 1976 faults were at others.";
+        assert!(cut[0].text.contains(text), "{}", cut[0].text);
     }
 
     #[test]

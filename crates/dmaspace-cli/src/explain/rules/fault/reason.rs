@@ -95,8 +95,12 @@ fn physical(facts: &Facts, fold: &Fold, found: &mut Vec<Finding>, all: &[u64]) {
         let finding = likely(fold, "fault.physical-address", "Linux Documentation/core-api/dma-api-howto.rst, \"CPU and DMA addresses\"")
             .evidence(areas.into_iter().map(|one| &one.evidence))
             .say(format!(
-                "All addresses that {} used are System RAM of the host, and none is one that the kernel's allocator \
+                "All addresses {}that {} used are System RAM of the host, and none is one that the kernel's allocator \
                  gives: {}likely the device is given physical addresses instead of I/O virtual ones.",
+                match fold.more_addresses {
+                    0 => "",
+                    _ => "of those listed ",
+                },
                 who(fold),
                 match user(facts, fold) {
                     User::Unknown => "if it is not passed through, ",

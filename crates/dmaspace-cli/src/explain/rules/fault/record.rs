@@ -7,7 +7,7 @@ use super::scanout::period;
 use super::{User, for_driver, is_hosts, tables_file, user, walked};
 use crate::explain::facts::Facts;
 use crate::explain::finding::{Advice, Certainty, Direction, Finding};
-use crate::explain::folds::{Fold, MOST_NAMES};
+use crate::explain::folds::{Fold, MOST_ADDRESSES, MOST_NAMES};
 
 /// Id and meaning of a class.
 const fn cause(class: Class) -> (&'static str, &'static str) {
@@ -75,6 +75,7 @@ pub(super) fn reported(facts: &Facts, fold: &Fold) -> Finding {
     for (first, last) in fold.ranges() {
         finding = finding.range(first, last);
     }
+    finding.addresses_complete &= fold.more_addresses == 0;
     finding.access = key.direction;
     finding.count = Some(fold.count);
     finding.count_exact = fold.exact;
@@ -111,11 +112,15 @@ fn sentence(fold: &Fold, meaning: &str) -> String {
         Direction::Execute => "a fetch of instructions",
         Direction::Unknown => "a request",
     };
-    let at = match fold.ranges().as_slice() {
-        [] => String::new(),
-        [(first, last)] if first == last => format!(" at {first:#x}"),
-        [(first, last)] => format!(" at {first:#x} to {last:#x}"),
-        [(first, _), .., (_, last)] => format!(
+    let span = fold.span.filter(|_| fold.more_addresses > 0);
+    let at = match (fold.ranges().as_slice(), span) {
+        ([], _) => String::new(),
+        (_, Some((first, last))) => {
+            format!(" at more than {MOST_ADDRESSES} addresses between {first:#x} and {last:#x}")
+        }
+        ([(first, last)], _) if first == last => format!(" at {first:#x}"),
+        ([(first, last)], _) => format!(" at {first:#x} to {last:#x}"),
+        ([(first, _), .., (_, last)], _) => format!(
             " at {} between {first:#x} and {last:#x}",
             count(fold.addresses.len() as u64, "address").replace("addresss", "addresses")
         ),
@@ -149,8 +154,11 @@ fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
     }
     if fold.more_addresses > 0 {
         parts.push(format!(
-            "{} more faults at addresses that are not listed.",
-            fold.more_addresses
+            "{MOST_ADDRESSES} addresses are listed; {} at others.",
+            match fold.more_addresses {
+                1 => "1 fault was".to_owned(),
+                more => format!("{more} faults were"),
+            }
         ));
     }
     parts.extend(of_device(facts, fold));
