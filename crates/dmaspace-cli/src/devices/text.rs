@@ -45,8 +45,8 @@ fn machine(sheet: &mut Sheet, report: &DevicesReport) {
     } else if report.groups.iter().all(|group| group.no_iommu) {
         sheet.value(
             "IOMMU",
-            "none in use: it has to be switched on in the firmware and on the kernel's command \
-             line (intel_iommu=on)",
+            "none in use: switch it on in the firmware's setup; on Intel also intel_iommu=on on \
+             the kernel's command line",
         );
     } else if units.is_empty() {
         sheet.value("IOMMU", "in use");
@@ -203,8 +203,8 @@ mod tests {
         };
         let expected = "\
 machine
-  IOMMU       none in use: it has to be switched on in the firmware and on the
-              kernel's command line (intel_iommu=on)
+  IOMMU       none in use: switch it on in the firmware's setup; on Intel also
+              intel_iommu=on on the kernel's command line
   vfio        no /dev/vfio/vfio
   iommufd     no /dev/iommu
 
