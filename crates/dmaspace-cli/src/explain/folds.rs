@@ -107,6 +107,8 @@ pub(super) struct Fold {
     /// Drivers before the event, as the kernel prints them.
     pub(super) drivers: BTreeSet<String>,
     pub(super) pasids: BTreeSet<u32>,
+    /// PR of AMD's IO_PAGE_FAULT: an entry was there.
+    pub(super) present: BTreeSet<bool>,
     /// Numbers of requests by the stage that refused them.
     pub(super) stages: BTreeSet<u8>,
     /// File of the first line.
@@ -241,6 +243,10 @@ impl Folds {
                 iommu::log::Stage::Two => 2,
             });
         }
+        if record.family == Family::AmdVi && record.code == Some(2) {
+            fold.present
+                .extend(record.field("flags").map(|flags| flags >> 4 & 1 == 1));
+        }
         fold.pasids
             .extend(record.pasid.filter(|_| fold.pasids.len() < 16));
         if let (Some(_), Some(id)) = (record.pci, record.id) {
@@ -372,6 +378,7 @@ impl Fold {
             levels: BTreeSet::new(),
             drivers: BTreeSet::new(),
             pasids: BTreeSet::new(),
+            present: BTreeSet::new(),
             stages: BTreeSet::new(),
             file,
             also: BTreeSet::new(),
@@ -478,6 +485,7 @@ impl Fold {
         self.levels.extend(other.levels);
         self.drivers.extend(other.drivers);
         self.pasids.extend(other.pasids);
+        self.present.extend(other.present);
         self.stages.extend(other.stages);
         self.also.extend(other.also);
         self.names.extend(other.names);

@@ -238,6 +238,20 @@ mod tests {
     }
 
     #[test]
+    fn an_interrupt_names_its_sender() {
+        for (flags, what) in [("0x0008", "no entry"), ("0x0018", "does not permit it")] {
+            let text = format!(
+                "[ 9.1] nvme 0000:41:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x000e address=0x1000 flags={flags}]\n"
+            );
+            let found = of_text(&text);
+            assert_eq!(causes(&found)[0], "fault.interrupt-request");
+            let lines: Vec<_> = found[0].advice.iter().map(|one| one.line()).collect();
+            assert!(lines[0].contains(what), "{lines:?}");
+            assert_eq!(lines[2], "lspci -vv -s 41:00.0");
+        }
+    }
+
+    #[test]
     fn advice_for_a_driver_is_for_the_one_that_uses_the_device() {
         let advice = |text: &str| {
             let found = of_text(text);

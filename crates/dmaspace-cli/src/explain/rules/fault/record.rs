@@ -241,6 +241,31 @@ fn of_device(facts: &Facts, fold: &Fold) -> Vec<String> {
     parts
 }
 
+/// Advice for a device whose interrupt was refused. Source: AMD 48882 3.08, section 2.5, IO_PAGE_FAULT
+/// with I = 1 and its PR.
+fn interrupt(fold: &Fold, finding: Finding) -> Finding {
+    let device = fold.device.as_str();
+    let present: Vec<bool> = fold.present.iter().copied().collect();
+    let what = match present.as_slice() {
+        [false] => " The unit has no entry for the interrupt (PR = 0).",
+        [true] => " The unit has an entry for the interrupt, which does not permit it (PR = 1).",
+        _ => "",
+    };
+    finding
+        .advise(Advice::text(format!(
+            "The line names the sender, {device}.{what} Whether remapping is on: dmesg | grep -i remapping"
+        )))
+        .advise(Advice::text(
+            "Its MSI (Enable+) and driver follow; after kexec, a resume or a reset a device may use an old vector.",
+        ))
+        .advise(Advice::command([
+            "lspci",
+            "-vv",
+            "-s",
+            device.strip_prefix("0000:").unwrap_or(device),
+        ]))
+}
+
 /// Advice for a device that a guest has. Source: QEMU `system/memory.c`, `mtree_info` (`-f`: the flat view, which is what
 /// a listener of VFIO maps).
 fn of_guest(finding: Finding) -> Finding {
@@ -309,6 +334,7 @@ fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
         Class::UnitError => finding.advise(Advice::text(
             "Look for a device that stopped before: removed, reset or powered off, or its link (AER).",
         )),
+        Class::InterruptRequest if is_pci => interrupt(fold, finding),
         Class::InterruptRequest => finding.advise(Advice::text(
             "Look for the device that sent the interrupt, and whether interrupt remapping has an entry for it.",
         )),
