@@ -58,8 +58,18 @@ fn of_addresses(mut finding: Finding, addresses: &[u64]) -> Finding {
 fn who(fold: &Fold) -> String {
     match fold.device.as_str() {
         "" => "The device".into(),
-        device if device.starts_with("0x") => format!("The device with number {device}"),
+        device if device.starts_with("0x") => {
+            format!("The device with {} {device}", number_name(fold.key.family))
+        }
         device => device.to_owned(),
+    }
+}
+
+/// The name of a device's number.
+const fn number_name(family: Family) -> &'static str {
+    match family {
+        Family::SmmuV2 | Family::SmmuV3 => "stream ID",
+        _ => "number",
     }
 }
 
@@ -235,6 +245,34 @@ mod tests {
         assert!(cut[0].text.contains(text), "{}", cut[0].text);
         let text = "1024 addresses are listed; 1976 faults were at others.";
         assert!(cut[0].text.contains(text), "{}", cut[0].text);
+    }
+
+    #[test]
+    fn a_stream_without_an_entry_is_one_of_firmware() {
+        let unit = "[ 5.1] arm-smmu-v3 arm-smmu-v3.0.auto:";
+        let text = [
+            "event 0x02 received:",
+            "\t0x0000010000000002",
+            "\t0x0",
+            "\t0x0",
+            "\t0x0",
+        ]
+        .map(|line| format!("{unit} {line}\n"));
+        let found = of_text(&text.concat());
+        assert_eq!(causes(&found), ["fault.device-entry"]);
+        assert!(
+            found[0].text.contains("the device with stream ID 0x100 "),
+            "{}",
+            found[0].text
+        );
+        let lines: Vec<_> = found[0].advice.iter().map(|one| one.line()).collect();
+        assert!(lines[0].contains("tables/IORT beside the log"), "{lines:?}");
+        assert!(lines[0].ends_with("here 01:00.0."), "{lines:?}");
+        assert!(lines[1].contains("iommu-map"), "{lines:?}");
+        assert!(
+            !lines.concat().contains("attached to no domain"),
+            "{lines:?}"
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ use iommu::log::{Class, Family};
 
 use super::super::count;
 use super::scanout::period;
-use super::{User, for_driver, is_hosts, tables_file, user, walked};
+use super::{User, for_driver, is_hosts, number_name, tables_file, user, walked};
 use crate::explain::facts::Facts;
 use crate::explain::finding::{Advice, Certainty, Direction, Finding};
 use crate::explain::folds::{Fold, MOST_ADDRESSES, MOST_NAMES};
@@ -95,7 +95,9 @@ fn sentence(fold: &Fold, meaning: &str) -> String {
     let who = match (fold.device.as_str(), &key.unit) {
         ("", Some(unit)) => format!("unit {unit}"),
         ("", None) => "a device that the line does not name".into(),
-        (device, _) if device.starts_with("0x") => format!("the device with number {device}"),
+        (device, _) if device.starts_with("0x") => {
+            format!("the device with {} {device}", number_name(key.family))
+        }
         (device, _) => device.to_owned(),
     };
     let times = match (fold.count, fold.exact) {
@@ -266,6 +268,50 @@ fn interrupt(fold: &Fold, finding: Finding) -> Finding {
         ]))
 }
 
+/// SMMUv3's C_BAD_STREAMID and C_BAD_STE alone: the entry of the stream is out of range or not valid. Source: Arm IHI 0070,
+/// section 7.3.
+fn is_bad_stream(fold: &Fold) -> bool {
+    let mut codes = fold.meanings.iter().map(|(code, ..)| *code);
+    fold.key.family == Family::SmmuV3
+        && !fold.meanings.is_empty()
+        && codes.all(|code| matches!(code, Some(0x02 | 0x04)))
+}
+
+/// Advice for a device of which a number alone is known: how its name is found. Several names by a table are listed
+/// elsewhere.
+fn whose(fold: &Fold, finding: Finding) -> Finding {
+    let number = fold
+        .device
+        .strip_prefix("0x")
+        .filter(|_| fold.names.is_empty());
+    let Some(number) = number.and_then(|number| u32::from_str_radix(number, 16).ok()) else {
+        return finding;
+    };
+    let table = match fold.key.family {
+        Family::Riscv => "RIMT",
+        Family::SmmuV2 | Family::SmmuV3 => "IORT",
+        _ => {
+            return finding.advise(Advice::text(
+                "The device tree (iommus = <...>) tells which device has this number.",
+            ));
+        }
+    };
+    let often = match u16::try_from(number) {
+        Ok(id) => format!(
+            " For PCI it is often bus:device.function, here {:02x}:{:02x}.{:x}.",
+            id >> 8,
+            id >> 3 & 0x1f,
+            id & 7
+        ),
+        Err(_) => String::new(),
+    };
+    finding.advise(Advice::text(format!(
+        "Give /sys/firmware/acpi/tables/{table} beside the log, by which the device of {} {number:#x} is found; without \
+         ACPI the device tree (iommus, iommu-map) has it.{often}",
+        number_name(fold.key.family)
+    )))
+}
+
 /// Advice for a device that a guest has. Source: QEMU `system/memory.c`, `mtree_info` (`-f`: the flat view, which is what
 /// a listener of VFIO maps).
 fn of_guest(finding: Finding) -> Finding {
@@ -313,15 +359,13 @@ fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
             } else {
                 of_guest(finding)
             };
-            if !is_pci && device.starts_with("0x") {
-                finding.advise(Advice::text(
-                    "The device tree (iommus = <...>) or the IORT tells which device has this number.",
-                ))
-            } else {
-                finding
-            }
+            whose(fold, finding)
         }
-        Class::DeviceEntry => finding.advise(Advice::text(
+        Class::DeviceEntry if is_bad_stream(fold) => whose(fold, finding).advise(Advice::text(
+            "Likely cause: the stream ID that the IORT or the device tree (iommus, iommu-map) gives the device is not \
+             the one that it sends, or is beyond the unit's stream table.",
+        )),
+        Class::DeviceEntry => whose(fold, finding).advise(Advice::text(
             "The device made a request while it was attached to no domain: stop its DMA (bus mastering) before it is \
              handed over.",
         )),
