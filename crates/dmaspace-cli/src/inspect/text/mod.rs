@@ -196,10 +196,12 @@ fn backing(sheet: &mut Sheet, found: &ProcessReport) {
         sheet.value(
             "runs",
             &format!(
-                "{}, the largest {}; VT-d has {} leaves for them, 64 of which reach {}",
+                "{}, the largest {}; VT-d has {} leaves for them, {} of which, in a translation \
+                 cache of 64 entries, reach {}",
                 count(runs.count),
                 bytes(runs.largest_bytes),
                 count(vtd.leaf_count),
+                vtd.leaf_count.min(64),
                 bytes(vtd.reach_64_bytes)
             ),
         );

@@ -269,7 +269,7 @@ virtual machine, process 4711 (qemu-system-x86)
   folios      1 GiB of 64 KiB, 1 MiB of 4 KiB
   nodes       0: 1.00 GiB
   runs        16,640, the largest 64 KiB; VT-d has 262,400 leaves for them,
-              64 of which reach 256 KiB
+              64 of which, in a translation cache of 64 entries, reach 256 KiB
   pinned      1 MiB, locked 0 B, limit 8 MiB (RLIMIT_MEMLOCK)
 
 needs
