@@ -18,7 +18,9 @@ use crate::tables::TablesCommand;
     name = "dmaspace",
     version,
     about = "Device memory: pinned, charged, mapped and checked in runs, never page by page",
-    after_help = "Start with: dmaspace check",
+    after_help = "Faults or a failed start: dmaspace explain\n\
+        A slow start: dmaspace inspect\n\
+        A test of this program: dmaspace check",
     arg_required_else_help = true,
     infer_subcommands = true
 )]
