@@ -85,8 +85,8 @@ pub(crate) enum Command {
             estimate takes some hundred milliseconds. --pid also accepts processes that are not virtual \
             machines.\n\n\
             Stops and changes nothing. Facts that require a missing privilege are left out and listed.\n\n\
-            Exit status: 0; 2 when the process does not exist, may not be inspected or has no memory of \
-            its own, or the configuration cannot be parsed.",
+            Exit status: 0; 2 when an option is wrong, the process does not exist, may not be inspected or \
+            has no memory of its own, or the configuration cannot be parsed.",
         after_long_help = "Examples:\n  \
             dmaspace inspect --pid $(pidof -s qemu-system-x86_64)\n  \
             dmaspace inspect --pid 4711 --json | jq '.advice[0]'\n  \

@@ -41,7 +41,7 @@ pub(crate) const ABOUT: &str = "Explains faults of IOMMUs and failed starts of v
      ACPI tables, units, free huge pages, and virtual machines that run.\n\n\
      Requires no privilege, and changes nothing; of this machine, what only root can read is named. What is not \
      recognized is named, too.\n\n\
-     Exit status: 0, also when something was found; 2 when a file cannot be opened.";
+     Exit status: 0, also when something was found; 2 when an option is wrong or a file cannot be opened.";
 
 pub(crate) const EXAMPLES: &str = "Examples:\n  \
      sudo dmesg | dmaspace explain\n  \
