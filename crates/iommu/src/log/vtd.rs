@@ -129,7 +129,7 @@ fn fault(line: Line<'_>, rest: &str, state: &mut State, out: &mut Vec<LogEvent>)
         record.certainty = Certainty::Certain;
     }
     record.source = codes::VTD.source;
-    record.meaning = "a fault whose reason is missing";
+    record.meaning = "the line ends before its reason";
     // A record before that never got its reason.
     state.complete(Wait::Reason, None, out);
     match after(rest, "[fault reason") {

@@ -276,6 +276,25 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_is_cut_has_no_reason() {
+        let line = read("3b:00.0", "0x1234000");
+        for end in ["fault addr", "fault addr 0x1234000"] {
+            let (cut, _) = line.split_once(end).unwrap();
+            let found = of_text(&format!(
+                "[ 100.1] {cut}{end}\n[ 100.2] usb 1-1: new device\n"
+            ));
+            assert_eq!(causes(&found), ["fault.no-access"], "{end}");
+            assert_eq!(found[0].certainty, Certainty::Unknown);
+            assert!(
+                found[0].text.contains("the line ends before its reason"),
+                "{}",
+                found[0].text
+            );
+            assert!(!found[0].text.contains("Code"), "{}", found[0].text);
+        }
+    }
+
+    #[test]
     fn an_interrupt_names_its_sender() {
         for (flags, what) in [("0x0008", "no entry"), ("0x0018", "does not permit it")] {
             let text = format!(

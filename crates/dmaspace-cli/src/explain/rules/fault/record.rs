@@ -59,6 +59,10 @@ const fn cause(class: Class) -> (&'static str, &'static str) {
 pub(super) fn reported(facts: &Facts, fold: &Fold) -> Finding {
     let key = &fold.key;
     let (id, meaning) = cause(key.class);
+    let meaning = match is_cut(fold) {
+        true => "the line ends before its reason, so the input cannot decide the cause",
+        false => meaning,
+    };
     let certainty = match (key.class, key.certain) {
         (Class::Unknown, _) => Certainty::Unknown,
         (_, true) => Certainty::Certain,
@@ -86,6 +90,13 @@ pub(super) fn reported(facts: &Facts, fold: &Fold) -> Finding {
         text += &part;
     }
     advice(facts, fold, finding.say(text))
+}
+
+/// VT-d: a line without its reason, and without one in the next line.
+fn is_cut(fold: &Fold) -> bool {
+    fold.key.family == Family::Vtd
+        && fold.key.class == Class::Unknown
+        && fold.meanings.iter().all(|(code, ..)| code.is_none())
 }
 
 /// `0000:01:00.0 wrote to 0x1000 and was refused by VT-d 3 times: ...`
@@ -132,7 +143,7 @@ fn sentence(fold: &Fold, meaning: &str) -> String {
 
 /// Sentences behind the first one.
 fn details(facts: &Facts, fold: &Fold) -> Vec<String> {
-    let mut parts: Vec<String> = codes(fold).into_iter().collect();
+    let mut parts: Vec<String> = codes(fold).filter(|_| !is_cut(fold)).into_iter().collect();
     if fold.stages.contains(&1) && fold.key.family == Family::Vtd {
         parts.push("The domain uses first-stage tables, those of a processor's format.".into());
     }
