@@ -132,6 +132,8 @@ pub(super) enum Advice {
     Command(Vec<String>),
     /// The same command for several: each is put in the place of [`Advice::EACH`].
     Each(Vec<String>, Vec<String>),
+    /// The words of a command, and the file that gets its output.
+    Output(Vec<String>, &'static str),
 }
 
 impl Advice {
@@ -141,6 +143,12 @@ impl Advice {
 
     pub(crate) fn command<const N: usize>(words: [&str; N]) -> Self {
         Self::Command(words.iter().map(|word| (*word).to_owned()).collect())
+    }
+
+    /// A command whose output goes to a file.
+    pub(crate) fn output<const N: usize>(words: [&str; N], file: &'static str) -> Self {
+        let words = words.iter().map(|word| (*word).to_owned());
+        Self::Output(words.collect(), file)
     }
 
     /// The word of a command that stands for each of several.
@@ -169,6 +177,7 @@ impl Advice {
         match self {
             Self::Text(text) => text.clone(),
             Self::Command(words) => shell(words),
+            Self::Output(words, file) => format!("{} > {}", shell(words), quoted(file)),
             Self::Each(these, words) => {
                 let words = words.iter().map(|word| match word == Self::EACH {
                     true => "\"$d\"".to_owned(),

@@ -78,18 +78,67 @@ pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
         if explained.contains(&evidence.place) {
             continue;
         }
-        let number = group.map_or_else(String::new, |group| format!(" {group}"));
-        let finding = Finding::new("group.not-viable", Certainty::Unknown, "Linux Documentation/driver-api/vfio.rst; drivers/iommu/iommu.c, iommu_device_claim_dma_owner")
-            .devices(device)
-            .evidence([evidence])
-            .say(format!(
-                "Group{number} is not viable: a member that is no bridge is bound to a driver of the host. The line does \
-                 not name it; the members with their drivers do."
-            ))
-            .advise(Advice::command(["find", "/sys/kernel/iommu_groups", "-type", "l"]))
-            .advise(Advice::command(["lspci", "-Dnnk"]));
-        found.push(finding);
+        let listed = groups.iter().find(|((_, number), members)| {
+            device.map_or(group == Some(*number), |device| {
+                members.contains_key(device)
+            })
+        });
+        found.push(undecided(
+            group,
+            device,
+            evidence,
+            listed.map(|(_, members)| members),
+        ));
     }
+}
+
+/// The line of a group whose members have no known driver of the host.
+fn undecided(
+    group: Option<u32>,
+    device: Option<&str>,
+    evidence: &Evidence,
+    members: Option<&BTreeMap<&str, &Known<Member>>>,
+) -> Finding {
+    const MOST_NAMED: usize = 16;
+    let number = group.map_or_else(String::new, |group| format!(" {group}"));
+    let mut text = format!(
+        "Group{number} is not viable: a member that is no bridge is bound to a driver of the host. The line does not \
+         name it; the members with their drivers do."
+    );
+    let finding = Finding::new("group.not-viable", Certainty::Unknown, "Linux Documentation/driver-api/vfio.rst; drivers/iommu/iommu.c, iommu_device_claim_dma_owner")
+        .devices(device)
+        .evidence([evidence])
+        .advise(Advice::text("Their output goes into the same call:"));
+    let folder = match group {
+        Some(group) => format!("/sys/kernel/iommu_groups/{group}/"),
+        None => "/sys/kernel/iommu_groups/".to_owned(),
+    };
+    let finding = match members {
+        Some(members) => {
+            let names: Vec<&str> = members.keys().copied().take(MOST_NAMED).collect();
+            text += &format!(" Its members: {}", names.join(", "));
+            text += match members.len() > names.len() {
+                true => ", and more.",
+                false => ".",
+            };
+            let first = members.values().take(MOST_NAMED);
+            finding.evidence(first.map(|one| &one.evidence))
+        }
+        None => finding.advise(Advice::output(
+            ["find", &folder, "-type", "l"],
+            "groups.txt",
+        )),
+    };
+    finding
+        .say(text)
+        .advise(Advice::output(["lspci", "-Dnnk"], "lspci.txt"))
+        .advise(Advice::command([
+            "dmaspace",
+            "explain",
+            "log",
+            "groups.txt",
+            "lspci.txt",
+        ]))
 }
 
 fn not_viable(
@@ -197,6 +246,31 @@ mod tests {
                 "4 0000:04:00.0 010802 8086:3 nvme\n5 0000:05:00.0 020000 8086:4 vfio-pci\n"
             )),
             [""; 0]
+        );
+    }
+
+    #[test]
+    fn members_of_a_listing_alone_are_named_and_their_drivers_asked_for() {
+        let line = "qemu-system-x86_64: vfio 0000:09:00.0: group 12 is not viable\n";
+        let listed = "/sys/kernel/iommu_groups/12/devices/0000:09:00.0\n/sys/kernel/iommu_groups/12/devices/0000:09:00.1\n";
+        let advice = |text: &str| {
+            let found = of_text(text);
+            assert_eq!(causes(&found), ["group.not-viable"]);
+            let lines: Vec<_> = found[0].advice.iter().map(|one| one.line()).collect();
+            (found[0].text.clone(), lines)
+        };
+        let find = "find /sys/kernel/iommu_groups/12/ -type l > groups.txt".to_owned();
+        let lspci = "lspci -Dnnk > lspci.txt".to_owned();
+        let (_, lines) = advice(line);
+        assert!(lines.contains(&find) && lines.contains(&lspci), "{lines:?}");
+        let (text, lines) = advice(&format!("{line}{listed}"));
+        assert!(
+            text.ends_with("Its members: 0000:09:00.0, 0000:09:00.1."),
+            "{text}"
+        );
+        assert!(
+            !lines.contains(&find) && lines.contains(&lspci),
+            "{lines:?}"
         );
     }
 
