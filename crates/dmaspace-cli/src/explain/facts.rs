@@ -68,6 +68,8 @@ pub(super) struct Facts {
     pub(super) vendors: Vec<Known<Vendor>>,
     /// Lines that look like a fault and are not decoded: kind, first place, count.
     pub(super) unknown: BTreeMap<String, (Evidence, u64)>,
+    /// Files with such lines.
+    pub(super) doubtful: BTreeSet<usize>,
     /// Kinds of facts of which more than [`MOST`] were found.
     pub(super) dropped: BTreeMap<&'static str, u64>,
     /// Remarks for the report.
@@ -155,6 +157,12 @@ pub(super) enum Line {
         group: Option<u32>,
         device: Option<String>,
     },
+    /// The device is in no group.
+    NoGroup { device: Option<String> },
+    /// The monitor's user may not open the file of the group.
+    GroupFile { group: u32, device: Option<String> },
+    /// Type 1 refuses a group whose interrupts are not remapped. `named`: the line says so.
+    UnsafeInterrupts { device: Option<String>, named: bool },
     /// The kernel refuses the device because of a reserved region.
     Ineligible { device: Option<String> },
     /// The driver gives its width.
@@ -331,6 +339,7 @@ impl Facts {
     /// A line that looks like a fault and is not decoded.
     pub(super) fn not_decoded(&mut self, text: &str, evidence: Evidence) {
         let kind = kind_of(text);
+        self.doubtful.insert(evidence.place.file);
         let full = self.unknown.len() >= MOST_UNKNOWN;
         match self.unknown.get_mut(&kind) {
             Some((_, count)) => *count += 1,

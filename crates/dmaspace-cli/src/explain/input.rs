@@ -265,6 +265,7 @@ impl<'a> Input<'a> {
             self.note(name, &format!("it was read up to a damage: {error}"));
         }
         if !self.facts.contents.contains_key(&file)
+            && !self.facts.doubtful.contains(&file)
             && !self.facts.unread.iter().any(|one| one.0 == file)
         {
             self.note(name, "nothing in it is about device memory");

@@ -43,6 +43,9 @@ pub(in crate::explain) fn line(text: &str) -> Option<Line> {
             device: device(text),
         });
     }
+    if let Some(refused) = refused(text) {
+        return Some(refused);
+    }
     if has("ineligible for IOMMU domain attach") || has("1:1 IOMMU mapping") {
         return Some(Line::Ineligible {
             device: device(text),
@@ -75,6 +78,29 @@ pub(in crate::explain) fn line(text: &str) -> Option<Line> {
         return Some(rmp);
     }
     firmware(text).or_else(|| other(text))
+}
+
+/// Refusals of a device or a group before anything is mapped. QEMU `hw/vfio/{pci,container}.c`
+/// (`vfio_device_groupid`, `vfio_get_group`, `vfio_init_container`); Linux `vfio_iommu_type1_attach_group`, whose EPERM is
+/// that of interrupts.
+fn refused(text: &str) -> Option<Line> {
+    let has = |part: &str| text.contains(part);
+    let device = || device(text);
+    if has("no iommu_group found") {
+        return Some(Line::NoGroup { device: device() });
+    }
+    if has("failed to open /dev/vfio/") && has("Permission denied") {
+        let group = number_after(text, "/dev/vfio/")?;
+        let group = u32::try_from(group).ok()?;
+        let device = device();
+        return Some(Line::GroupFile { group, device });
+    }
+    let named = has("No interrupt remapping") && has("allow_unsafe_interrupts");
+    let ends = has("ailed to set iommu for container") && has("Operation not permitted");
+    (named || ends).then(|| Line::UnsafeInterrupts {
+        device: device(),
+        named,
+    })
 }
 
 /// Lines that repeat in other words what the line before them says.

@@ -11,6 +11,7 @@ mod machine;
 mod memlock;
 mod option;
 mod pages;
+mod refused;
 mod start;
 mod table;
 mod trace;
@@ -25,6 +26,7 @@ pub(super) fn findings(facts: &mut Facts) -> Vec<Finding> {
     fault::findings(facts, &mut found);
     firmware::findings(facts, &mut found);
     group::findings(facts, &mut found);
+    refused::findings(facts, &mut found);
     memlock::findings(facts, &mut found);
     pages::findings(facts, &mut found);
     layout::findings(facts, &mut found);
