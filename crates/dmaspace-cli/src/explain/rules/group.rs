@@ -108,7 +108,7 @@ fn undecided(
     let finding = Finding::new("group.not-viable", Certainty::Unknown, "Linux Documentation/driver-api/vfio.rst; drivers/iommu/iommu.c, iommu_device_claim_dma_owner")
         .devices(device)
         .evidence([evidence])
-        .advise(Advice::text("Their output goes into the same call:"));
+        .advise(Advice::text("The output of what follows goes into the same call (log: the file with this line):"));
     let folder = match group {
         Some(group) => format!("/sys/kernel/iommu_groups/{group}/"),
         None => "/sys/kernel/iommu_groups/".to_owned(),

@@ -57,9 +57,9 @@ fn refused(line: &Line, evidence: &Evidence) -> Option<Finding> {
             };
             let finding = Finding::new("group.unsafe-interrupts", certainty, "Linux drivers/vfio/vfio_iommu_type1.c, vfio_iommu_type1_attach_group")
                 .say(format!(
-                    "{}VFIO refuses the group, since interrupts are not remapped: a guest could send any interrupt to \
+                    "VFIO refuses the group, {}since interrupts are not remapped: a guest could send any interrupt to \
                      the host.",
-                    if *named { "" } else { "Likely " }
+                    if *named { "" } else { "likely " }
                 ))
                 .advise(Advice::text(
                     "Switch interrupt remapping on: in the firmware's setup (with the IOMMU, or x2APIC), and without \

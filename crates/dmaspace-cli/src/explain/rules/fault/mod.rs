@@ -73,7 +73,7 @@ const fn number_name(family: Family) -> &'static str {
     }
 }
 
-/// Who gives a device its addresses.
+/// Giver of a device's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum User {
     /// A driver of the host.
@@ -266,9 +266,9 @@ mod tests {
             found[0].text
         );
         let lines: Vec<_> = found[0].advice.iter().map(|one| one.line()).collect();
-        assert!(lines[0].contains("tables/IORT beside the log"), "{lines:?}");
-        assert!(lines[0].ends_with("here 01:00.0."), "{lines:?}");
-        assert!(lines[1].contains("iommu-map"), "{lines:?}");
+        assert!(lines[1].contains("tables/IORT beside the log"), "{lines:?}");
+        assert!(lines[1].ends_with("here 01:00.0."), "{lines:?}");
+        assert!(lines[0].contains("iommu-map"), "{lines:?}");
         assert!(
             !lines.concat().contains("attached to no domain"),
             "{lines:?}"
@@ -334,6 +334,8 @@ mod tests {
                 "{lines}"
             );
             assert!(lines.contains("--hmp 'info mtree -f'"), "{lines}");
+            let text = &of_text(&text)[0].text;
+            assert!(text.ends_with("Its driver is vfio-pci."), "{text}");
             assert!(!lines.contains("iommu.strict"), "{lines}");
         }
         let hosts = "3b:00.0 x [0200]: y [8086:1]\n\tKernel driver in use: ice\n";

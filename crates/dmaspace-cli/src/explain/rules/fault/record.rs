@@ -5,8 +5,8 @@ use iommu::log::{Class, Family};
 use super::super::count;
 use super::scanout::period;
 use super::{User, for_driver, is_hosts, number_name, tables_file, user, walked};
-use crate::explain::facts::Facts;
-use crate::explain::finding::{Advice, Certainty, Direction, Finding};
+use crate::explain::facts::{Driver, Facts};
+use crate::explain::finding::{Advice, Certainty, Direction, Finding, plain};
 use crate::explain::folds::{Fold, MOST_ADDRESSES, MOST_NAMES};
 
 /// Id and meaning of a class.
@@ -247,9 +247,13 @@ fn of_device(facts: &Facts, fold: &Fold) -> Vec<String> {
     {
         parts.push(format!("It is in IOMMU group {}.", member.fact.group));
     }
+    let known = facts.known(&fold.device, None);
+    let driver = known.map(|known| known.fact.driver);
     if !fold.drivers.is_empty() {
         let drivers: Vec<_> = fold.drivers.iter().map(String::as_str).collect();
         parts.push(format!("Its driver is {}.", drivers.join(", ")));
+    } else if let Some(Driver::Bound(driver)) = driver {
+        parts.push(format!("Its driver is {}.", plain(&driver)));
     }
     parts
 }
@@ -372,10 +376,13 @@ fn advice(facts: &Facts, fold: &Fold, finding: Finding) -> Finding {
             };
             whose(fold, finding)
         }
-        Class::DeviceEntry if is_bad_stream(fold) => whose(fold, finding).advise(Advice::text(
-            "Likely cause: the stream ID that the IORT or the device tree (iommus, iommu-map) gives the device is not \
-             the one that it sends, or is beyond the unit's stream table.",
-        )),
+        Class::DeviceEntry if is_bad_stream(fold) => {
+            let finding = finding.advise(Advice::text(
+                "Likely cause: the stream ID that the IORT or the device tree (iommus, iommu-map) gives the device is \
+                 not the one that it sends, or is beyond the unit's stream table.",
+            ));
+            whose(fold, finding)
+        }
         Class::DeviceEntry => whose(fold, finding).advise(Advice::text(
             "The device made a request while it was attached to no domain: stop its DMA (bus mastering) before it is \
              handed over.",
