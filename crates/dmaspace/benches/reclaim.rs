@@ -175,7 +175,7 @@ fn measure(
             balloon
         }
     };
-    // Behind the sixteenth.
+    // The sixteenth that is mapped is left out.
     let first = len / 16;
     let runs = (first..len).step_by(2 * piece as usize);
     let runs: Vec<Span<GuestAddr>> = runs.map(|start| Span::new(start, piece)).collect();

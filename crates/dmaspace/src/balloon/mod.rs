@@ -166,7 +166,7 @@ impl BalloonDma {
     /// free page reporting is offered.
     ///
     /// `first_mapped` is `VirtioIommu::first_mapped` of that device. A guest that maps a page while it
-    /// gives it up has its devices reach a page that its processors do not: its loss, and nobody else's.
+    /// gives it up has its devices reach a page that its processors do not: a loss of that guest alone.
     pub fn add_mapped_by_guest(
         &mut self,
         first_mapped: impl Fn(&Arc<Memory>, Span<Offset>) -> Option<Span<Offset>>
@@ -178,7 +178,7 @@ impl BalloonDma {
     }
 
     /// Pieces of `parts` that a guest has mapped, or that are pinned, in no order.
-    fn held<T: Borrow<Arc<Memory>>>(
+    fn kept<T: Borrow<Arc<Memory>>>(
         &self,
         map: MemoryMap<'_, T>,
         parts: &[Part],
@@ -278,7 +278,7 @@ impl<T: Borrow<Arc<Memory>>> Releaser<T> for BalloonDma {
         kept: &mut dyn FnMut(Part, KeepReason),
     ) {
         let mut told = self.in_all(map, parts, release);
-        told.extend(self.held(map, parts));
+        told.extend(self.kept(map, parts));
         let told = in_order(told);
         if !told.is_empty() {
             let back: Vec<Part> = told.iter().map(|(part, _)| *part).collect();
@@ -290,7 +290,7 @@ impl<T: Borrow<Arc<Memory>>> Releaser<T> for BalloonDma {
     }
 
     fn held(&self, map: MemoryMap<'_, T>, parts: &[Part], held: &mut dyn FnMut(Part, KeepReason)) {
-        for (part, reason) in in_order(Self::held(self, map, parts)) {
+        for (part, reason) in in_order(self.kept(map, parts)) {
             held(part, reason);
         }
     }

@@ -273,7 +273,7 @@ impl<H: BalloonHost> Balloon<H> {
         self.lock().device.actual()
     }
 
-    /// What the device has done so far.
+    /// Counts of the device so far.
     pub fn counters(&self) -> BalloonCounters {
         self.lock().device.counters()
     }
@@ -321,7 +321,7 @@ impl<H: BalloonHost> Inner<H> {
 
     fn reset(&mut self) {
         let negotiated = self.device.negotiated();
-        // What devices lack afterwards was reported.
+        // Parts that devices lack afterwards were reported.
         let _ = self.device.reset();
         if let Some(features) = negotiated {
             self.negotiate(features);
