@@ -15,7 +15,7 @@ bool iommu_handover_kept(phys_addr_t root);
 bool iommu_handover_kept_device(u8 bus, u8 devfn);
 extern int intel_iommu_enabled;
 
-bool intel_iommu_keep(struct device *dev);
+void intel_iommu_keep(struct device *dev);
 int intel_iommu_context_tables(struct device *dev, __le64 *table, unsigned int room);
 #else
 static inline bool iommu_handover_keeps(struct device *dev)
@@ -78,12 +78,11 @@ static struct intel_iommu *kept_iommu;
 
 #ifdef IOMMU_HANDOVER_OF_DMA
 /* At a kexec: the unit's root and context tables are all preserved, and it stays on. */
-bool intel_iommu_keep(struct device *dev)
+void intel_iommu_keep(struct device *dev)
 {
 	struct device_domain_info *info = dev_iommu_priv_get(dev);
 
 	kept_iommu = info->iommu;
-	return true;
 }
 
 /* Physical addresses of the root and the context tables of a device's unit, and how many there are. */
@@ -200,8 +199,10 @@ bool iommu_handover_keeps(struct device *dev)
 		return false;
 	if (!asked) {
 		asked = true;
-		keeps = handover_is_unchanged() && intel_iommu_keep(handover_out_device);
-		if (!keeps)
+		keeps = handover_is_unchanged();
+		if (keeps)
+			intel_iommu_keep(handover_out_device);
+		else
 			dev_err(handover_out_device, "no DMA: tables have changed since they were preserved\n");
 	}
 	return keeps;
