@@ -2,7 +2,8 @@
 //! names what the device reaches, and everything else comes and goes as without a device.
 //!
 //! For authors of virtual machine monitors; `docs/virtio-iommu.md` leads through it. The guest is played by its
-//! requests, and its device is one in software. Over iommufd `Passthrough` is the only thing that changes.
+//! requests, and its device is one in software. Over iommufd `Passthrough` changes, and so do `input` and the
+//! reserved ranges, which depend on the devices.
 //!
 //!     cargo run -p dmaspace-examples --example oversubscribe
 

@@ -81,7 +81,8 @@ impl IoasOptions {
         Self { granule, ..self }
     }
 
-    /// Charges guest memory to `ledger` instead of the account of what was opened.
+    /// Charges memory that `Ioas::map_guest` maps to `ledger` instead of the account of what was opened. A
+    /// [`Memory`](crate::Memory) that was made elsewhere stays charged to the ledger it was made with.
     pub fn ledger(self, ledger: Arc<Ledger>) -> Self {
         let ledger = Some(ledger);
         Self { ledger, ..self }
