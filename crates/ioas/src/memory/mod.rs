@@ -4,7 +4,8 @@
 //! code that reads or writes its pages for a device, take a [`Hold`] of a part. The first hold of a byte
 //! has it pinned and charged, the last one gone has it unpinned and its charge given back; those
 //! between cost a count. So memory that is mapped twice, or copied into another address space of the
-//! same owner, is pinned and charged once.
+//! same owner, is pinned and charged once. A kernel back end takes no hold, as the kernel pins: type 1
+//! for each mapping, iommufd once.
 //!
 //! Pins belong to the memory and not to areas. So an area can be cut without touching a pin, and an
 //! external pin can outlive its area. A hold reads its runs also where several pins cover it.
@@ -66,7 +67,8 @@ pub(crate) use reservation::Reserved;
 /// A memory object with its pins and the account that they are charged to.
 ///
 /// The first hold of a byte, by an area or an external pin, has it pinned and charged; the last one
-/// gone has it unpinned and its charge given back.
+/// gone has it unpinned and its charge given back. Over a kernel's tables the kernel pins and charges: once if it
+/// [shares pins](crate::Capabilities::shares_pins), as iommufd, otherwise for each mapping, as type 1.
 #[derive(Debug)]
 pub struct Memory {
     object: Arc<dyn MemoryObject>,
