@@ -35,7 +35,8 @@
 //!
 //! ## DMA buffers of a driver
 //!
-//! * [`Dma`], [`DmaBuffer`]: a mapping for each request;
+//! * [`Dma`], [`DmaBuffer`]: a mapping for each request, in page tables of one's own; over VFIO or iommufd use
+//!   [`Ioas::map_anywhere`];
 //! * [`VirtioHal`], [`HalMemory`], [`DriverMemory`], [`HostPages`]: memory for drivers of the crate `virtio-drivers` (feature
 //!   `virtio-drivers`).
 //!

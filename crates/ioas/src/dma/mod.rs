@@ -124,7 +124,8 @@ pub enum DmaUnmapError {
 /// mapped at one range ([`map_list`](Self::map_list)), so that the device sees one buffer.
 ///
 /// It has a page table of its own, as a device of a driver has it in Linux: an [`Ioas`](crate::Ioas) is for memory that
-/// stays mapped. Devices are [attached](Self::attach) before or while buffers are mapped.
+/// stays mapped. The table is one of ours: over VFIO or iommufd use
+/// [`Ioas::map_anywhere`](crate::Ioas::map_anywhere). Devices are [attached](Self::attach) before or while buffers are mapped.
 ///
 /// Memory that stays where it is ([`MemoryObject::fixed_runs`](crate::MemoryObject::fixed_runs), for instance a part that was
 /// [pinned](Memory::pinned) once) costs no pin and no charge for each buffer.
