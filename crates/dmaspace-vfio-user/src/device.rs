@@ -36,10 +36,10 @@ pub trait DeviceModel {
     ///
     /// # Errors
     ///
-    /// The client receives every refusal as an I/O error.
+    /// There is no such register. The client receives every refusal as an I/O error.
     fn read(&self, region: usize, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 
-    /// Writes to `region` at `offset`; all of `bytes` lies inside it.
+    /// Writes to `region` at `offset`; all of `bytes`, as many as the client's message has, lies inside it.
     ///
     /// # Errors
     ///
