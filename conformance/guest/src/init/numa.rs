@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::ErrorKind,
     ops::ControlFlow,
     path::Path,
     sync::{Arc, atomic::Ordering},
@@ -45,7 +46,11 @@ pub(crate) fn devices() -> anyhow::Result<Vec<(u32, Device)>> {
         let device = Device(Box::leak(address.into_boxed_str()));
         let says = |file: &str| fs::read_to_string(device.path(file));
         let kind = (says("vendor")?, says("device")?);
-        let node: i32 = says("numa_node")?.trim().parse()?;
+        // Kernels without nodes have no such file.
+        let node: i32 = match says("numa_node") {
+            Err(error) if error.kind() == ErrorKind::NotFound => -1,
+            said => said?.trim().parse()?,
+        };
         if (kind.0.trim(), kind.1.trim()) == EDU
             && let Ok(node) = u32::try_from(node)
         {
