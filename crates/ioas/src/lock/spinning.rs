@@ -8,6 +8,8 @@ use core::ops::{Deref, DerefMut};
 /// disables interrupts of this processor, or preemption, and `after` restores what was there. Both are called on the
 /// processor that takes the lock, and calls nest: the last `after` belongs to the first `before`. They take no
 /// lock of this crate.
+///
+/// A map or unmap of an address space holds a lock from beginning to end, and while units are flushed.
 #[derive(Clone, Copy, Debug)]
 pub struct LockHooks {
     /// Before a lock is waited for.

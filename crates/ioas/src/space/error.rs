@@ -243,8 +243,9 @@ pub enum UnmapError {
     /// The kernel refuses, for a reason of its own. Nothing was unmapped.
     #[error("the kernel does not unmap it")]
     Kernel(#[source] Cause),
-    /// The areas are unmapped, but a unit did not answer in time. Their memory stays pinned
-    /// and charged, and their tables unused, until [`Ioas::flush`](crate::Ioas::flush) succeeds.
+    /// The areas are unmapped, but a unit did not answer in time, and devices may still reach their memory.
+    /// It stays pinned and charged, and their tables unused, until [`Ioas::flush`](crate::Ioas::flush)
+    /// succeeds. Memory that no pin holds ([`FixedRuns`](crate::FixedRuns)) must not be used again before.
     #[error(transparent)]
     Flush(FlushError),
     /// The areas are unmapped and flushed, and all memory was to be unpinned, but some could not.
@@ -254,7 +255,8 @@ pub enum UnmapError {
     Unpin(#[source] Cause),
 }
 
-/// Failure of an attach: nothing has changed.
+/// Failure of an attach: nothing has changed, unless the device stays attached and translates nothing (see
+/// [`Ioas::attach`](crate::Ioas::attach)).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AttachError {
