@@ -202,7 +202,17 @@ impl<K: Kind, R: Registers, M> HardwareUnit<K, R, M> {
         K::counters(&self.inner.lock())
     }
 
-    /// The registers.
+    /// The registers, also for the unit's own interrupts, which the driver neither routes nor enables.
+    ///
+    /// They are programmed after [`enable`](Self::enable), which switches those of SMMUs and RISC-V off:
+    ///
+    /// * VT-d: FEDATA, FEADDR and FEUADDR, then FECTL.IM = 0;
+    /// * AMD-Vi: EventIntEn of the control register, and MSI of the unit's PCI function; a handler clears
+    ///   EventLogInt of the status register, then [drains](Unit::drain_faults);
+    /// * SMMUv3: EVENTQ_IRQ_CFGn, then IRQ_CTRL;
+    /// * SMMUv1/v2: none, faults are polled for, since attaches clear SCTLR.CFIE;
+    /// * RISC-V: icvec and msi_cfg_tbl, then fqcsr.fie, again after each drain that has returned more than 0; a
+    ///   handler clears ipsr.fip, then drains.
     pub const fn registers(&self) -> &R {
         &self.registers
     }

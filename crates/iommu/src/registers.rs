@@ -23,7 +23,8 @@ pub type SpinLock = spin::Mutex<()>;
 /// volatile accesses to uncached memory are enough; Arm and RISC-V need a barrier.
 ///
 /// Offsets are multiples of the width, and partly come from the unit's own registers: one that lies
-/// outside reads as all ones, and a write to it does nothing.
+/// outside reads as all ones, and a write to it does nothing. VT-d has 4 KiB of registers, or the size in the
+/// unit's DRHD structure, AMD-Vi 16 KiB, SMMUv3 128 KiB, RISC-V 4 KiB, SMMUv1/v2 the size that firmware names.
 ///
 /// # Registers at an address
 ///
@@ -120,9 +121,9 @@ pub type SpinLock = spin::Mutex<()>;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 pub trait Registers {
-    /// Lock of the unit's structures and queues: [`SpinLock`] where no interrupt handler maps or unmaps, and in a
-    /// kernel where one does, a lock that disables interrupts. It is held while a driver [waits](Self::wait) for the
-    /// unit, so it must not sleep where the caller may not.
+    /// Lock of the unit's structures and queues: [`SpinLock`] where no interrupt handler maps, unmaps or drains
+    /// faults, and in a kernel where one does, a lock that disables interrupts. It is held while a driver
+    /// [waits](Self::wait) for the unit, so it must not sleep where the caller may not.
     type Lock: lock_api::RawMutex + Send + Sync;
 
     /// Reads 32 bits.

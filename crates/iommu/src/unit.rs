@@ -130,6 +130,8 @@ pub trait Unit: Send + Sync {
     /// Hands the recorded faults to `sink`, oldest first, and returns how many were lost since the
     /// last call because there was no room for them: at least so many, where a unit notes only that
     /// it has lost some.
+    ///
+    /// `sink` is called without the driver's lock, so it may flush.
     fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64;
 }
 

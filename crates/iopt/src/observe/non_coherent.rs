@@ -2,10 +2,11 @@
 //!
 //! VT-d units say so with ECAP.C = 0 (VT-d specification, section 10.4.3 "Extended Capability
 //! Register", field C: Page-walk Coherency), SMMUs with IDR0.COHACC = 0 (IHI 0070, section 6.3.1
-//! "SMMU_IDR0"). A store of the processor then counts when its cache line has been written back,
-//! and lines are written back when they are flushed *or at any earlier time*. So it is not enough
-//! to flush in the end: a new table must be in memory before the entry that leads to it is stored
-//! at all. The engine calls [`written`](TableMemory::written) in that order.
+//! "SMMU_IDR0"). In scalable mode VT-d's ECAP.SMPWCS = 0 says so, too. A store of the processor then
+//! counts when its cache line has been written back, and lines are written back when they are flushed
+//! *or at any earlier time*. So it is not enough to flush in the end: a new table must be in memory
+//! before the entry that leads to it is stored at all. The engine calls
+//! [`written`](TableMemory::written) in that order.
 
 use crate::memory::{TableMemory, pass_on, pass_runs_on, pass_steps_on};
 
