@@ -1,4 +1,4 @@
-//! Memory that a guest gives up and takes back: every other piece of 512 MiB, so that no two join.
+//! Memory that a guest gives up and takes back: every other piece of 64 MiB, so that no two join.
 //!
 //! `cargo bench -p dmaspace --all-features --bench reclaim`; another size of the whole in MiB by
 //! `DMASPACE_BENCH_MIB`, other rounds than seven by `DMASPACE_BENCH_ROUNDS`. Without `--bench` (as `cargo test
@@ -205,7 +205,7 @@ fn main() {
     let bench = std::env::args().any(|argument| argument == "--bench");
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let (len, rounds) = if bench {
-        let len = number("DMASPACE_BENCH_MIB").map_or(512, |mib| mib.next_multiple_of(64));
+        let len = number("DMASPACE_BENCH_MIB").map_or(64, |mib| mib.next_multiple_of(64));
         let rounds = number("DMASPACE_BENCH_ROUNDS").map_or(7, |rounds| rounds.max(1) as usize);
         (len << 20, rounds)
     } else {
