@@ -5,6 +5,7 @@
 //! that is not known yet, and all are dropped when anything is unmapped.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ptr::with_exposed_provenance;
@@ -120,14 +121,14 @@ impl OpenSpace for SoftwareIommu {
 #[derive(Debug, Default)]
 pub struct PinnedMemory {
     spaces: AtomicU64,
-    areas: Mutex<Vec<Mapped>>,
+    /// By address space and first address; those of one address space are disjoint.
+    areas: Mutex<BTreeMap<(u64, u64), Mapped>>,
     runs: RwLock<RunMap<Piece>>,
 }
 
 /// A part of an area that is mapped.
 #[derive(Debug)]
 struct Mapped {
-    space: u64,
     range: Span<Iova>,
     memory: Arc<Memory>,
     offset: u64,
@@ -137,7 +138,6 @@ impl Mapped {
     /// The same memory at `range`, which lies in it.
     fn at(&self, range: Span<Iova>) -> Self {
         Self {
-            space: self.space,
             range,
             memory: Arc::clone(&self.memory),
             offset: self.offset + (range.start - self.range.start),
@@ -169,7 +169,7 @@ impl PinnedMemory {
     /// Reads where the memory of all areas lies that is pinned now.
     fn learn(&self) {
         let mut found: Vec<(Span<Pa>, Piece)> = Vec::new();
-        for area in self.areas.lock().iter() {
+        for area in self.areas.lock().values() {
             let Some(process) = area.memory.object().in_process() else {
                 continue;
             };
@@ -231,31 +231,46 @@ struct Space {
     number: u64,
 }
 
+impl Space {
+    /// Leaves nothing of `range` among the areas.
+    fn remove(&self, areas: &mut BTreeMap<(u64, u64), Mapped>, range: Span<Iova>) {
+        let met = areas.range((self.number, 0)..=(self.number, range.last()));
+        let met = met.rev().map(|(at, area)| (*at, area.range.last()));
+        let met = met.take_while(|(_, last)| *last >= range.start);
+        for (at, last) in met.collect::<Vec<_>>() {
+            let Some(area) = areas.remove(&at) else {
+                continue;
+            };
+            let (_, first) = at;
+            if first < range.start {
+                let head = area.at(Span::new(first, range.start - first));
+                areas.insert(at, head);
+            }
+            if range.last() < last {
+                let behind = range.last() + 1;
+                let tail = area.at(Span::new(behind, last - range.last()));
+                areas.insert((self.number, behind), tail);
+            }
+        }
+    }
+}
+
 impl Listener for Space {
     fn mapped(&self, area: &Area) {
-        self.memory.areas.lock().push(Mapped {
-            space: self.number,
+        let mapped = Mapped {
             range: area.range(),
             memory: Arc::clone(area.memory()),
             offset: area.part().start,
-        });
+        };
+        let areas = &mut *self.memory.areas.lock();
+        // After a failed flush some of it may still be known.
+        self.remove(areas, mapped.range);
+        areas.insert((self.number, mapped.range.start), mapped);
     }
 
     fn unmapped(&self, range: Span<Iova>) -> Result<(), FlushError> {
         let areas = &mut *self.memory.areas.lock();
-        let (gone, mut rest): (Vec<_>, Vec<_>) = core::mem::take(areas)
-            .into_iter()
-            .partition(|area| area.space == self.number && area.range.overlaps(&range));
-        for area in gone {
-            let (first, last) = (area.range.start, area.range.last());
-            if first < range.start {
-                rest.push(area.at(Span::new(first, range.start - first)));
-            }
-            if range.last() < last {
-                rest.push(area.at(Span::new(range.last() + 1, last - range.last())));
-            }
-        }
-        *areas = rest;
+        self.remove(areas, range);
         // Waits for copies under way.
         let runs = &mut *self
             .memory
@@ -264,5 +279,54 @@ impl Listener for Space {
             .unwrap_or_else(PoisonError::into_inner);
         *runs = RunMap::default();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::ledger::Ledger;
+    use crate::memory::synthetic::Synthetic;
+
+    #[test]
+    fn areas_are_known_until_their_bytes_are_unmapped() {
+        let object = Arc::new(Synthetic::new([Span::new(0, 64)]));
+        let memory = Memory::new(object, &Ledger::new("a test", None, 0));
+        let pinned = Arc::new(PinnedMemory::default());
+        let spaces = [0, 1].map(|number| {
+            let memory = Arc::clone(&pinned);
+            Space { memory, number }
+        });
+        let mut random = fastrand::Rng::with_seed(51);
+        let mut model = [[None; 24]; 2];
+        for round in 0..4000_u64 {
+            let nr = random.usize(0..2);
+            let (start, len) = (random.u64(0..20), random.u64(1..5));
+            let range = Span::new(start, len);
+            let areas = &mut *pinned.areas.lock();
+            spaces[nr].remove(areas, range);
+            let offset = random.bool().then_some(round);
+            if let Some(offset) = offset {
+                let memory = Arc::clone(&memory);
+                let mapped = Mapped {
+                    range,
+                    memory,
+                    offset,
+                };
+                areas.insert((spaces[nr].number, start), mapped);
+            }
+            for at in start..start + len {
+                model[nr][at as usize] = offset.map(|offset| offset + (at - start));
+            }
+            let mut found = [[None; 24]; 2];
+            for ((number, first), area) in areas.iter() {
+                assert_eq!(*first, area.range.start);
+                for at in area.range.start..=area.range.last() {
+                    let place = &mut found[*number as usize][at as usize];
+                    assert_eq!(place.replace(area.offset + (at - first)), None);
+                }
+            }
+            assert_eq!(found, model, "round {round}");
+        }
     }
 }
