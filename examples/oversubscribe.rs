@@ -34,19 +34,15 @@ const ENDPOINT: u32 = 8;
 const DOMAIN: u32 = 1;
 
 /// Maker of the address spaces of the guest's domains.
-struct Passthrough {
-    iommu: SoftwareIommu,
-    ledger: Arc<Ledger>,
-}
+struct Passthrough(SoftwareIommu);
 
 impl Domains for Passthrough {
     fn space(&mut self) -> Result<Ioas, Cause> {
-        let options = Ioas::options().ledger(self.ledger.clone());
-        Ok(options.over(&self.iommu)?)
+        Ok(Ioas::over(&self.0)?)
     }
 
     fn attach(&mut self, endpoint: u32, space: &Ioas) -> Result<(), AttachError> {
-        space.attach(self.iommu.device(DeviceId(endpoint)))
+        space.attach(self.0.device(DeviceId(endpoint)))
     }
 
     fn detach(&mut self, endpoint: u32, space: &Ioas) -> Result<(), DetachError> {
@@ -76,16 +72,12 @@ impl Monitor {
         // Pinned and charged is what the guest maps: memory of more guests than the machine has may be promised.
         let ledger = Ledger::new("memory of the guest's devices", Some(MEMORY / 2), 0);
         let ram = GuestRam::new(&memory, &ledger)?;
-        let back = Passthrough {
-            iommu: software,
-            ledger: ledger.clone(),
-        };
         let config = VirtioIommuConfig {
             input: Some(0..=(1 << 48) - 1),
             endpoints: vec![EndpointConfig::new(ENDPOINT)],
             ..VirtioIommuConfig::default()
         };
-        let mut iommu = VirtioIommu::new(config, back)?;
+        let mut iommu = VirtioIommu::new(config, Passthrough(software))?;
         let regions = ram
             .regions()
             .map(|(base, memory)| MemoryRegion::new(base.0, memory.clone()));

@@ -48,11 +48,11 @@ const WAYS: [(Way, &str); 3] = [
 ];
 
 /// Maker of the address spaces of the guest's domains.
-struct Passthrough(SoftwareIommu, Arc<Ledger>);
+struct Passthrough(SoftwareIommu);
 
 impl Domains for Passthrough {
     fn space(&mut self) -> Result<Ioas, Cause> {
-        Ok(Ioas::options().ledger(self.1.clone()).over(&self.0)?)
+        Ok(Ioas::over(&self.0)?)
     }
 
     fn attach(&mut self, endpoint: u32, space: &Ioas) -> Result<(), AttachError> {
@@ -77,7 +77,7 @@ fn virtual_iommu(
         most_mappings: 1 << 20,
         ..VirtioIommuConfig::default()
     };
-    let mut iommu = VirtioIommu::new(config, Passthrough(SoftwareIommu::new()?, ledger.clone()))?;
+    let mut iommu = VirtioIommu::new(config, Passthrough(SoftwareIommu::new()?))?;
     let regions = ram.regions();
     let regions = regions.map(|(base, memory)| MemoryRegion::new(base.0, memory.clone()));
     iommu.set_memory(regions.collect())?;
@@ -156,7 +156,7 @@ fn measure(
     }
     let ledger = Ledger::new("devices", None, 0);
     let software = SoftwareIommu::new()?;
-    let space = Arc::new(Ioas::options().ledger(ledger.clone()).over(&software)?);
+    let space = Arc::new(Ioas::over(&software)?);
     let ram = GuestRam::new(&memory, &ledger)?;
     let mut balloon = match way {
         Way::Device => {

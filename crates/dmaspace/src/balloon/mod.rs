@@ -186,10 +186,11 @@ impl BalloonDma {
         let mut told = Vec::new();
         for (part, memory) in memories(map, parts) {
             let mut tell = |reason, first: &dyn Fn(Span<Offset>) -> Option<Span<Offset>>| {
-                let (mut at, end) = (part.offsets.start, part.offsets.start + part.offsets.len);
-                while let Some(held) = first(Span::new(at, end - at)).filter(|_| at < end) {
+                let mut rest = part.offsets;
+                while let Some(held) = first(rest).and_then(|held| held.intersection(&rest)) {
                     told.push((Part::new(part.region, held), reason));
-                    at = held.start + held.len;
+                    let done = held.start + held.len - rest.start;
+                    rest = Span::new(rest.start + done, rest.len - done);
                 }
             };
             for first_mapped in &self.mapped {

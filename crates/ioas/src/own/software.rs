@@ -121,7 +121,7 @@ impl OpenSpace for SoftwareIommu {
 #[derive(Debug, Default)]
 pub struct PinnedMemory {
     spaces: AtomicU64,
-    /// By address space and first address; those of one address space are disjoint.
+    /// By address space and first address; disjoint within an address space.
     areas: Mutex<BTreeMap<(u64, u64), Mapped>>,
     runs: RwLock<RunMap<Piece>>,
 }
