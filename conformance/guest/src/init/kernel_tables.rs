@@ -72,11 +72,15 @@ fn are_read(file: &Path, format: &str) -> anyhow::Result<()> {
     let dump = report(&["tables", "dump", file])?;
     ensure!(dump["root"]["format"] == format, "{}", dump["root"]);
     ensure!(dump["mapped_bytes"] == HUGE + SMALL, "{dump}");
-    let leaves = json!([
-        {"page_bytes": 4096, "count": SMALL / 4096, "bytes": SMALL},
-        {"page_bytes": 2 << 20, "count": HUGE >> 21, "bytes": HUGE},
-    ]);
-    ensure!(dump["leaves"] == leaves, "{}", dump["leaves"]);
+    // AMD's tables map pages that happen to lie beside each other by one leaf.
+    let leaves = dump["leaves"].as_array().context("no leaves")?;
+    let bytes = |huge: bool| {
+        let of = leaves
+            .iter()
+            .filter(|leaf| (leaf["page_bytes"].as_u64() >= Some(2 << 20)) == huge);
+        of.filter_map(|leaf| leaf["bytes"].as_u64()).sum::<u64>()
+    };
+    ensure!([bytes(true), bytes(false)] == [HUGE, SMALL], "{leaves:?}");
     // Exit status 1 would be an error here: nothing is wrong.
     report(&["tables", "check", file])?;
 
