@@ -73,7 +73,7 @@ pub(crate) fn has_subcommand(name: &str) -> bool {
 }
 
 /// The command as a person would type it.
-fn show(command: &Command) -> String {
+pub(crate) fn show(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut words = vec![
         program

@@ -29,6 +29,7 @@ mod properties;
 mod runner;
 mod sanitize;
 mod soak;
+mod suites;
 mod units;
 
 use programs::Passed;

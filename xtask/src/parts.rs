@@ -4,7 +4,7 @@
 //! line in [`PARTS`]. Budgets are for two idle cores and a fresh clone: the parts without a rig take ten
 //! minutes together, those with rigs thirty more.
 
-use std::{process::Command, time::Duration};
+use std::time::Duration;
 
 use crate::{
     balloon,
@@ -13,7 +13,9 @@ use crate::{
     host::Need,
     libvirt, linux, nostd,
     programs::Programs,
-    properties, runner, sanitize, units,
+    runner, sanitize,
+    suites::{self, Suites},
+    units,
 };
 
 /// When a part runs, and what its budget counts towards.
@@ -158,58 +160,36 @@ fn clippy(repository: &Repository) -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// All tests but the doctests.
-pub(crate) fn suites(repository: &Repository) -> Command {
-    let mut command = runner_of_tests(repository);
-    command.args(["--workspace", "--all-features"]);
-    command
-}
-
-/// Runs tests by nextest where it is installed: side by side.
-fn runner_of_tests(repository: &Repository) -> Command {
-    if cargo::has_subcommand("nextest") {
-        repository.cargo(&["nextest", "run", "--no-fail-fast"])
-    } else {
-        let targets = ["--lib", "--bins", "--tests", "--examples"];
-        let mut command = repository.cargo(&["test", "--no-fail-fast"]);
-        command.args(targets);
-        command
-    }
-}
-
 fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
     let rigs = RIGS.map(|package| ["--exclude", package]);
     let most = [&["--workspace", "--all-features"], rigs.as_flattened()].concat();
-    for selection in [most, vec!["--package", BENCH]] {
-        let mut command = runner_of_tests(repository);
-        command.args(selection);
-        properties::settle(&mut command, runner::in_ci());
-        cargo::run(&mut command)?;
+    for packages in [most, vec!["--package", BENCH]] {
+        let targets = ["--lib", "--bins", "--tests", "--examples"];
+        let suites = Suites {
+            selection: [packages, targets.to_vec()].concat(),
+            environment: suites::settled(runner::in_ci()),
+            ..Suites::default()
+        };
+        suites.run(repository)?;
     }
     Ok(Outcome::Passed)
 }
 
 fn rig_tests(repository: &Repository) -> anyhow::Result<Outcome> {
     let packages = RIGS.into_iter().chain([QTEST]);
-    let mut command = if cargo::has_subcommand("nextest") {
-        // All packages are named, so that none is built again with other features.
-        let mut command = suites(repository);
-        let packages: Vec<_> = packages.map(|name| format!("package({name})")).collect();
-        command.args(["-E", &packages.join(" | ")]);
-        command
-    } else {
-        let mut command = repository.cargo(&["test", "--no-fail-fast", "--all-features"]);
-        command.args(packages.flat_map(|package| ["--package", package]));
-        command
-    };
-    properties::settle(&mut command, runner::in_ci());
+    let packages = packages.flat_map(|package| ["--package", package]);
     let path = Programs::build(repository)?.path_of_qemu(repository)?;
-    cargo::run(command.env("PATH", path))?;
+    let mut suites = Suites {
+        selection: ["--all-features"].into_iter().chain(packages).collect(),
+        environment: suites::settled(runner::in_ci()),
+        ..Suites::default()
+    };
+    suites.environment.push(("PATH", path));
+    suites.run(repository)?;
     // Left out loudly by the part `tests` where there is no strace.
-    let mut command = suites(repository);
-    command.args(["--test", "faults", "some_of_all_system_calls"]);
-    properties::settle(&mut command, runner::in_ci());
-    cargo::run(&mut command)?;
+    suites.selection = vec!["--workspace", "--all-features", "--test", "faults"];
+    suites.filter = Some("some_of_all_system_calls");
+    suites.run(repository)?;
     libvirt::judge(repository)?;
     Ok(Outcome::Passed)
 }

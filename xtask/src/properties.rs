@@ -4,20 +4,14 @@
 //! each time, so that what fails there has come with the change. Here the suites are run again and
 //! again, each time from another seed, and a seed that fails is named.
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    process::Command,
-};
+use std::hash::{BuildHasher as _, RandomState};
 
 use clap::Args;
 
 use crate::{
-    cargo::{self, Repository},
-    parts,
+    cargo::Repository,
+    suites::{SEED, Suites},
 };
-
-/// Variable with proptest's seed.
-const SEED: &str = "PROPTEST_RNG_SEED";
 
 /// The options of `cargo xtask properties`.
 #[derive(Args, Clone, Debug)]
@@ -40,11 +34,19 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     let mut failed = Vec::new();
     for seed in seeds {
         println!("\n== seed {seed} ==");
-        let mut command = parts::suites(repository);
-        command
-            .args(options.filter.iter())
-            .env(SEED, seed.to_string());
-        if cargo::run(&mut command).is_err() {
+        let suites = Suites {
+            selection: vec![
+                "--workspace",
+                "--all-features",
+                "--lib",
+                "--bins",
+                "--tests",
+            ],
+            filter: options.filter.as_deref(),
+            environment: vec![(SEED, seed.to_string().into())],
+        };
+        if let Err(error) = suites.run(repository) {
+            println!("{error:#}");
             failed.push(seed);
         }
     }
@@ -53,13 +55,6 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     }
     println!("{} of {} rounds failed", failed.len(), options.rounds);
     Ok(failed.is_empty())
-}
-
-/// Fixes the inputs in CI, unless a seed was chosen.
-pub(crate) fn settle(command: &mut Command, ci: bool) {
-    if ci && std::env::var_os(SEED).is_none() {
-        command.env(SEED, "1");
-    }
 }
 
 fn random() -> u64 {

@@ -1,0 +1,141 @@
+//! Test programs side by side: Cargo builds them and runs one after the other; here each processor has one at a time.
+//!
+//! Within a program one test runs at a time, since tests count tables and system calls of their process, and readers in
+//! other threads hold tables back. Programs have nothing in common.
+
+use std::{
+    collections::VecDeque,
+    env,
+    ffi::OsString,
+    io::{self, BufReader, Write as _},
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Instant,
+};
+
+use anyhow::{Context as _, ensure};
+use cargo_metadata::{Artifact, Message};
+
+use crate::cargo::{self, Repository};
+
+/// Variable with proptest's seed.
+pub(crate) const SEED: &str = "PROPTEST_RNG_SEED";
+
+/// Which tests run, and how.
+#[derive(Default)]
+pub(crate) struct Suites<'a> {
+    /// Cargo's options: packages, features and targets.
+    pub(crate) selection: Vec<&'a str>,
+    /// Only tests with this in their names.
+    pub(crate) filter: Option<&'a str>,
+    /// Variables of the programs.
+    pub(crate) environment: Vec<(&'static str, OsString)>,
+}
+
+/// A test program.
+struct Program {
+    name: String,
+    path: PathBuf,
+    /// The directory of its package, in which Cargo runs it.
+    directory: PathBuf,
+}
+
+impl Suites<'_> {
+    /// Builds the programs and runs all of them; an error names those that failed.
+    pub(crate) fn run(&self, repository: &Repository) -> anyhow::Result<()> {
+        let waiting = Mutex::new(self.build(repository)?);
+        let failed = Mutex::new(Vec::new());
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|scope| {
+            for _ in 0..workers {
+                scope.spawn(|| {
+                    while let Some(program) = next(&waiting) {
+                        if let Err(error) = self.run_one(&program) {
+                            lock(&failed).push(format!("{}: {error:#}", program.name));
+                        }
+                    }
+                });
+            }
+        });
+        let failed = lock(&failed);
+        ensure!(failed.is_empty(), "tests failed: {}", failed.join("; "));
+        Ok(())
+    }
+
+    fn build(&self, repository: &Repository) -> anyhow::Result<VecDeque<Program>> {
+        let mut command = repository.cargo(&["test", "--no-run"]);
+        command.args(&self.selection);
+        println!("$ {}", cargo::show(&command));
+        let mut child = command
+            .arg("--message-format=json-render-diagnostics")
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let output = child.stdout.take().context("no output")?;
+        let mut programs = VecDeque::new();
+        for message in Message::parse_stream(BufReader::new(output)) {
+            if let Message::CompilerArtifact(artifact) = message? {
+                programs.extend(Program::of(artifact)?);
+            }
+        }
+        let status = child.wait()?;
+        ensure!(status.success(), "the tests do not compile: {status}");
+        Ok(programs)
+    }
+
+    fn run_one(&self, program: &Program) -> anyhow::Result<()> {
+        println!("  runs    {}", program.name);
+        let started = Instant::now();
+        let mut command = Command::new(&program.path);
+        command
+            .args(self.filter)
+            .current_dir(&program.directory)
+            .stdin(Stdio::null())
+            .env("CARGO_MANIFEST_DIR", &program.directory)
+            .env("RUST_TEST_THREADS", "1")
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
+        let output = command.output()?;
+        let mut out = io::stdout().lock();
+        let seconds = started.elapsed().as_secs_f64();
+        writeln!(out, "\n  ran     {} in {seconds:.1} s", program.name)?;
+        out.write_all(&output.stdout)?;
+        out.write_all(&output.stderr)?;
+        ensure!(output.status.success(), "{}", output.status);
+        Ok(())
+    }
+}
+
+impl Program {
+    /// That which Cargo has built, if it is a test.
+    fn of(artifact: Artifact) -> anyhow::Result<Option<Self>> {
+        let Some(path) = artifact.executable.filter(|_| artifact.profile.test) else {
+            return Ok(None);
+        };
+        let directory = artifact.manifest_path.parent().context("no directory")?;
+        let package = directory.file_name().unwrap_or_default();
+        Ok(Some(Self {
+            name: format!("{package}, {}", artifact.target.name),
+            path: path.into(),
+            directory: directory.into(),
+        }))
+    }
+}
+
+fn next(waiting: &Mutex<VecDeque<Program>>) -> Option<Program> {
+    lock(waiting).pop_front()
+}
+
+/// Nothing in these is half done when a thread panics.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Inputs of properties in CI, the same each time, unless a seed was chosen.
+pub(crate) fn settled(ci: bool) -> Vec<(&'static str, OsString)> {
+    if ci && env::var_os(SEED).is_none() {
+        vec![(SEED, "1".into())]
+    } else {
+        vec![]
+    }
+}
