@@ -37,8 +37,8 @@ use crate::{
 /// Where a kernel has a driver of NVMe, the device is for the tests all the same.
 const NO_DRIVER: &str = "initcall_blacklist=nvme_init";
 /// How long a guest may be silent: many times what the longest test takes, for machines that are slow
-/// or busy.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+/// or busy, and longer than a test waits, which then says for what.
+pub const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// Directory of the guests, below that of the rigs.
 pub fn directory(work: &Path) -> PathBuf {
