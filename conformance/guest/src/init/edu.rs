@@ -62,7 +62,7 @@ impl Edu {
         self.read_while(iova, len, &mut nap)
     }
 
-    /// The same; does `meanwhile` again and again until it is done.
+    /// The same; does `meanwhile` once, and again and again until it is done.
     pub(crate) fn read_while(
         &self,
         iova: u64,
@@ -77,7 +77,7 @@ impl Edu {
         self.write_while(iova, len, &mut nap)
     }
 
-    /// The same; does `meanwhile` again and again until it is done.
+    /// The same; does `meanwhile` once, and again and again until it is done.
     pub(crate) fn write_while(
         &self,
         iova: u64,
@@ -118,11 +118,14 @@ impl Edu {
         }
         self.begin(from, to, len, command)?;
         let start = Instant::now();
-        while self.registers.read::<u64>(COMMAND)? & START != 0 {
-            ensure!(start.elapsed() < PATIENCE, "no end of a transfer");
+        // Once in any case: on a busy host the transfer may have ended before the first look.
+        loop {
             meanwhile()?;
+            if self.registers.read::<u64>(COMMAND)? & START == 0 {
+                return Ok(());
+            }
+            ensure!(start.elapsed() < PATIENCE, "no end of a transfer");
         }
-        Ok(())
     }
 }
 
