@@ -54,7 +54,7 @@ use crate::{
 /// Pages of tables that there can be: for some times what the guest maps.
 const TABLES: u64 = 4096;
 /// Bytes pinned at a time, at most; where the kernel does not allow so much, pins are only counted.
-const PINNED: u64 = 256 << 20;
+const PINNED: u64 = 512 << 20;
 /// Type of the balloon (VIRTIO 1.3, 5.5.1).
 const BALLOON_ID: u32 = 5;
 /// The longest transfer.
