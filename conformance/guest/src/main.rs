@@ -265,9 +265,16 @@ fn run(
             .map(|run| run.join())
             .collect::<Vec<_>>()
     });
-    let mut failed = 0;
+    let mut failed = Vec::new();
     for (machine, run) in chosen.into_iter().zip(runs) {
-        let results = run.map_err(|_| anyhow!("{}: panicked", machine.name))??;
+        let results = match run.unwrap_or_else(|_| Err(anyhow!("panicked"))) {
+            Ok(results) => results,
+            Err(error) => {
+                show(&[], &boot.logs(machine));
+                failed.push(format!("{}: {error:#}", machine.name));
+                continue;
+            }
+        };
         let passed = results.passed();
         if let Some(directory) = keep {
             results.keep(&directory.join(machine.name))?;
@@ -275,11 +282,17 @@ fn run(
         let faults = results.faults();
         println!("{}: {passed} ok, {} wrong", machine.name, faults.len());
         if !faults.is_empty() {
-            failed += 1;
             show(&faults, &boot.logs(machine));
+            failed.push(format!("{}: {}", machine.name, faults.join("; ")));
         }
     }
-    ensure!(failed == 0, "machines with tests that failed: {failed}");
+    // Once more at the very end, which is what is kept of long output.
+    ensure!(
+        failed.is_empty(),
+        "machines with tests that failed: {}\n{}",
+        failed.len(),
+        failed.join("\n")
+    );
     Ok(Done::All)
 }
 
