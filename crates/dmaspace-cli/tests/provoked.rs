@@ -1,7 +1,7 @@
 //! `dmaspace explain` on faults that were provoked in guests (`cargo xtask guests --keep`), where each cause is known.
 //!
 //! A case is a folder `provoked/MACHINE/CASE`: what a user of the machine would have, and `expect.toml`. An explanation has
-//! each finding of it, and no cause besides. With `--nocapture` the tables of `docs/explain.md` are printed.
+//! each finding of it, and no cause besides. With `--nocapture` they are printed by cause and unit.
 
 #![allow(
     clippy::unwrap_used,
