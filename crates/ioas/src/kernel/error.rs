@@ -89,6 +89,36 @@ pub enum KernelError {
         /// Offset and length in the region, bytes.
         part: Span<Offset>,
     },
+    /// The kernel refused interrupts of a device: they are not there, another index has triggers, or the descriptor is no
+    /// eventfd.
+    #[error(
+        "VFIO_DEVICE_SET_IRQS was refused for {count} interrupts from {start} on of index {index}, which has {there}: {}",
+        io::Error::from_raw_os_error(*.errno)
+    )]
+    Interrupts {
+        /// The index, a kind of interrupts.
+        index: u32,
+        /// The first one.
+        start: u32,
+        /// Number of them.
+        count: u32,
+        /// Interrupts that the device has at this index; 0 where it has no such index.
+        there: u32,
+        /// The error number.
+        errno: i32,
+    },
+    /// The kernel has fewer interrupts for the device than wanted, and has set up none of them.
+    #[error(
+        "{wanted} interrupts of index {index} are wanted, and the kernel has {available} for the device"
+    )]
+    TooManyInterrupts {
+        /// The index, a kind of interrupts.
+        index: u32,
+        /// Interrupts from the first of the index to the last of the request.
+        wanted: u32,
+        /// Number that a request may have.
+        available: u32,
+    },
     /// The interface knows no other permissions than reading and writing.
     #[error("the kernel maps for reading and writing, not for \"{prot}\"")]
     Prot {

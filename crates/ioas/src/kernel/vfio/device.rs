@@ -1,4 +1,4 @@
-//! A device: its regions, its reset, its features.
+//! A device: its regions, its interrupts, its reset, its features.
 //!
 //! A region is read and written through the device's file, register by register, or mapped
 //! ([`VfioDevice::map`]) where the device allows that. PCI configuration space is a region that cannot
@@ -15,6 +15,7 @@ use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FEATURE_GET, VFIO_DEVICE_FEATURE_PROBE, VFIO_DEVICE_FEATURE_SET,
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_AUTOMASKED,
     VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_MASKABLE, VFIO_IRQ_INFO_NORESIZE,
+    VFIO_IRQ_SET_ACTION_MASK, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK,
     VFIO_PCI_CONFIG_REGION_INDEX, vfio_device_info, vfio_irq_info, vfio_region_info,
 };
 
@@ -35,6 +36,27 @@ pub mod config {
     pub const COMMAND_MEMORY: u16 = 1 << 1;
     /// Command: the device may do DMA and send message-signalled interrupts.
     pub const COMMAND_BUS_MASTER: u16 = 1 << 2;
+}
+
+/// Indices of a PCI device's interrupts, each a kind of them.
+///
+/// Source: Linux `include/uapi/linux/vfio.h`, "fixed region and IRQ index mapping".
+pub mod irq {
+    use vfio_bindings::bindings::vfio::{
+        VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX,
+        VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
+    };
+
+    /// The device's wire, which it holds until it is served.
+    pub const INTX: u32 = VFIO_PCI_INTX_IRQ_INDEX;
+    /// Messages.
+    pub const MSI: u32 = VFIO_PCI_MSI_IRQ_INDEX;
+    /// Messages by a table.
+    pub const MSIX: u32 = VFIO_PCI_MSIX_IRQ_INDEX;
+    /// Errors that PCI Express reports.
+    pub const ERROR: u32 = VFIO_PCI_ERR_IRQ_INDEX;
+    /// The kernel wants the device back.
+    pub const REQUEST: u32 = VFIO_PCI_REQ_IRQ_INDEX;
 }
 
 /// Description of a device.
@@ -112,11 +134,11 @@ impl VfioDevice {
         sys::call_bare(self.as_fd(), sys::RESET).map(|_| ())
     }
 
-    /// The interrupts of one kind; of a PCI device 0 is INTx, 1 MSI, 2 MSI-X.
+    /// Number and flags of the interrupts of one kind; [`irq`] has the indices of a PCI device.
     ///
     /// # Errors
     ///
-    /// [`KernelError::Refused`].
+    /// [`KernelError::Refused`], also for [`irq::ERROR`] of a device without PCI Express.
     pub fn irq_info(&self, index: u32) -> Result<IrqInfo> {
         let mut info = vfio_irq_info {
             index,
@@ -130,6 +152,84 @@ impl VfioDevice {
             automasked: info.flags & VFIO_IRQ_INFO_AUTOMASKED != 0,
             fixed: info.flags & VFIO_IRQ_INFO_NORESIZE != 0,
         })
+    }
+
+    /// Has the kernel signal interrupts of one kind by eventfds: interrupt `start` adds 1 to the first of `triggers`, the
+    /// next one to the second, and so on; `None` leaves one without. The kernel keeps the eventfds.
+    ///
+    /// This enables the kind in a PCI device; INTx, MSI and MSI-X exclude each other, until [`disable_irqs`](Self::disable_irqs).
+    /// Where it is [fixed](IrqInfo::fixed), interrupts beyond those of the first call are refused after that. MSI and MSI-X
+    /// arrive only while [bus mastering](Self::set_bus_master) is on. An interrupt that is [masked](IrqInfo::automasked) as
+    /// it arrives comes again after [`unmask_irq`](Self::unmask_irq) only.
+    ///
+    /// Source: Linux `include/uapi/linux/vfio.h`, `VFIO_DEVICE_SET_IRQS`; `Documentation/driver-api/vfio.rst`, "VFIO Usage
+    /// Example".
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::TooManyInterrupts`] where nothing was set up. [`KernelError::Interrupts`]; unless they are not there,
+    /// those of `triggers` may have lost the eventfds of earlier calls.
+    pub fn set_irq_triggers(
+        &self,
+        index: u32,
+        start: u32,
+        triggers: &[Option<BorrowedFd<'_>>],
+    ) -> Result<()> {
+        let count = u32::try_from(triggers.len()).unwrap_or(u32::MAX);
+        let answer = sys::set_triggers(self.as_fd(), index, start, triggers)
+            .map_err(|error| self.irqs_refused(error, index, start, Some(count)))?;
+        all_available(index, start.saturating_add(count), answer)
+    }
+
+    /// Disables the interrupts of one kind, which takes their triggers.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Interrupts`], also where none has had a trigger.
+    pub fn disable_irqs(&self, index: u32) -> Result<()> {
+        sys::set_irqs(self.as_fd(), VFIO_IRQ_SET_ACTION_TRIGGER, index, 0)
+            .map_err(|error| self.irqs_refused(error, index, 0, None))
+    }
+
+    /// Masks the interrupt of a [maskable](IrqInfo::maskable) kind, as INTx, while it has a trigger.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Interrupts`].
+    pub fn mask_irq(&self, index: u32) -> Result<()> {
+        sys::set_irqs(self.as_fd(), VFIO_IRQ_SET_ACTION_MASK, index, 1)
+            .map_err(|error| self.irqs_refused(error, index, 0, Some(1)))
+    }
+
+    /// Unmasks it: INTx after each arrival, once the device is served; otherwise it arrives again at once.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Interrupts`].
+    pub fn unmask_irq(&self, index: u32) -> Result<()> {
+        sys::set_irqs(self.as_fd(), VFIO_IRQ_SET_ACTION_UNMASK, index, 1)
+            .map_err(|error| self.irqs_refused(error, index, 0, Some(1)))
+    }
+
+    /// Adds to a refusal which interrupts were asked for, all of the index without a `count`, and how many there are.
+    fn irqs_refused(
+        &self,
+        error: KernelError,
+        index: u32,
+        start: u32,
+        count: Option<u32>,
+    ) -> KernelError {
+        let KernelError::Refused { errno, .. } = error else {
+            return error;
+        };
+        let there = self.irq_info(index).map_or(0, |info| info.count);
+        KernelError::Interrupts {
+            index,
+            start,
+            count: count.unwrap_or(there),
+            there,
+            errno,
+        }
     }
 
     /// The region with this index.
@@ -305,6 +405,21 @@ impl VfioDevice {
     /// [`KernelError::Bitmap`]; [`KernelError::Refused`].
     pub fn dma_log(&self, range: Span<Iova>, page: u64, bitmap: &mut [u64]) -> Result<()> {
         sys::logged(self.as_fd(), range, page, bitmap)
+    }
+}
+
+/// Looks at the kernel's answer to a request for the first `wanted` interrupts: where it has fewer, it returns their number
+/// instead of an error, and sets up none.
+///
+/// Source: Linux 7.2, `vfio_msi_enable` in `drivers/vfio/pci/vfio_pci_intrs.c`.
+pub(super) fn all_available(index: u32, wanted: u32, answer: u32) -> Result<()> {
+    match answer {
+        0 => Ok(()),
+        available => Err(KernelError::TooManyInterrupts {
+            index,
+            wanted,
+            available,
+        }),
     }
 }
 

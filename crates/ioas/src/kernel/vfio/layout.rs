@@ -1,5 +1,8 @@
 //! VFIO's numbers and layouts beside the kernel's headers.
 
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+
 use vfio_bindings::bindings::vfio::*;
 
 use super::sys::{self, DirtyGet, DmaBufData, Feature, UnmapDirty};
@@ -65,6 +68,18 @@ fn vfio_is_as_the_headers_have_it() {
             flags,
             index,
             count
+        }
+    );
+    layout!(
+        rows,
+        OLD,
+        vfio_irq_set {
+            argsz,
+            flags,
+            index,
+            start,
+            count,
+            data
         }
     );
     layout!(rows, OLD, vfio_device_feature { argsz, flags, data });
@@ -224,6 +239,10 @@ fn vfio_is_as_the_headers_have_it() {
         VFIO_REGION_INFO_FLAG_CAPS VFIO_REGION_INFO_CAP_SPARSE_MMAP VFIO_REGION_INFO_CAP_TYPE
         VFIO_REGION_INFO_CAP_MSIX_MAPPABLE
         VFIO_IRQ_INFO_EVENTFD VFIO_IRQ_INFO_MASKABLE VFIO_IRQ_INFO_AUTOMASKED VFIO_IRQ_INFO_NORESIZE
+        VFIO_IRQ_SET_DATA_NONE VFIO_IRQ_SET_DATA_EVENTFD
+        VFIO_IRQ_SET_ACTION_MASK VFIO_IRQ_SET_ACTION_UNMASK VFIO_IRQ_SET_ACTION_TRIGGER
+        VFIO_PCI_INTX_IRQ_INDEX VFIO_PCI_MSI_IRQ_INDEX VFIO_PCI_MSIX_IRQ_INDEX
+        VFIO_PCI_ERR_IRQ_INDEX VFIO_PCI_REQ_IRQ_INDEX
         VFIO_PCI_CONFIG_REGION_INDEX
         VFIO_DEVICE_FEATURE_GET VFIO_DEVICE_FEATURE_SET VFIO_DEVICE_FEATURE_PROBE
         VFIO_IOMMU_INFO_PGSIZES VFIO_IOMMU_INFO_CAPS VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE
@@ -261,4 +280,23 @@ fn what_follows_a_structure_lies_where_its_data_begin() {
         offset_of!(DmaBufData, range),
         offset_of!(vfio_device_feature_dma_buf, dma_ranges)
     );
+}
+
+#[test]
+fn a_request_for_irq_triggers_has_the_fields_where_the_kernel_reads_them() {
+    use core::mem::offset_of;
+    let (file, other) = (
+        File::open("/dev/null").unwrap(),
+        File::open("/dev/null").unwrap(),
+    );
+    let triggers = [Some(file.as_fd()), None, Some(other.as_fd())];
+    let words = sys::trigger_words(2, 7, &triggers);
+    let word = |offset: usize| words[offset / 4];
+    assert_eq!(word(offset_of!(vfio_irq_set, argsz)), 32);
+    assert_eq!(word(offset_of!(vfio_irq_set, flags)), 1 << 2 | 1 << 5);
+    assert_eq!(word(offset_of!(vfio_irq_set, index)), 2);
+    assert_eq!(word(offset_of!(vfio_irq_set, start)), 7);
+    assert_eq!(word(offset_of!(vfio_irq_set, count)), 3);
+    let fds = [file.as_raw_fd(), -1, other.as_raw_fd()].map(|fd| fd as u32);
+    assert_eq!(words[offset_of!(vfio_irq_set, data) / 4..], fds);
 }

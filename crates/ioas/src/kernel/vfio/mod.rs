@@ -13,7 +13,8 @@
 //!    to nothing. A group is never divided.
 //! 3. [`Group::set_container`], then [`Container::set_iommu`]: from now on there is a domain, and
 //!    mapping works.
-//! 4. [`Group::device`], [`VfioDevice::region`], [`VfioDevice::set_bus_master`]: now the device can do DMA.
+//! 4. [`Group::device`], [`VfioDevice::region`], [`VfioDevice::set_irq_triggers`], [`VfioDevice::set_bus_master`]: now the
+//!    device can do DMA, and its interrupts arrive.
 #![cfg_attr(
     feature = "iommufd",
     doc = "\n\
@@ -48,7 +49,7 @@ pub use crate::adapters::vfio_ioctls::VfioOpsMapper;
 #[cfg(feature = "iommufd")]
 pub use cdev::PageTable;
 pub use container::{Container, Extension, IommuModel};
-pub use device::{DeviceFeature, DeviceInfo, IrqInfo, VfioDevice, config};
+pub use device::{DeviceFeature, DeviceInfo, IrqInfo, VfioDevice, config, irq};
 pub use dma_buf::DmaBuf;
 pub use group::{Group, GroupStatus};
 pub use info::{DeviceRegion, DeviceRegionKind, IommuInfo, MigrationInfo};

@@ -13,12 +13,13 @@ use runs::{Iova, Offset, Span};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FEATURE_DMA_BUF, VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT,
     VFIO_DEVICE_FEATURE_DMA_LOGGING_START, VFIO_DEVICE_FEATURE_GET, VFIO_DEVICE_FEATURE_SET,
-    VFIO_DMA_UNMAP_FLAG_GET_DIRTY_BITMAP, VFIO_IOMMU_DIRTY_PAGES_FLAG_GET_BITMAP, vfio_bitmap,
+    VFIO_DMA_UNMAP_FLAG_GET_DIRTY_BITMAP, VFIO_IOMMU_DIRTY_PAGES_FLAG_GET_BITMAP,
+    VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, vfio_bitmap,
     vfio_device_feature, vfio_device_feature_dma_logging_control,
     vfio_device_feature_dma_logging_range, vfio_device_feature_dma_logging_report,
     vfio_device_info, vfio_group_status, vfio_iommu_type1_dirty_bitmap,
     vfio_iommu_type1_dirty_bitmap_get, vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap,
-    vfio_iommu_type1_info, vfio_irq_info, vfio_region_dma_range, vfio_region_info,
+    vfio_iommu_type1_info, vfio_irq_info, vfio_irq_set, vfio_region_dma_range, vfio_region_info,
 };
 
 use crate::kernel::sys::{
@@ -42,6 +43,8 @@ arguments! {
     plain vfio_device_info: "VFIO_DEVICE_GET_INFO" = BASE + 7;
     plain vfio_region_info: "VFIO_DEVICE_GET_REGION_INFO" = BASE + 8;
     plain vfio_irq_info: "VFIO_DEVICE_GET_IRQ_INFO" = BASE + 9;
+    // With a flag for data it is refused, being too short to hold any.
+    plain vfio_irq_set: "VFIO_DEVICE_SET_IRQS" = BASE + 10;
     plain vfio_iommu_type1_info: "VFIO_IOMMU_GET_INFO" = BASE + 12;
     addressed vfio_iommu_type1_dma_map: "VFIO_IOMMU_MAP_DMA" = BASE + 13;
     // With the flag for a bitmap it is refused, being too short to hold one.
@@ -279,6 +282,55 @@ pub(super) fn dirty_bitmap(
     };
     // SAFETY: as for `unmap_dirty`.
     unsafe { call_with(container, &mut argument) }.map(|_| ())
+}
+
+/// `VFIO_DEVICE_SET_IRQS` without data: does `action` to the first `count` interrupts, or to the index as a whole with 0.
+pub(super) fn set_irqs(device: BorrowedFd<'_>, action: u32, index: u32, count: u32) -> Result<()> {
+    let mut argument = vfio_irq_set {
+        flags: VFIO_IRQ_SET_DATA_NONE | action,
+        index,
+        count,
+        ..vfio_irq_set::default()
+    };
+    call(device, &mut argument).map(|_| ())
+}
+
+/// `VFIO_DEVICE_SET_IRQS` with an eventfd or none for each interrupt; 0, or the number that the kernel has where it has
+/// fewer than wanted.
+pub(super) fn set_triggers(
+    device: BorrowedFd<'_>,
+    index: u32,
+    start: u32,
+    triggers: &[Option<BorrowedFd<'_>>],
+) -> Result<u32> {
+    let mut argument = trigger_words(index, start, triggers);
+    // SAFETY: the first word is the length of `argument`, or less where that is no `u32`. The kernel reads no more than
+    // this, and nothing behind it: it refuses a count for which it is too short. The numbers in it are descriptors, on
+    // which the kernel takes references of its own.
+    check(vfio_irq_set::OPERATION, unsafe {
+        libc::ioctl(
+            device.as_raw_fd(),
+            vfio_irq_set::REQUEST as libc::Ioctl,
+            argument.as_mut_ptr(),
+        )
+    })
+}
+
+/// `struct vfio_irq_set` in words, with an eventfd, or -1, for each interrupt as its data.
+pub(super) fn trigger_words(
+    index: u32,
+    start: u32,
+    triggers: &[Option<BorrowedFd<'_>>],
+) -> Vec<u32> {
+    let number = |length| u32::try_from(length).unwrap_or(u32::MAX);
+    let fds = triggers.iter().map(|trigger| match trigger {
+        Some(eventfd) => eventfd.as_raw_fd() as u32,
+        None => -1_i32 as u32,
+    });
+    let size = size_of::<vfio_irq_set>() + size_of::<i32>() * fds.len();
+    let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
+    let head = [number(size), flags, index, start, number(fds.len())];
+    head.into_iter().chain(fds).collect()
 }
 
 fn feature(flags: u32) -> vfio_device_feature {

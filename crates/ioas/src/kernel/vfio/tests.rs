@@ -3,7 +3,8 @@
 use core::ops::RangeInclusive;
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::string::ToString;
 use std::vec;
@@ -14,8 +15,9 @@ use proptest::prelude::*;
 use runs::{PageSizes, Span};
 
 use super::container::map_flags;
+use super::device::all_available;
 use super::info::{self, DeviceRegion, DeviceRegionKind, IommuInfo, MigrationInfo};
-use super::{AnswerError, Container, DeviceRegisters, KernelError, VfioDevice, sys};
+use super::{AnswerError, Container, DeviceRegisters, KernelError, VfioDevice, irq, sys};
 use crate::kernel::sys::check_bitmap;
 
 /// An answer: a fixed part of `fixed` bytes whose `u32` at `link` leads to the chain.
@@ -372,5 +374,50 @@ fn permissions_that_the_kernel_does_not_know_are_named() {
     assert_eq!(
         error.to_string(),
         "the kernel maps for reading and writing, not for \"rwx\""
+    );
+}
+
+#[test]
+fn a_refusal_of_irqs_names_them_and_how_many_there_are() {
+    // No device, so it has no interrupts.
+    let (device, _, file) = device();
+    let triggers = [Some(file.as_fd()), None];
+    let first = "1 interrupts from 0 on of index 0";
+    for (refused, named) in [
+        (
+            device.set_irq_triggers(irq::MSIX, 3, &triggers),
+            "2 interrupts from 3 on of index 2",
+        ),
+        (
+            device.set_irq_triggers(irq::MSI, u32::MAX, &triggers),
+            "2 interrupts from 4294967295 on of index 1",
+        ),
+        (device.mask_irq(irq::INTX), first),
+        (device.unmask_irq(irq::INTX), first),
+        (
+            device.disable_irqs(irq::REQUEST),
+            "0 interrupts from 0 on of index 4",
+        ),
+    ] {
+        let error = refused.unwrap_err();
+        let KernelError::Interrupts { errno, .. } = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(errno, libc::ENOTTY);
+        let why = io::Error::from_raw_os_error(errno);
+        assert_eq!(
+            error.to_string(),
+            std::format!("VFIO_DEVICE_SET_IRQS was refused for {named}, which has 0: {why}")
+        );
+    }
+}
+
+#[test]
+fn fewer_irqs_than_wanted_are_no_success() {
+    all_available(irq::MSI, 4, 0).unwrap();
+    let error = all_available(irq::MSI, 4, 1).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "4 interrupts of index 1 are wanted, and the kernel has 1 for the device"
     );
 }
