@@ -176,8 +176,11 @@ pub const MACHINES: &[Machine] = &[
             TYPE1,
             IOMMUFD,
             WINDOWS,
-            // Slow tests, mocks, faults that are planted, and a unit whose tables are shown.
+            // Slow tests, mocks, faults that are planted, interrupts, and a unit whose tables are shown.
             &[
+                "type1_waits_for_an_interrupt",
+                "type1_unmasks_a_wired_interrupt",
+                "iommufd_waits_for_an_interrupt",
                 "tables_that_the_kernel_shows_are_read",
                 "tables_that_the_kernel_images_are_read",
                 "iommufd_changes_page_sizes_under_dma",
@@ -210,6 +213,7 @@ pub const MACHINES: &[Machine] = &[
             "type1_takes_what_it_unmaps",
             "type1_keeps_read_only_memory",
             "type1_reads_a_block_of_nvme",
+            "type1_waits_for_an_interrupt",
             "type1_reaches_another_device",
             "type1_does_not_charge_registers_among_memory",
             "compatibility_copies_in_4k_pages",
@@ -226,6 +230,7 @@ pub const MACHINES: &[Machine] = &[
             "iommufd_changes_page_sizes_under_dma",
             "iommufd_keeps_read_only_memory",
             "iommufd_reads_a_block_of_nvme",
+            "iommufd_waits_for_an_interrupt",
             "iommufd_serves_a_monitor",
             "iommufd_refuses_another_device_by_address",
             "iommufd_reaches_another_device",

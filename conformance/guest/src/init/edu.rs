@@ -1,4 +1,5 @@
-//! The device `edu`, whose DMA engine moves bytes between memory and a buffer of its own.
+//! The device `edu`, whose DMA engine moves bytes between memory and a buffer of its own, and which interrupts when it is
+//! told to.
 //!
 //! Source: QEMU, docs/specs/edu, "MMIO area spec" and "DMA controller".
 
@@ -21,6 +22,10 @@ pub(crate) const BUFFER: u64 = 2048;
 /// Identification: major and minor version above, and this.
 const IDENTIFICATION: u64 = 0x00;
 const EDU: u32 = 0xed;
+/// Bits for which it interrupts.
+const RAISED: u64 = 0x24;
+const RAISE: u64 = 0x60;
+const ACKNOWLEDGE: u64 = 0x64;
 pub(crate) const SOURCE: u64 = 0x80;
 pub(crate) const DESTINATION: u64 = 0x88;
 pub(crate) const COUNT: u64 = 0x90;
@@ -54,6 +59,21 @@ impl Edu {
         ensure!(found & 0xff == EDU, "{found:#x} identifies no edu");
         let by_host = Endpoint::of_this_machine(machines::EDU)?;
         Ok(Self { registers, by_host })
+    }
+
+    /// Has it interrupt: adds to the bits for which it does.
+    pub(crate) fn raise(&self, bits: u32) -> anyhow::Result<()> {
+        Ok(self.registers.write(RAISE, bits)?)
+    }
+
+    /// Bits for which it interrupts.
+    pub(crate) fn raised(&self) -> anyhow::Result<u32> {
+        Ok(self.registers.read(RAISED)?)
+    }
+
+    /// Takes bits away; without any left the wire is down, while messages are disabled.
+    pub(crate) fn acknowledge(&self, bits: u32) -> anyhow::Result<()> {
+        Ok(self.registers.write(ACKNOWLEDGE, bits)?)
     }
 
     /// Fills the first `len` bytes of the buffer from `iova`. What the device reads where nothing

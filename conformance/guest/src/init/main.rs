@@ -33,6 +33,7 @@ mod handover;
 mod host;
 #[allow(unsafe_code)]
 mod host_edu;
+mod interrupts;
 mod kernel_handover;
 mod kernel_tables;
 mod limit;

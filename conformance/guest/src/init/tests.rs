@@ -4,9 +4,9 @@ use guest::machines::{EDU, Machine, NVME};
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    charges, containers, dma, domains, examples, faults, handover, kernel_handover, kernel_tables,
-    limit, live_update, many, numa, oversubscribed, page_sizes, peer, platform, program, provoke,
-    release, replug, semantics,
+    charges, containers, dma, domains, examples, faults, handover, interrupts, kernel_handover,
+    kernel_tables, limit, live_update, many, numa, oversubscribed, page_sizes, peer, platform,
+    program, provoke, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking, virtio_iommu,
 };
@@ -227,6 +227,13 @@ const TESTS: &[(&str, Test)] = &[
     }),
     ("iommufd_serves_a_monitor", |_| examples::monitor()),
     ("type1_serves_vfio_ioctls", |_| examples::vfio_ioctls()),
+    ("type1_waits_for_an_interrupt", |_| {
+        interrupts::message::<Type1>()
+    }),
+    ("type1_unmasks_a_wired_interrupt", |_| interrupts::wire()),
+    ("iommufd_waits_for_an_interrupt", |_| {
+        interrupts::message::<Iommufd>()
+    }),
     ("type1_reaches_another_device", |_| peer::by_address()),
     ("type1_does_not_charge_registers_among_memory", |_| {
         peer::not_charged()
