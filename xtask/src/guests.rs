@@ -1,6 +1,10 @@
 //! The guests: `conformance/guest` boots a small Linux under emulated IOMMUs, and runs tests in it.
 
-use std::process::{Command, ExitStatus};
+use std::{
+    collections::VecDeque,
+    io::{BufRead as _, BufReader},
+    process::{Command, ExitStatus, Stdio},
+};
 
 use anyhow::{Context as _, ensure};
 
@@ -81,18 +85,22 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     if let Some(reason) = other_machine() {
         return Ok(reason);
     }
-    let status = run(&[], repository)?;
+    let (status, error) = run(&[], repository)?;
     if status.code() == Some(NOT_THERE) {
         let reason = "there is no kernel for the guests: see the part linux";
         return Ok(Outcome::NotRun(reason.into()));
     }
-    ensure!(status.success(), "tests failed in the guests: {status}");
+    ensure!(
+        status.success(),
+        "tests failed in the guests: {status}{error}"
+    );
     Ok(Outcome::Passed)
 }
 
 /// The command `cargo xtask guests`.
 pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Result<bool> {
-    Ok(run(&passed.options(), repository)?.success())
+    let (status, _) = run(&passed.options(), repository)?;
+    Ok(status.success())
 }
 
 /// The command `cargo xtask guest-dma`. Not a part of the test command: it takes long, and a kernel of its own.
@@ -134,9 +142,12 @@ pub(crate) fn with_ours(repository: &Repository) -> anyhow::Result<Outcome> {
         "kernel_tables,kernel_images,takes_what_it_unmaps,page_sizes,has_devices_of_both_nodes";
     let mut options = vec!["--tables", "iopt", "--only", only];
     options.extend(PATCHES.iter().flat_map(|patch| ["--patch", patch]));
-    let status = run(&options, repository)?;
+    let (status, error) = run(&options, repository)?;
     let with = options.join(" ");
-    ensure!(status.success(), "tests failed with {with}: {status}");
+    ensure!(
+        status.success(),
+        "tests failed with {with}: {status}{error}"
+    );
     Ok(Outcome::Passed)
 }
 
@@ -162,7 +173,7 @@ fn other_machine() -> Option<Outcome> {
     (!right).then(|| Outcome::NotRun(reason.into()))
 }
 
-fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
+fn run(options: &[&str], repository: &Repository) -> anyhow::Result<(ExitStatus, String)> {
     let packages = ["guest", "cli", "examples"].map(|name| format!("-pdmaspace-{name}"));
     let examples = EXAMPLES.map(|name| format!("--example={name}"));
     let wanted = packages.iter().chain(&examples).map(String::as_str);
@@ -181,7 +192,26 @@ fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> 
             .arg(programs.path("examples").join(example));
     }
     command.args(options);
-    command.status().context("the rig cannot be started")
+    told(&mut command)
+}
+
+/// Lines at the end of a rig's errors that the summary has, since long output is cut where CI keeps it.
+const LAST: usize = 10;
+
+/// Runs a rig to its end; its status, and the last of its errors.
+fn told(command: &mut Command) -> anyhow::Result<(ExitStatus, String)> {
+    let command = command.stderr(Stdio::piped());
+    let mut child = command.spawn().context("the rig cannot be started")?;
+    let mut last = VecDeque::new();
+    for line in BufReader::new(child.stderr.take().context("no errors")?).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        eprintln!("{line}");
+        last.push_back(format!("\n    {line}"));
+        if last.len() > LAST {
+            last.pop_front();
+        }
+    }
+    Ok((child.wait()?, last.into_iter().collect()))
 }
 
 /// The program on this side of the emulator.
