@@ -17,7 +17,8 @@ use thiserror::Error;
 use crate::procfs::{self, ProcfsError};
 use crate::sys;
 
-const STATUS: &str = "/proc/self/status";
+/// Status of the calling thread: capabilities are a thread's, counters those of its process.
+const STATUS: &str = "/proc/thread-self/status";
 const CAP_IPC_LOCK: u32 = 14;
 
 /// The kernel's counter that a pin raises and that can refuse it.
@@ -90,7 +91,7 @@ pub enum LimitsError {
 }
 
 impl Limits {
-    /// Reads them for this process.
+    /// Reads them for the calling thread, as the kernel does when the thread asks it for memory.
     ///
     /// # Errors
     ///
@@ -124,7 +125,7 @@ impl Limits {
     ///
     /// # Errors
     ///
-    /// When `/proc/self/status` cannot be read.
+    /// When `/proc/thread-self/status` cannot be read.
     pub fn in_use(counter: Counter) -> Result<InUse, LimitsError> {
         let name = match counter {
             Counter::UserLockedVm | Counter::PinnedVm => "VmPin",
@@ -146,7 +147,7 @@ impl Limits {
     ///
     /// # Errors
     ///
-    /// When `/proc/self/status` cannot be read.
+    /// When `/proc/thread-self/status` cannot be read.
     pub fn left(&self, counter: Counter) -> Result<Option<u64>, LimitsError> {
         let Some(limit) = self.limit(counter) else {
             return Ok(None);
