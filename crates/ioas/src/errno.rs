@@ -103,7 +103,7 @@ impl MapError {
                 Profile::Type1 => Errno::ENOSPC,
                 Profile::Iommufd => Errno::ENOMEM,
             },
-            Self::OverLimit(_) => Errno::ENOMEM,
+            Self::OverLimit(_) | Self::NoMemory { .. } => Errno::ENOMEM,
             Self::Table(iopt::TableMapError::NoTables(_)) => Errno::ENOMEM,
             Self::Pin(PinFailed::Refused(_)) => Errno::EFAULT,
             Self::Interrupted | Self::Pin(PinFailed::Interrupted) => Errno::EINTR,

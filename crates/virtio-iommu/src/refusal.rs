@@ -238,9 +238,10 @@ const fn map(cause: &MapError) -> Status {
         MapError::Overlap { .. } | MapError::Reserved { .. } | MapError::Prot { .. } => {
             Status::Inval
         }
-        MapError::TooMany { .. } | MapError::OverLimit(_) | MapError::NoRoom { .. } => {
-            Status::NoMem
-        }
+        MapError::TooMany { .. }
+        | MapError::OverLimit(_)
+        | MapError::NoMemory { .. }
+        | MapError::NoRoom { .. } => Status::NoMem,
         MapError::Table(TableMapError::NoTables(_)) => Status::NoMem,
         MapError::Table(TableMapError::Range(_)) => Status::Range,
         MapError::Table(TableMapError::Overlap { .. } | TableMapError::Prot { .. }) => {

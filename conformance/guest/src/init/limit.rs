@@ -69,8 +69,9 @@ fn try_out<I: Interface>() -> anyhow::Result<()> {
             Err(error @ MapError::OverLimit(OverLimit { needed, limit, .. })) => {
                 let errno = error.errno(I::Mapper::PROFILE);
                 ensure!(errno == Some(Errno::ENOMEM), "its number is {errno:?}");
+                // The limit is the kernel's, not the ledger's.
                 let numbers = (needed, limit, space.ledger.in_use());
-                let right = (mapping.len(), believed, in_use);
+                let right = (mapping.len(), LIMIT, in_use);
                 ensure!(numbers == right, "{numbers:?} and not {right:?}");
                 Ok(())
             }

@@ -27,9 +27,9 @@ pub(super) fn of_release(cause: &ReleaseError) -> KeepReason {
 pub(super) fn of_restore(cause: &MapError) -> KeepReason {
     match cause {
         MapError::OverLimit(_) => KeepReason::Limit,
-        MapError::Table(iopt::TableMapError::NoTables(_)) | MapError::TooMany { .. } => {
-            KeepReason::NoMemory
-        }
+        MapError::Table(iopt::TableMapError::NoTables(_))
+        | MapError::TooMany { .. }
+        | MapError::NoMemory { .. } => KeepReason::NoMemory,
         MapError::Flush(_) => KeepReason::NotFlushed,
         MapError::Range(_) => KeepReason::NotCut,
         cause => of_kernel(cause),

@@ -26,6 +26,8 @@ use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioOps};
 
 use crate::errno::Profile;
 use crate::kernel::{Entering, KernelError, MapSource, Mapper, MapperInfo, Result};
+#[cfg(feature = "linux")]
+use crate::memory::ledger::Ledger;
 use crate::vfio::Container;
 
 /// Maps through the `VfioOps` of the crate `vfio-ioctls`, for a monitor that opens its devices by that crate.
@@ -223,6 +225,13 @@ impl<D: Any + Send + Sync> Mapper for VfioOpsMapper<D> {
 
     fn is_blind(&self) -> bool {
         true
+    }
+
+    /// `mm->locked_vm` over a container.
+    #[cfg(feature = "linux")]
+    fn account(&self) -> Option<Arc<Ledger>> {
+        self.container.as_ref()?;
+        Ledger::now(|_| hostmem::Counter::MmLockedVm)
     }
 
     fn give_up_addresses(&mut self) -> Result<()> {

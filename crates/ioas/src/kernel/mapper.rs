@@ -17,6 +17,7 @@ use runs::{Iova, PageSizes, Span};
 use super::error::Result;
 use super::shares::Shares;
 use crate::errno::Profile;
+use crate::memory::ledger::Ledger;
 use crate::space::placement::{Place, Placement};
 
 /// Device addresses that can be mapped now, and in which units.
@@ -182,6 +183,12 @@ pub trait Mapper: Send + 'static {
     /// Name of this address space as a [`MapSource::Copy`].
     fn number(&self) -> u32 {
         0
+    }
+
+    /// Account that the kernel charges what is mapped here to, with its limit and what is in use now; `None` where that
+    /// is not known. After a refusal for want of memory it says if the limit was the reason.
+    fn account(&self) -> Option<Arc<Ledger>> {
+        None
     }
 
     /// Mappings of the address spaces that can copy from each other; `None` when nothing is copied.

@@ -11,7 +11,7 @@ use runs::{Iova, Span};
 use super::cause::{MapCause, MapRequest, UnmapCause, map_cause, unmap_cause};
 use super::error::KernelError;
 use crate::errno::{Errno, Profile};
-use crate::memory::ledger::OverLimit;
+use crate::memory::ledger::Forecast;
 use crate::memory::object::PinFailed;
 use crate::space::backend::{Capability, Unsupported};
 use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
@@ -25,8 +25,8 @@ pub(super) struct Refused<'a> {
     pub(super) range: Span<Iova>,
     /// Part of the range that lies in no window, as far as is known.
     pub(super) outside: Option<Span<Iova>>,
-    /// Error of the ledger for it; `None` without a limit.
-    pub(super) over: Option<OverLimit>,
+    /// Answer to whether its charge fits under the limit; `None` where no limit is known.
+    pub(super) room: Option<Forecast>,
     /// Mappings that there are.
     pub(super) mappings: u64,
 }
@@ -74,8 +74,8 @@ pub(super) fn map_refused(profile: Profile, error: KernelError, asked: &Refused<
             most: asked.mappings,
         },
         MapCause::Memory => MapError::Pin(PinFailed::Refused(Box::new(error))),
-        MapCause::Limit => match asked.over {
-            Some(over) => MapError::OverLimit(over),
+        MapCause::Limit => match asked.room {
+            Some(room) => no_memory(error, room),
             None => MapError::Kernel(Box::new(error)),
         },
         MapCause::Revoked => MapError::Revoked { range: wanted },
@@ -83,6 +83,17 @@ pub(super) fn map_refused(profile: Profile, error: KernelError, asked: &Refused<
         MapCause::MemoryOverflow | MapCause::Unsupported | MapCause::Other => {
             MapError::Kernel(Box::new(error))
         }
+    }
+}
+
+/// Error of a refusal for want of memory: the limit is the reason only where it would have been exceeded.
+pub(super) fn no_memory(error: KernelError, room: Forecast) -> MapError {
+    match room {
+        Forecast::DoesNotFit(over) => MapError::OverLimit(over),
+        room => MapError::NoMemory {
+            room,
+            cause: Box::new(error),
+        },
     }
 }
 
@@ -137,6 +148,8 @@ pub(super) fn detach_refused(error: &KernelError) -> DetachError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::ledger::Ledger;
+    use std::string::ToString;
     use std::vec::Vec;
 
     const PROFILES: [Profile; 2] = [Profile::Type1, Profile::Iommufd];
@@ -175,12 +188,7 @@ mod tests {
             },
             range: Span::new(0x10_0000, 0x2000),
             outside: None,
-            over: Some(OverLimit {
-                needed: 0x2000,
-                limit: 0x8000,
-                in_use: 0x7000,
-                counter: "mm->locked_vm",
-            }),
+            room: Some(Ledger::new("mm->locked_vm", Some(0x8000), 0x7000).forecast(0x2000)),
             mappings: 65_535,
         }
     }
@@ -215,7 +223,7 @@ mod tests {
             assert!(matches!(map(Errno::ENOMEM), OverLimit(over) if over.in_use == 0x7000));
             assert!(matches!(map(Errno::EFAULT), Pin(PinFailed::Refused(_))));
             assert!(matches!(map(Errno::EINTR), Interrupted));
-            let unlimited = with(|asked| asked.over = None);
+            let unlimited = with(|asked| asked.room = None);
             let cause = map_refused(profile, refusal(Errno::ENOMEM), &unlimited);
             assert!(matches!(cause, Kernel(_)));
             let top = with(|asked| asked.request.iova = Some(u64::MAX - 0xfff));
@@ -283,6 +291,33 @@ mod tests {
                 matches!(map(profile, errno), Kernel(_)),
                 "{profile:?} {errno}"
             );
+        }
+    }
+
+    #[test]
+    fn the_limit_is_named_only_where_it_is_exceeded() {
+        let map = |ledger: &Ledger, needed| {
+            let asked = with(|asked| asked.room = Some(ledger.forecast(needed)));
+            map_refused(Profile::Iommufd, refusal(Errno::ENOMEM), &asked)
+        };
+        let mm = Ledger::new("mm->locked_vm", Some(0x8000), 0x7000);
+        let over = map(&mm, 0x2000);
+        assert!(matches!(over, MapError::OverLimit(over) if over.missing() == 0x1000));
+        let user = Ledger::of_user("user->locked_vm", Some(0x8000), 0x7000);
+        let over = map(&user, 0x2000);
+        assert!(matches!(over, MapError::OverLimit(over) if over.counter == user.counter()));
+        let unlimited = Ledger::new("mm->pinned_vm", None, 0x7000);
+        let room =
+            "the kernel has no memory to map 4 KiB; the limit on locked memory has room for it";
+        let others = "the kernel has no memory to map 4 KiB, or other processes of this user hold more than 0 bytes \
+             (user->locked_vm)";
+        for (ledger, said) in [(&mm, room), (&unlimited, room), (&user, others)] {
+            let none = map(ledger, 0x1000);
+            assert_eq!(none.to_string(), said);
+            assert_eq!(none.errno(Profile::Iommufd), Some(Errno::ENOMEM));
+            let source = core::error::Error::source(&none);
+            let kernel = source.and_then(|source| source.downcast_ref::<KernelError>());
+            assert_eq!(kernel.and_then(errno), Some(Errno::ENOMEM));
         }
     }
 

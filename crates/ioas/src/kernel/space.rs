@@ -25,13 +25,13 @@ use super::error::KernelError;
 use super::mapper::{Entering, MapSource, Mapper, MapperInfo};
 use super::mappings::{Journal, Mappings, source};
 use super::pieces::{Piece, Pieces, Stretch, cut, groups, stretches};
-use super::refusals::{Refused, attach_refused, detach_refused, errno, map_refused};
+use super::refusals::{Refused, attach_refused, detach_refused, errno, map_refused, no_memory};
 use super::shares::{Pages, Share};
 use crate::areas::Areas;
 use crate::areas::area::HeldArea;
 use crate::areas::windows::{outside, within};
 use crate::errno::{Errno, Profile};
-use crate::memory::ledger::{Charge, Ledger};
+use crate::memory::ledger::{Charge, Forecast, Ledger};
 use crate::observer::{Observer, Step, observed};
 use crate::space::backend::{Capabilities, Capability, Unsupported};
 use crate::space::dirty::{HarvestError, Harvested, TrackingError};
@@ -81,6 +81,15 @@ pub(super) fn charged(
         let charge = ledger.charge(bytes).map_err(MapError::OverLimit)?;
         Ok((charge, bytes))
     })
+}
+
+/// Answer to whether `needed` bytes fit on the account that the kernel charges; where the mapper does not know that, on
+/// `ledger`, if it has a limit.
+fn room<K: Mapper>(mapper: &K, ledger: &Ledger, needed: u64) -> Option<Forecast> {
+    match mapper.account() {
+        Some(account) => Some(account.forecast(needed)),
+        None => ledger.limit().map(|_| ledger.forecast(needed)),
+    }
 }
 
 /// Limits known without a device.
@@ -242,7 +251,10 @@ impl<K: Mapper> KernelSpace<K> {
             },
             range: part.range,
             outside: outside(&self.windows, part.range),
-            over: ledger.over(part.charge()),
+            room: match errno(&error) {
+                Some(Errno::ENOMEM) => room(self.mapper(), ledger, part.charge()),
+                _ => None,
+            },
             mappings: self.mapped.pieces.len(),
         };
         map_refused(K::PROFILE, error, &asked)
@@ -609,14 +621,16 @@ impl<K: Mapper> KernelSpace<K> {
         let mapped = &mut self.mapped;
         let taken = mapped.take_over(&devices, taken);
         taken.map_err(|error| match (errno(&error), first) {
-            // The kernel knows of others who are charged, like the process before.
-            (Some(Errno::ENOMEM), Some(first)) => match first.memory.ledger().over(needed) {
-                Some(over) => AttachError::Replay {
-                    area: first.range,
-                    cause: MapError::OverLimit(over),
-                },
-                None => refused(error),
-            },
+            (Some(Errno::ENOMEM), Some(first)) => {
+                match room(&mapped.mapper, first.memory.ledger(), needed) {
+                    // iommufd counts as when the process before has mapped it, also for one that has the privilege now.
+                    None | Some(Forecast::Fits { .. }) => refused(error),
+                    Some(room) => AttachError::Replay {
+                        area: first.range,
+                        cause: no_memory(error, room),
+                    },
+                }
+            }
             _ => refused(error),
         })?;
         self.devices = devices;

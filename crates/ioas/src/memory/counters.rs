@@ -68,6 +68,13 @@ impl Ledger {
         Ok(Self::on(counter, limits.limit(counter), in_use))
     }
 
+    /// The account on `counter` as it is now; `None` when `/proc` does not say.
+    #[cfg(feature = "vfio")]
+    pub(crate) fn now(counter: impl FnOnce(&Limits) -> Counter) -> Option<Arc<Self>> {
+        let limits = Limits::read().ok()?;
+        Self::of_counter(counter(&limits), &limits).ok()
+    }
+
     fn on(counter: Counter, limit: Option<u64>, in_use: u64) -> Arc<Self> {
         match counter {
             Counter::UserLockedVm => Self::of_user(counter.name(), limit, in_use),

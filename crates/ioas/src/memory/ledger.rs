@@ -98,17 +98,6 @@ impl Ledger {
         }
     }
 
-    /// Numbers of an error when the kernel refuses `needed` bytes for the limit's sake; `None` without a limit.
-    #[cfg(any(feature = "vfio", feature = "iommufd"))]
-    pub(crate) fn over(&self, needed: u64) -> Option<OverLimit> {
-        Some(OverLimit {
-            needed,
-            limit: self.limit?,
-            in_use: self.in_use(),
-            counter: self.counter,
-        })
-    }
-
     /// Charges `bytes` in one step, or refuses and charges nothing. The charge is given back,
     /// exactly, when it is dropped.
     pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, OverLimit> {
@@ -272,7 +261,7 @@ pub struct OverLimit {
 }
 
 impl OverLimit {
-    /// Bytes by which the limit is too low; 0 where others hold what this process does not know of.
+    /// Bytes by which the limit is too low.
     pub const fn missing(&self) -> u64 {
         let sum = self.in_use.saturating_add(self.needed);
         sum.saturating_sub(self.limit)
@@ -285,11 +274,7 @@ struct Raise<'a>(&'a OverLimit);
 
 impl fmt::Display for Raise<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let missing = self.0.missing();
-        match missing {
-            0 => f.write_str(": others hold the rest")?,
-            missing => write!(f, ": {} short", Bytes(missing))?,
-        }
+        write!(f, ": {} short", Bytes(self.0.missing()))?;
         let counts = match self.0.counter {
             "user->locked_vm" => "all processes of the user",
             "mm->locked_vm" => "this process",
@@ -322,7 +307,7 @@ mod tests {
             "50 bytes fit if other processes of this user hold no more than 2 bytes \
              (user->locked_vm)"
         );
-        // A limit of the program's own, and one that others have used up.
+        // A limit of the program's own.
         let own = OverLimit {
             needed: 5,
             limit: 8,
@@ -331,16 +316,6 @@ mod tests {
         };
         assert_eq!(own.missing(), 1);
         assert!(own.to_string().ends_with("(mine): 1 bytes short"), "{own}");
-        let others = OverLimit {
-            in_use: 0,
-            counter: "user->locked_vm",
-            ..own
-        };
-        let said = others.to_string();
-        assert!(
-            said.contains(": others hold the rest; RLIMIT_MEMLOCK"),
-            "{said}"
-        );
         assert_eq!(users.forecast(0), Forecast::Fits { needed: 0 });
         assert!(matches!(users.forecast(53), Forecast::DoesNotFit(_)));
         let free = Ledger::of_user("user->locked_vm", None, 12);

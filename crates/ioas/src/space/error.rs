@@ -8,7 +8,7 @@ use iopt::{Prot, RangeError, ResizeError};
 use runs::{Iova, Offset, Span};
 
 use crate::errno::Errno;
-use crate::memory::ledger::OverLimit;
+use crate::memory::ledger::{Forecast, OverLimit};
 use crate::memory::object::{Cause, PinFailed};
 use crate::space::backend::Unsupported;
 
@@ -106,6 +106,16 @@ pub enum MapError {
     /// The limit on locked memory.
     #[error(transparent)]
     OverLimit(OverLimit),
+    /// The kernel has no memory for it, or, where others have a part of the limit, they hold too much. The limit itself
+    /// would have allowed it.
+    #[error("the kernel has no memory to map {}", Others(room))]
+    NoMemory {
+        /// Room under the limit when the kernel refused.
+        room: Forecast,
+        /// Refusal of the kernel.
+        #[source]
+        cause: Cause,
+    },
     /// The memory cannot be pinned.
     #[error(transparent)]
     Pin(PinFailed),
@@ -167,6 +177,31 @@ impl fmt::Display for Raise {
             MOST_AREAS => Ok(()),
             _ => f.write_str(
                 " (type 1: vfio_iommu_type1.dma_entry_limit=N raises the limit; iommufd has none)",
+            ),
+        }
+    }
+}
+
+/// Bytes that the kernel has refused, and whether others may be the reason.
+struct Others<'a>(&'a Forecast);
+
+impl fmt::Display for Others<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Forecast::Fits { needed } | Forecast::DoesNotFit(OverLimit { needed, .. }) => write!(
+                f,
+                "{}; the limit on locked memory has room for it",
+                runs::Bytes(*needed)
+            ),
+            Forecast::Unknown {
+                needed,
+                room_for_others,
+                counter,
+            } => write!(
+                f,
+                "{}, or other processes of this user hold more than {} ({counter})",
+                runs::Bytes(*needed),
+                runs::Bytes(*room_for_others)
             ),
         }
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
 use ioas::{
-    AttachError, Capability, Ioas, Ledger, MapError, Mapper, Memory, PinFailed, Shares, UnmapError,
-    pieces_needed,
+    AttachError, Capability, Forecast, Ioas, Ledger, MapError, Mapper, Memory, OverLimit,
+    PinFailed, Shares, UnmapError, pieces_needed,
 };
 use iopt::{Interruption, Prot};
 use runs::{Iova, Offset, Span};
@@ -195,8 +195,9 @@ fn what_the_kernel_refuses_leaves_everything_as_it_was() {
             let before = setup.pieces();
             setup.world.lock().unwrap().fail.insert(fails);
             let refused = setup.map(2 * GIB, &memory, Span::new(4 * MIB, 3 * MIB));
+            let room = Forecast::Fits { needed: MIB };
             assert!(
-                matches!(refused, Err(MapError::OverLimit(_))),
+                matches!(&refused, Err(MapError::NoMemory { room: here, .. }) if *here == room),
                 "{refused:?}"
             );
             assert_eq!((setup.pieces(), setup.space.len()), (before, 1));
@@ -258,11 +259,18 @@ fn limits_and_bad_memory_are_named_with_numbers() {
             asked,
             "the kernel was asked"
         );
-        // The kernel knows of others.
+        // The limit was lowered, of which the ledger does not know.
         setup.world.lock().unwrap().limit = 2 * MIB;
         let over = setup.map(GIB, &memory, Span::new(0, 4 * MIB)).unwrap_err();
+        let counter = ["mm->locked_vm", "user->locked_vm"][usize::from(IOMMUFD)];
+        let expected = OverLimit {
+            needed: 4 * MIB,
+            limit: 2 * MIB,
+            in_use: 0,
+            counter,
+        };
         assert!(
-            matches!(over, MapError::OverLimit(over) if over.needed == 4 * MIB),
+            matches!(over, MapError::OverLimit(over) if over == expected),
             "{over}"
         );
         assert_eq!(setup.ledger.in_use(), MIB);

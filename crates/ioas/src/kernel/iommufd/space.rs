@@ -21,6 +21,8 @@ use super::tables::Tables;
 use super::{Clear, DevId, IoasId, Iommufd};
 use crate::errno::Profile;
 use crate::kernel::{Entering, KernelError, MapSource, Mapper, MapperInfo, Result, Shares};
+#[cfg(feature = "linux")]
+use crate::memory::ledger::Ledger;
 use crate::space::Ioas;
 use crate::space::endpoint::EndpointId;
 use crate::space::open::{IoasOptions, OpenError, OpenSpace};
@@ -319,6 +321,12 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
             }
         });
         Some(places.collect())
+    }
+
+    #[cfg(feature = "linux")]
+    fn account(&self) -> Option<Arc<Ledger>> {
+        let mode = self.iommufd.rlimit_mode().ok()?;
+        Ledger::now(|limits| mode.counter(limits))
     }
 
     fn number(&self) -> u32 {

@@ -14,6 +14,8 @@ use super::container::{Container, Extension, IommuModel};
 use super::group::Group;
 use crate::errno::Profile;
 use crate::kernel::{Entering, KernelError, MapSource, Mapper, MapperInfo, Result};
+#[cfg(feature = "linux")]
+use crate::memory::ledger::Ledger;
 use crate::space::Ioas;
 use crate::space::open::{IoasOptions, OpenError, OpenSpace};
 
@@ -183,6 +185,12 @@ impl Mapper for ContainerMapper {
     /// The kernel does not tell which groups leave a trace; those of real devices do not.
     fn is_blind(&self) -> bool {
         true
+    }
+
+    /// `mm->locked_vm`.
+    #[cfg(feature = "linux")]
+    fn account(&self) -> Option<Arc<Ledger>> {
+        Ledger::now(|_| hostmem::Counter::MmLockedVm)
     }
 
     fn give_up_addresses(&mut self) -> Result<()> {

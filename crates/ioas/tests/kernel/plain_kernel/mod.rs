@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioas::{
-    EndpointId, Entering, Errno, KernelError, MapSource, Mapper, MapperInfo, MemoryObject,
+    EndpointId, Entering, Errno, KernelError, Ledger, MapSource, Mapper, MapperInfo, MemoryObject,
     PinFailed, Pinned, Place, ProcessMemory, Profile, Shares,
 };
 use iopt::Prot;
@@ -301,6 +301,16 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
             endpoints: devices.iter().map(EndpointId::from).collect(),
             ..Place::default()
         }])
+    }
+
+    /// Known only where the model has a limit; failures by number have no other reason than want of memory.
+    fn account(&self) -> Option<Arc<Ledger>> {
+        let world = self.lock();
+        let limit = Some(world.limit).filter(|limit| *limit != u64::MAX)?;
+        Some(match IOMMUFD {
+            true => Ledger::of_user("user->locked_vm", Some(limit), world.locked()),
+            false => Ledger::new("mm->locked_vm", Some(limit), world.locked()),
+        })
     }
 
     fn shares(&self) -> Option<&Arc<Shares>> {
