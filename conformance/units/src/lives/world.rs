@@ -354,7 +354,9 @@ impl<'r> World<'r> {
                 });
                 let result = match kept {
                     None => Ok(Some(Change::Release)),
-                    Some((range, cause)) => Err(anyhow::anyhow!("{range} is kept: {cause}")),
+                    Some((range, cause)) => {
+                        Err(anyhow::Error::new(cause).context(format!("{range} is kept")))
+                    }
                 };
                 (result, ranges)
             }
@@ -366,7 +368,9 @@ impl<'r> World<'r> {
                 });
                 let result = match failed {
                     None => Ok(Some(Change::Restore)),
-                    Some((range, cause)) => Err(anyhow::anyhow!("{range} is not back: {cause}")),
+                    Some((range, cause)) => {
+                        Err(anyhow::Error::new(cause).context(format!("{range} is not back")))
+                    }
                 };
                 (result, ranges)
             }

@@ -97,16 +97,17 @@ pub enum DmaError {
 #[non_exhaustive]
 pub enum DmaUnmapError {
     /// It is mapped as before.
-    #[error("{cause}")]
+    #[error("{} stays mapped", buffer.range)]
     Mapped {
         /// The buffer.
         buffer: DmaBuffer,
         /// Cause.
+        #[source]
         cause: iopt::TableUnmapError,
     },
     /// It is unmapped, but devices may still reach it ([`UnmapError::Flush`]: it is pinned, and its address is not used
     /// again, until a later flush has succeeded), or memory that was flushed is still pinned ([`UnmapError::Unpin`]).
-    #[error("{0}")]
+    #[error(transparent)]
     Unmapped(UnmapError),
     /// It was mapped by another [`Dma`], and is mapped as before.
     #[error("{} was mapped by another DMA allocator", buffer.range)]

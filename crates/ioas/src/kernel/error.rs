@@ -18,11 +18,12 @@ pub(crate) type Result<T> = core::result::Result<T, KernelError>;
 #[non_exhaustive]
 pub enum KernelError {
     /// A device node cannot be opened.
-    #[error("cannot open {}: {cause}", .path.display())]
+    #[error("cannot open {}", .path.display())]
     Open {
         /// Its path.
         path: PathBuf,
         /// Cause.
+        #[source]
         cause: io::Error,
     },
     /// No driver of VFIO has the device.
@@ -57,7 +58,7 @@ pub enum KernelError {
         found: u32,
     },
     /// The kernel's answer does not hold together.
-    #[error("the answer to {operation} is inconsistent: {problem}")]
+    #[error("the answer to {operation} is inconsistent")]
     Answer {
         /// The ioctl.
         operation: &'static str,

@@ -114,7 +114,7 @@ impl fmt::Display for TakeOverError {
                 f,
                 "the allowed or dirty range {range} is empty, or overlaps another one"
             ),
-            Self::Hold { area, cause } => write!(f, "the area {area} cannot be held: {cause}"),
+            Self::Hold { area, .. } => write!(f, "the area {area} cannot be held"),
             Self::Differs {
                 domain,
                 iova,
@@ -144,7 +144,7 @@ impl fmt::Display for TakeOverError {
 impl core::error::Error for TakeOverError {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         match self {
-            Self::Hold { cause, .. } => cause.source(),
+            Self::Hold { cause, .. } => Some(cause),
             _ => None,
         }
     }

@@ -75,8 +75,8 @@ pub enum TrackingError {
     #[error("the kernel does not track dirty pages")]
     Kernel(#[source] Cause),
     /// Leaves cannot be split.
-    #[error("leaves cannot be split: {0}")]
-    Split(ResizeError<FlushError>),
+    #[error("leaves cannot be split")]
+    Split(#[source] ResizeError<FlushError>),
     /// Earlier writes cannot be cleared.
     #[error(transparent)]
     Clear(HarvestError),

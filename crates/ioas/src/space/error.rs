@@ -252,11 +252,12 @@ pub enum UnmapError {
     Cut(ResizeError<FlushError>),
     /// An end of the range lies inside a mapping of the back end, which cannot be cut, or not
     /// without a moment in which the rest is missing. Nothing was unmapped.
-    #[error("{cause}, and {mapping} is one mapping")]
+    #[error("{mapping} is one mapping, which cannot be cut")]
     CutsMapping {
         /// The mapping, which may hold several areas.
         mapping: Span<Iova>,
         /// Capability that the back end lacks.
+        #[source]
         cause: Unsupported,
     },
     /// An operation on some of it has panicked, and its range stays taken until the address space is closed.
@@ -349,11 +350,8 @@ impl fmt::Display for AttachError {
                 "the area {area} overlaps {reserved}, which the device cannot translate"
             ),
             Self::Build(_) => f.write_str("cannot build a page table for the device"),
-            Self::Replay { area, cause } => {
-                write!(
-                    f,
-                    "the area {area} cannot be mapped for the device: {cause}"
-                )
+            Self::Replay { area, .. } => {
+                write!(f, "the area {area} cannot be mapped for the device")
             }
             Self::Unit(cause) => cause.fmt(f),
             Self::NoArea { mapping } => write!(f, "no area covers the mapping {mapping}"),
@@ -375,7 +373,7 @@ impl Error for AttachError {
             | Self::Conflict(cause)
             | Self::Busy(cause)
             | Self::Kernel(cause) => Some(&**cause),
-            Self::Replay { cause, .. } => cause.source(),
+            Self::Replay { cause, .. } => Some(cause),
             _ => None,
         }
     }
@@ -419,4 +417,78 @@ pub enum CloseError {
     /// A device could not be detached.
     #[error(transparent)]
     Detach(DetachError),
+}
+
+#[cfg(test)]
+mod tests {
+    use std::boxed::Box;
+    use std::io;
+    use std::string::{String, ToString};
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::space::backend::Capability;
+    use crate::space::dirty::TrackingError;
+    use crate::space::release::ReleaseError;
+
+    /// Messages of an error and its causes, none of which has the next one within it.
+    fn chain(error: &(dyn Error + 'static)) -> Vec<String> {
+        let causes = core::iter::successors(Some(error), |&error| error.source());
+        let said: Vec<_> = causes.map(ToString::to_string).collect();
+        for pair in said.windows(2) {
+            assert!(!pair[0].contains(&pair[1]), "{pair:?}");
+        }
+        said
+    }
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let area = Span::new(0x1000, 0x1000);
+        let refused = || {
+            let cause = io::Error::from_raw_os_error(Errno::ENOMEM.0);
+            MapError::Pin(PinFailed::Refused(Box::new(cause)))
+        };
+        let replay = AttachError::Replay {
+            area,
+            cause: refused(),
+        };
+        let said = chain(&replay);
+        let first = [
+            "the area 0x1000+0x1000 cannot be mapped for the device",
+            "cannot pin the memory",
+        ];
+        assert_eq!(said[..2], first);
+        assert_eq!(chain(&ReleaseError::SetAside(refused())).len(), 3);
+        let cuts = UnmapError::CutsMapping {
+            mapping: area,
+            cause: Unsupported {
+                what: Capability::UnmapPart,
+                backend: "iommufd",
+            },
+        };
+        assert_eq!(chain(&cuts).len(), 2);
+        let split = FlushError::Held {
+            range: area,
+            waited: core::time::Duration::ZERO,
+        };
+        assert_eq!(
+            chain(&TrackingError::Split(ResizeError::Flush(split))).len(),
+            2
+        );
+        #[cfg(any(feature = "vfio", feature = "iommufd"))]
+        {
+            use crate::kernel::{AnswerError, KernelError};
+            let answer = KernelError::Answer {
+                operation: "VFIO_IOMMU_GET_INFO",
+                problem: AnswerError::Loop,
+            };
+            assert_eq!(chain(&answer).len(), 2);
+            let cause = io::Error::from_raw_os_error(Errno::ENOENT.0);
+            let open = KernelError::Open {
+                path: "/dev/iommu".into(),
+                cause,
+            };
+            assert_eq!(chain(&AttachError::Kernel(Box::new(open))).len(), 3);
+        }
+    }
 }

@@ -35,7 +35,7 @@ use crate::space::operation::{Panicked, State};
 /// tables of ours. It holds the region: dropping the `GuestMemoryMmap` unmaps nothing that is in use.
 ///
 /// ```
-/// use std::sync::Arc;
+/// use std::{error::Error, sync::Arc};
 ///
 /// use ioas::Ioas;
 /// use iommu::DomainId;
@@ -50,7 +50,8 @@ use crate::space::operation::{Panicked, State};
 /// let space = Ioas::over_table(DomainId(1), table);
 /// match space.map_guest(&guest, Prot::RW) {
 ///     Ok(ram) => assert_eq!(ram.regions().count(), 2),
-///     Err(error) => println!("{error}"), // For instance: the limit, with its numbers.
+///     // For instance: the limit, with its numbers.
+///     Err(error) => println!("{error}: {}", error.source().map_or(String::new(), |cause| cause.to_string())),
 /// }
 /// space.close()?;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
@@ -111,11 +112,11 @@ pub enum GuestRamError {
 impl fmt::Display for GuestRamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Mapping { region, cause } => write!(f, "guest memory {region}: {cause}"),
-            Self::Populate { region, cause } => write!(f, "guest memory {region}: {cause}"),
-            Self::Map { region, cause } => {
-                write!(f, "guest memory {region} cannot be mapped: {cause}")
+            Self::Mapping { region, .. } => write!(f, "guest memory {region} cannot be used"),
+            Self::Populate { region, .. } => {
+                write!(f, "the pages of guest memory {region} cannot be brought in")
             }
+            Self::Map { region, .. } => write!(f, "guest memory {region} cannot be mapped"),
             Self::Limit(cause) => cause.fmt(f),
             Self::Interrupted { done } => write!(f, "interrupted after {}", runs::Bytes(*done)),
         }
@@ -126,10 +127,10 @@ impl core::error::Error for GuestRamError {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         match self {
             Self::Interrupted { .. } => None,
-            Self::Populate { cause, .. } => cause.source(),
-            Self::Map { cause, .. } => cause.source(),
+            Self::Populate { cause, .. } => Some(cause),
+            Self::Map { cause, .. } => Some(cause),
             Self::Limit(cause) => cause.source(),
-            Self::Mapping { cause, .. } => cause.source(),
+            Self::Mapping { cause, .. } => Some(cause),
         }
     }
 }

@@ -62,12 +62,7 @@ impl fmt::Display for ReleaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unmap(cause) => cause.fmt(f),
-            Self::SetAside(cause) => {
-                write!(
-                    f,
-                    "charge or tables for its return cannot be reserved: {cause}"
-                )
-            }
+            Self::SetAside(_) => f.write_str("charge or tables for its return cannot be reserved"),
         }
     }
 }
@@ -76,7 +71,7 @@ impl Error for ReleaseError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Unmap(cause) => cause.source(),
-            Self::SetAside(cause) => cause.source(),
+            Self::SetAside(cause) => Some(cause),
         }
     }
 }

@@ -42,7 +42,7 @@ use crate::space::error::{MapError, UnmapError};
 /// device.device.write(&device.device.config()?, config::COMMAND, value)?;
 /// for bar in bars {
 ///     if let Err(error) = bar.follow() {
-///         eprintln!("{}: {error}", bar.range());
+///         eprintln!("{}: {error:?}", bar.range());
 ///     }
 /// }
 /// # Ok(())
