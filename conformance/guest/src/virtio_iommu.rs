@@ -498,11 +498,11 @@ impl Domains for Spaces {
 
     fn refused(&mut self, request: Option<&Request>, refusal: &RequestError) {
         self.wrong
-            .push(format!("{request:?} was refused: {refusal}"));
+            .push(format!("{request:?} was refused: {refusal:?}"));
     }
 
     fn failed(&mut self, failed: &Failed) {
-        self.wrong.push(failed.to_string());
+        self.wrong.push(format!("{failed:?}"));
     }
 }
 
@@ -512,6 +512,6 @@ impl IommuHost for Spaces {
     }
 
     fn broken(&mut self, error: &RingError) {
-        self.wrong.push(error.to_string());
+        self.wrong.push(format!("{error:?}"));
     }
 }

@@ -150,10 +150,10 @@ pub enum RequestError {
         needed: usize,
     },
     /// There is no address space for the domain.
-    #[error("no address space for a domain: {0}")]
+    #[error("no address space for a domain")]
     Space(#[source] Cause),
     /// The endpoint cannot be attached.
-    #[error("endpoint {endpoint} is not attached: {cause}")]
+    #[error("endpoint {endpoint} is not attached")]
     Attach {
         /// The endpoint.
         endpoint: u32,
@@ -162,7 +162,7 @@ pub enum RequestError {
         cause: AttachError,
     },
     /// The endpoint cannot be attached to a domain that others are attached to.
-    #[error("endpoint {endpoint} does not join the others of domain {domain}: {cause}")]
+    #[error("endpoint {endpoint} does not join the others of domain {domain}")]
     Shared {
         /// The endpoint.
         endpoint: u32,
@@ -173,7 +173,7 @@ pub enum RequestError {
         cause: Box<Self>,
     },
     /// The endpoint, which is to be attached elsewhere, cannot be detached from its domain.
-    #[error("endpoint {endpoint} does not leave its domain: {cause}")]
+    #[error("endpoint {endpoint} does not leave its domain")]
     Stays {
         /// The endpoint.
         endpoint: u32,
@@ -182,7 +182,7 @@ pub enum RequestError {
         cause: DetachError,
     },
     /// The endpoint cannot be detached from where it is.
-    #[error("endpoint {endpoint} is not detached: {cause}")]
+    #[error("endpoint {endpoint} is not detached")]
     Detach {
         /// The endpoint.
         endpoint: u32,
@@ -278,7 +278,7 @@ const fn attach(cause: &AttachError) -> Status {
 #[non_exhaustive]
 pub enum Failed {
     /// An endpoint that is to be in bypass mode is not: all its accesses fault.
-    #[error("endpoint {endpoint} is to be in bypass mode: {cause}")]
+    #[error("endpoint {endpoint} is not in bypass mode, as it is to be")]
     NoBypass {
         /// The endpoint.
         endpoint: u32,
@@ -288,7 +288,7 @@ pub enum Failed {
     },
     /// An endpoint cannot be taken from where it is. The device goes on after a
     /// [reset](crate::VirtioIommu::reset) that can.
-    #[error("endpoint {endpoint} still reaches memory that it must not reach: {cause}")]
+    #[error("endpoint {endpoint} still reaches memory that it must not reach")]
     Stuck {
         /// The endpoint.
         endpoint: u32,
@@ -303,7 +303,7 @@ pub enum Failed {
         status: Status,
     },
     /// Not everything of an address space without endpoints could be given back.
-    #[error("the address space of domain {domain:?} cannot be closed: {cause}")]
+    #[error("the address space of domain {domain:?} cannot be closed")]
     NotClosed {
         /// The domain; `None` for that of bypass mode.
         domain: Option<u32>,
@@ -312,7 +312,7 @@ pub enum Failed {
         cause: CloseError,
     },
     /// A region of the guest's memory is not where endpoints in bypass mode should have it.
-    #[error("endpoints in bypass mode lack {region}: {cause}")]
+    #[error("endpoints in bypass mode lack {region}")]
     NoRegion {
         /// Its guest addresses.
         region: Span<GuestAddr>,
@@ -321,7 +321,7 @@ pub enum Failed {
         cause: MapError,
     },
     /// A region that is gone is still mapped for endpoints in bypass mode.
-    #[error("endpoints in bypass mode still have {region}: {cause}")]
+    #[error("endpoints in bypass mode still have {region}")]
     RegionLeft {
         /// Its guest addresses.
         region: Span<GuestAddr>,
@@ -329,4 +329,40 @@ pub enum Failed {
         #[source]
         cause: UnmapError,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+    use std::io;
+
+    use ioas::PinFailed;
+
+    use super::*;
+
+    /// Messages of an error and its causes, none of which has the next one within it.
+    fn chain(error: &(dyn Error + 'static)) -> Vec<String> {
+        let causes = core::iter::successors(Some(error), |&error| error.source());
+        let said: Vec<_> = causes.map(ToString::to_string).collect();
+        for pair in said.windows(2) {
+            assert!(!pair[0].contains(&pair[1]), "{pair:?}");
+        }
+        said
+    }
+
+    #[test]
+    fn each_cause_is_said_once_down_to_the_error_number() {
+        let cause = io::Error::from_raw_os_error(12);
+        let cause = AttachError::Replay {
+            area: Span::new(0x1000, 0x1000),
+            cause: MapError::Pin(PinFailed::Refused(Box::new(cause))),
+        };
+        let cause = RequestError::Attach { endpoint: 8, cause };
+        let failed = Failed::NoBypass { endpoint: 8, cause };
+        assert_eq!(chain(&failed).len(), 5);
+        let last =
+            std::iter::successors(Some(&failed as &dyn Error), |&error| error.source()).last();
+        let number = last.and_then(|last| last.downcast_ref::<io::Error>()?.raw_os_error());
+        assert_eq!(number, Some(12));
+    }
 }

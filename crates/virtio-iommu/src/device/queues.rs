@@ -35,7 +35,7 @@ pub enum RingError {
     },
     /// The ring could not be read or written. Chains may have gone back before, so that the driver is to be
     /// notified; one that was served may have not, and stays away until the driver resets the device.
-    #[error("the ring: {0}")]
+    #[error("the ring cannot be read or written")]
     Ring(#[from] virtio_queue::Error),
 }
 

@@ -95,9 +95,7 @@ fn after_a_reset_that_an_endpoint_does_not_follow_nothing_goes_on() {
     assert!(!guest.device.reset() && guest.device.needs_reset());
     assert_eq!(
         guest.device.back_end().failed,
-        [
-            "endpoint 8 still reaches memory that it must not reach: it is not attached to this address space"
-        ]
+        ["endpoint 8 still reaches memory that it must not reach"]
     );
     guest.device.ack_features(guest.device.features()).unwrap();
     assert!(matches!(guest.serve(), Err(RingError::NeedsReset)));
