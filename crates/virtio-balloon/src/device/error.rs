@@ -97,8 +97,8 @@ pub enum QueueError {
     },
     /// The ring could not be read or written. Chains may have gone back before, so that the driver is to be
     /// notified; others that were taken may have not, and stay away until it resets the device.
-    #[error("the ring of {0:?}: {1}")]
-    Ring(Queue, virtio_queue::Error),
+    #[error("the ring of {0:?} cannot be read or written")]
+    Ring(Queue, #[source] virtio_queue::Error),
     /// The device goes on only after a reset.
     #[error("the device needs a reset")]
     NeedsReset,

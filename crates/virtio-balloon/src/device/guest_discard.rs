@@ -39,7 +39,7 @@ pub struct GuestDiscard {
 #[non_exhaustive]
 pub enum GuestDiscardError {
     /// It is no memory that can be mapped and held.
-    #[error("guest memory {region}: {cause}")]
+    #[error("guest memory {region} cannot be used")]
     Region {
         /// Its guest addresses.
         region: Span<GuestAddr>,
@@ -48,7 +48,7 @@ pub enum GuestDiscardError {
         cause: GuestRegionError,
     },
     /// Discarding would not free it, or not give zeros.
-    #[error("guest memory {region}: {cause}")]
+    #[error("guest memory {region} cannot be discarded")]
     Discard {
         /// Its guest addresses.
         region: Span<GuestAddr>,
@@ -153,5 +153,41 @@ impl<T: Borrow<Discard>> Discarder<T> for GuestDiscard {
     /// missing pages may do that, which nothing here sees.
     fn gives_zeros(&self, map: MemoryMap<'_, T>, region: usize) -> bool {
         map.regions().get(region).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+    use std::string::{String, ToString};
+
+    use super::*;
+    use crate::device::QueueError;
+    use crate::queues::Queue;
+
+    /// Messages of an error and its causes, none of which has the next one within it.
+    fn chain(error: &(dyn Error + 'static)) -> Vec<String> {
+        let causes = core::iter::successors(Some(error), |&error| error.source());
+        let said: Vec<_> = causes.map(ToString::to_string).collect();
+        for pair in said.windows(2) {
+            assert!(!pair[0].contains(&pair[1]), "{pair:?}");
+        }
+        said
+    }
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let cause = hostmem::DiscardError::Outside {
+            index: 0,
+            run: Span::new(0, 4096),
+            len: 0,
+        };
+        let region = Span::new(0, 4096);
+        assert_eq!(
+            chain(&GuestDiscardError::Discard { region, cause }).len(),
+            2
+        );
+        let ring = QueueError::Ring(Queue::Inflate, virtio_queue::Error::AddressOverflow);
+        assert_eq!(chain(&ring).len(), 2);
     }
 }
