@@ -5,6 +5,7 @@
 //!
 //!     cargo run -p dmaspace-examples --example device
 
+use std::error::Error as _;
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -54,7 +55,13 @@ impl DeviceModel for Number {
     }
 
     fn refused(&self, command: u16, refusal: &RequestRefusal) {
-        println!("refused command {command}: {refusal}");
+        let mut line = format!("refused command {command}: {refusal}");
+        let mut cause = refusal.source();
+        while let Some(error) = cause {
+            line += &format!(": {error}");
+            cause = error.source();
+        }
+        println!("{line}");
     }
 }
 
@@ -77,7 +84,7 @@ fn main() -> anyhow::Result<()> {
     let served = server.serve(&device)?;
     println!("{} requests, {} refused", served.requests, served.refused);
     if let Err(why) = served.end {
-        println!("the connection ended: {why}");
+        println!("the connection ended: {:#}", anyhow!(why));
     }
     let done = monitor.join();
     done.map_err(|_| anyhow!("the client panicked"))?

@@ -370,6 +370,6 @@ impl DeviceModel for Disk {
     }
 
     fn refused(&self, command: u16, refusal: &RequestRefusal) {
-        println!("refused {command}: {refusal}");
+        println!("refused {command}: {refusal:?}");
     }
 }

@@ -111,6 +111,6 @@ impl DeviceModel for Engine<Arc<ClientMemory>> {
     }
 
     fn refused(&self, command: u16, refusal: &RequestRefusal) {
-        println!("refused {command}: {refusal}");
+        println!("refused {command}: {refusal:?}");
     }
 }

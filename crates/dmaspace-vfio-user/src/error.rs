@@ -74,7 +74,7 @@ pub enum RequestRefusal {
         size: u64,
     },
     /// The device model refuses an access.
-    #[error("the device refuses the access: {0}")]
+    #[error("the device refuses the access")]
     Device(#[source] io::Error),
     /// No such interrupts.
     #[error("interrupts {start} to {start} + {count} of index {index}, which has {there}")]
@@ -143,7 +143,7 @@ pub enum RequestRefusal {
         most: usize,
     },
     /// The device refuses the state that it was given.
-    #[error("the device does not resume: {0}")]
+    #[error("the device does not resume")]
     MigrationLoad(#[source] io::Error),
 }
 
@@ -241,7 +241,7 @@ pub enum MapRefusal {
         len: u64,
     },
     /// The file cannot be looked at or mapped into this process.
-    #[error("the memory file cannot be {step}: {source}")]
+    #[error("the memory file cannot be {step}")]
     File {
         /// The failed step.
         step: &'static str,
@@ -388,4 +388,33 @@ pub enum ServeError {
     /// The client's memory could not be unmapped when it left.
     #[error("the memory of a client that has left cannot be unmapped")]
     Leave(#[source] UnmapRefusal),
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+
+    /// Messages of an error and its causes, none of which has the next one within it.
+    fn chain(error: &(dyn Error + 'static)) -> Vec<String> {
+        let causes = core::iter::successors(Some(error), |&error| error.source());
+        let said: Vec<_> = causes.map(ToString::to_string).collect();
+        for pair in said.windows(2) {
+            assert!(!pair[0].contains(&pair[1]), "{pair:?}");
+        }
+        said
+    }
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let source = || io::Error::from_raw_os_error(12);
+        let step = "mapped";
+        let file = MapRefusal::File {
+            step,
+            source: source(),
+        };
+        assert_eq!(chain(&RequestRefusal::Map(file)).len(), 2);
+        assert_eq!(chain(&RequestRefusal::Device(source())).len(), 2);
+    }
 }

@@ -39,7 +39,7 @@ use ioas::{
     AttachError, DomainIds, FixedRuns, Ioas, Ledger, Listener, Memory, TableBuilder, Tracking,
 };
 use iommu::{DeviceId, Fault, SoftwareConfig, SoftwareUnit, Unit as _};
-use iopt::{FormatId, HeapTables, Interruption, Pending, PendingHarvest, Prot};
+use iopt::{ArenaError, FormatId, HeapTables, Interruption, Pending, PendingHarvest, Prot};
 use runs::{Iova, Pa, Span};
 use rustix::fs::{
     AtFlags, FileType, SealFlags, StatxFlags, fcntl_get_seals, fstat, fstatfs, statx,
@@ -163,7 +163,7 @@ impl ClientMemory {
     /// When there is no room for the tables.
     pub(crate) fn new(limits: ClientLimits) -> Result<Arc<Self>, ServerSetupError> {
         let tables = HeapTables::with_tables(limits.tables);
-        let tables = Arc::new(tables.map_err(|cause| ServerSetupError::Tables(cause.to_string()))?);
+        let tables = Arc::new(tables.map_err(ServerSetupError::Tables)?);
         let mut config = SoftwareConfig {
             flush_timeout: limits.wait,
             ..SoftwareConfig::default()
@@ -539,8 +539,8 @@ impl ClientMemory {
 #[non_exhaustive]
 pub enum ServerSetupError {
     /// No room for tables.
-    #[error("no room for page tables: {0}")]
-    Tables(String),
+    #[error("no room for page tables")]
+    Tables(#[source] ArenaError),
     /// The software unit refuses.
     #[error(transparent)]
     Attach(#[from] AttachError),

@@ -96,7 +96,7 @@ fn serve(
             more()
         );
         if let Err(error) = &served.end {
-            println!("ended: {error}");
+            println!("ended: {error:?}");
         }
         let left = server.memory().counts();
         println!(

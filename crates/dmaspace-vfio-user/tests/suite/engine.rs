@@ -1,5 +1,6 @@
 //! A DMA engine: registers for address, length and command in region 0, and a buffer in region 2.
 
+use std::error::Error as _;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -129,7 +130,13 @@ impl DeviceModel for Engine {
     }
 
     fn refused(&self, _command: u16, refusal: &RequestRefusal) {
-        self.refusals.lock().unwrap().push(refusal.to_string());
+        let mut said = refusal.to_string();
+        let mut cause = refusal.source();
+        while let Some(error) = cause {
+            said += &format!(": {error}");
+            cause = error.source();
+        }
+        self.refusals.lock().unwrap().push(said);
     }
 
     fn migration(&self) -> Option<&dyn Migration> {
