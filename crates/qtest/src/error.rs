@@ -10,7 +10,7 @@ use std::{io, process::ExitStatus, time::Duration};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The program cannot be started.
-    #[error("{program} cannot be started: {source}")]
+    #[error("{program} cannot be started")]
     Start {
         /// The program.
         program: String,
@@ -18,7 +18,7 @@ pub enum Error {
         source: io::Error,
     },
     /// There is no QEMU at this socket.
-    #[error("no connection to {path}: {source}")]
+    #[error("no connection to {path}")]
     Connect {
         /// The socket.
         path: String,
@@ -60,7 +60,7 @@ pub enum Error {
         answer: String,
     },
     /// The connection does not work.
-    #[error("`{command}` cannot be sent or its answer not be received: {source}")]
+    #[error("`{command}` cannot be sent or its answer not be received")]
     Io {
         /// The command.
         command: String,
@@ -98,5 +98,21 @@ pub(crate) fn shown(text: &str) -> String {
     match text.char_indices().nth(MOST) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn the_cause_is_said_once() {
+        let source = io::Error::from_raw_os_error(2);
+        let program = "qemu".into();
+        let error = Error::Start { program, source };
+        let cause = error.source().map(ToString::to_string);
+        assert!(cause.is_some_and(|cause| !error.to_string().contains(&cause)));
     }
 }
