@@ -186,6 +186,18 @@ mod tests {
     }
 
     #[test]
+    fn each_cause_is_said_once() {
+        use std::error::Error as _;
+        let read = ProcfsError::Read {
+            path: STATUS.into(),
+            source: std::io::Error::from_raw_os_error(2),
+        };
+        let error = crate::PinnerError::Limits(LimitsError::Probe(read));
+        let cause = error.source().map(ToString::to_string);
+        assert!(cause.is_some_and(|cause| !error.to_string().contains(&cause)));
+    }
+
+    #[test]
     fn what_is_in_use_names_its_scope() {
         let mut in_use = InUse {
             known: 12 << 20,
