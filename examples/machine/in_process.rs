@@ -121,7 +121,7 @@ impl Transport for InProcess {
         while let Some(more) = match self.device.drain(queue, ring, &self.memory) {
             Ok(drained) => drained.more.then_some(()),
             Err(error) => {
-                println!("balloon: {error}");
+                println!("balloon: {:#}", anyhow::Error::new(error));
                 self.status |= DeviceStatus::DEVICE_NEEDS_RESET;
                 None
             }

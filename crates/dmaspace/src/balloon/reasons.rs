@@ -41,14 +41,21 @@ fn of_kernel(cause: &(dyn Error + 'static)) -> KeepReason {
     const ENOMEM: i32 = 12;
     let mut at = Some(cause);
     while let Some(cause) = at {
-        let errno = cause.downcast_ref::<io::Error>();
-        match errno.and_then(io::Error::raw_os_error) {
+        match errno(cause) {
             Some(ENOMEM) => return KeepReason::NoMemory,
             Some(errno) => return KeepReason::Kernel(errno),
             None => at = cause.source(),
         }
     }
     KeepReason::Kernel(UNKNOWN)
+}
+
+fn errno(cause: &(dyn Error + 'static)) -> Option<i32> {
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    if let Some(ioas::KernelError::Refused { errno, .. }) = cause.downcast_ref() {
+        return Some(*errno);
+    }
+    cause.downcast_ref().and_then(io::Error::raw_os_error)
 }
 
 #[cfg(test)]
@@ -65,6 +72,13 @@ mod tests {
             let plain = io::Error::from_raw_os_error(errno);
             assert_eq!(of_kernel(&plain), reason);
             assert_eq!(of_kernel(&Outside(plain)), reason);
+        }
+        #[cfg(feature = "vfio")]
+        {
+            let (operation, errno) = ("VFIO_IOMMU_MAP_DMA", 14);
+            let refused = ioas::KernelError::Refused { operation, errno };
+            let cause = MapError::Kernel(Box::new(refused));
+            assert_eq!(of_restore(&cause), KeepReason::Kernel(14));
         }
         let unnumbered = Outside(io::ErrorKind::Other.into());
         assert_eq!(of_kernel(&unnumbered), KeepReason::Kernel(UNKNOWN));

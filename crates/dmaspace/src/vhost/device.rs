@@ -461,7 +461,7 @@ impl<H: BalloonHost> Backend for Balloon<H> {
             inner.settle(queue, vring);
         }
         if let Err(error) = inner.drain(queue, vring, &self.leaving) {
-            let cause = error.to_string();
+            let cause = super::sentence(&error);
             inner.device.monitor().tell(BackendEvent::Refused { cause });
         }
     }

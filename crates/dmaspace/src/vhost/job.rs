@@ -269,7 +269,7 @@ impl Running {
 
 fn disconnected(error: &LinkError) -> BackendEvent {
     BackendEvent::Disconnected {
-        cause: Some(error.to_string()),
+        cause: Some(super::sentence(error)),
     }
 }
 

@@ -67,3 +67,29 @@ pub use job::{BalloonError, BalloonJob, Command, Operator};
 pub use link::{Backend, BackendMemory, Link, LinkError, MOST_QUEUE_SIZE};
 pub use vring::{Vring, VringGuard};
 pub use watched::MemoryLost;
+
+/// An error with all its causes, as one sentence.
+fn sentence(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let source = std::io::Error::from_raw_os_error(13);
+        let said = sentence(&LinkError::System(source));
+        assert_eq!(
+            said,
+            "cannot serve the front end: Permission denied (os error 13)"
+        );
+    }
+}
