@@ -34,8 +34,8 @@ pub(crate) enum CheckError {
 
 impl CheckError {
     /// A request that is refused for this reason.
-    pub(super) fn input(cause: impl ToString) -> Self {
-        Self::Input(cause.to_string())
+    pub(super) fn input(cause: impl Error) -> Self {
+        Self::Input(crate::sentence(&cause))
     }
 
     /// An error of a map at this step.

@@ -109,11 +109,12 @@ pub enum TablesError {
         path: PathBuf,
     },
     /// A kernel's text is not understood, or not of the device.
-    #[error("{path}: {cause}")]
+    #[error("cannot decode {path}")]
     Kernel {
         /// The file.
         path: PathBuf,
         /// Error in the text.
+        #[source]
         cause: KernelTextError,
     },
     /// Nothing in the dump can be read but in its order.
@@ -136,11 +137,12 @@ pub enum TablesError {
         most: u64,
     },
     /// The image is damaged.
-    #[error("{path}: {cause}")]
+    #[error("cannot decode {path}")]
     Image {
         /// The file.
         path: PathBuf,
         /// Error in the image.
+        #[source]
         cause: ImageError,
     },
     /// There can be no such root.

@@ -1,5 +1,7 @@
 //! Dumps of I/O page tables against faults, by the walkers of `iopt`.
 
+use std::error::Error as _;
+
 use iommu::log::{Absent, Class, Dump, DumpTable, Family};
 use iopt::walk::{Access, WalkReason};
 
@@ -58,8 +60,9 @@ fn text(facts: &Facts, dump: &DumpText, found: &mut Vec<Finding>) {
                     .device(dump.device.clone())
                     .evidence([&dump.heading])
                     .say(format!(
-                        "The dump of {}'s tables is damaged: {error}.",
-                        dump.device
+                        "The dump of {}'s tables is damaged: {}.",
+                        dump.device,
+                        crate::sentence(error.source().unwrap_or(error))
                     )),
             );
             return;

@@ -342,7 +342,7 @@ impl Guest {
     ) -> Result<(), ConfigError> {
         match read {
             Err(error) if reading == Reading::Rough => {
-                self.ignore(&error.to_string());
+                self.ignore(&crate::sentence(&error));
                 Ok(())
             }
             read => read,

@@ -40,10 +40,15 @@ fn read(text: impl AsRef<[u8]>, device: Option<&str>) -> Result<TableFile, Table
     read
 }
 
-/// The refusal, without the file's name.
+/// The refusal, without the file's name, which is said before it and says nothing of it.
 fn refusal(text: &str, device: Option<&str>) -> String {
-    match read(text, device).unwrap_err() {
-        TablesError::Kernel { cause, .. } => cause.to_string(),
+    let error = read(text, device).unwrap_err();
+    match &error {
+        TablesError::Kernel { path, cause } => {
+            let said = format!("cannot decode {}: {cause}", path.display());
+            assert_eq!(crate::sentence(&error), said);
+            cause.to_string()
+        }
         other => panic!("{other}"),
     }
 }

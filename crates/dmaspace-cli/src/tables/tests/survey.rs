@@ -458,8 +458,8 @@ fn files_that_are_not_what_they_were_said_to_be_are_refused() {
     let refusal = |bytes: &[u8], place| {
         let kept = keep(bytes);
         match TableFile::open(&kept.path, place) {
-            Err(error) => error.to_string(),
-            Ok(file) => file.tables().map(|_| ()).unwrap_err().to_string(),
+            Err(error) => crate::sentence(&error),
+            Ok(file) => crate::sentence(&file.tables().map(|_| ()).unwrap_err()),
         }
     };
     assert!(refusal(b"", None).contains("no image of tables"));

@@ -148,7 +148,10 @@ impl Domain {
                 self.guest.viommu = self.guest.viommu.take().or(added.viommu);
                 self.guest.confidential = self.guest.confidential.take().or(added.confidential);
             }
-            Err(error) => self.guest.ignore(&format!("arguments for QEMU ({error})")),
+            Err(error) => {
+                let cause = crate::sentence(&error);
+                self.guest.ignore(&format!("arguments for QEMU ({cause})"));
+            }
         }
     }
 

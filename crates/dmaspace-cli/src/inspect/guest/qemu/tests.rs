@@ -317,7 +317,9 @@ fn devices_without_an_address_are_named() {
             "-blockdev '{'",
             None,
             None,
-            Some("-blockdev: the value is damaged JSON"),
+            Some(
+                "-blockdev: the value is damaged JSON: EOF while parsing an object at line 1 column 1",
+            ),
         ),
         (
             "-netdev vhost-vdpa,vhostdev=/dev/vhost-vdpa-0,id=n",
