@@ -129,16 +129,12 @@ const RIGS: [&str; 6] = [
     "dmaspace-conformance",
     "dmaspace-device-rig",
     "dmaspace-guest",
-    BENCH,
+    "dmaspace-bench",
     "dmaspace-units",
 ];
 
 /// Its tests skip the real QEMU where there is none, so they run among the rigs' again.
 const QTEST: &str = "dmaspace-qtest";
-
-/// With all its features it compares with Linux and foreign crates, which takes as long to compile as all else
-/// that the tests without rigs do; these run the rest of it.
-const BENCH: &str = "dmaspace-bench";
 
 fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
     cargo::run(&mut repository.cargo(&["fmt", "--all", "--check"]))?;
@@ -162,16 +158,14 @@ fn clippy(repository: &Repository) -> anyhow::Result<Outcome> {
 
 fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
     let rigs = RIGS.map(|package| ["--exclude", package]);
-    let most = [&["--workspace", "--all-features"], rigs.as_flattened()].concat();
-    for packages in [most, vec!["--package", BENCH]] {
-        let targets = ["--lib", "--bins", "--tests", "--examples"];
-        let suites = Suites {
-            selection: [packages, targets.to_vec()].concat(),
-            environment: suites::settled(runner::in_ci()),
-            ..Suites::default()
-        };
-        suites.run(repository)?;
-    }
+    let all = ["--workspace", "--all-features"];
+    let targets = ["--lib", "--bins", "--tests", "--examples"];
+    let suites = Suites {
+        selection: [&all, rigs.as_flattened(), &targets].concat(),
+        environment: suites::settled(runner::in_ci()),
+        ..Suites::default()
+    };
+    suites.run(repository)?;
     Ok(Outcome::Passed)
 }
 
