@@ -81,6 +81,28 @@ pub enum RlimitMode {
     Process,
 }
 
+impl RlimitMode {
+    /// That of a file of iommufd.
+    pub(crate) fn of(file: BorrowedFd<'_>) -> Result<Self> {
+        Ok(match call_option(file, RLIMIT_MODE, GET, 0, 0)? {
+            0 => Self::User,
+            _ => Self::Process,
+        })
+    }
+}
+
+fn call_option(file: BorrowedFd<'_>, option: u32, op: u32, object: u32, value: u64) -> Result<u64> {
+    let mut argument = iommu_option {
+        option_id: option,
+        op: op as u16,
+        object_id: object,
+        val64: value,
+        ..iommu_option::default()
+    };
+    call(file, &mut argument)?;
+    Ok(argument.val64)
+}
+
 /// An open `/dev/iommu`. Clones are the same file.
 ///
 /// [`Ioas::over`](crate::Ioas::over) opens address spaces over it, which share pins: what one of them maps
@@ -154,10 +176,7 @@ impl Iommufd {
     ///
     /// [`KernelError::Refused`].
     pub fn rlimit_mode(&self) -> Result<RlimitMode> {
-        Ok(match self.option(RLIMIT_MODE, GET, 0, 0)? {
-            0 => RlimitMode::User,
-            _ => RlimitMode::Process,
-        })
+        RlimitMode::of(self.as_fd())
     }
 
     /// Says whose memory is counted, before there is any address space. It takes privilege
@@ -172,15 +191,7 @@ impl Iommufd {
     }
 
     fn option(&self, option: u32, op: u32, object: u32, value: u64) -> Result<u64> {
-        let mut argument = iommu_option {
-            option_id: option,
-            op: op as u16,
-            object_id: object,
-            val64: value,
-            ..iommu_option::default()
-        };
-        call(self.as_fd(), &mut argument)?;
-        Ok(argument.val64)
+        call_option(self.as_fd(), option, op, object, value)
     }
 
     /// Moves the charge of all mappings to this process, all or nothing. Only memory that was

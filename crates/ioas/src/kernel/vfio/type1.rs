@@ -18,6 +18,8 @@ use crate::kernel::{Entering, KernelError, MapSource, Mapper, MapperInfo, Result
 use crate::memory::ledger::Ledger;
 use crate::space::Ioas;
 use crate::space::open::{IoasOptions, OpenError, OpenSpace};
+#[cfg(all(feature = "linux", feature = "iommufd"))]
+use {crate::kernel::iommufd::RlimitMode, std::os::fd::AsFd as _};
 
 /// VFIO's type 1. Clones are the same handle.
 ///
@@ -187,9 +189,13 @@ impl Mapper for ContainerMapper {
         true
     }
 
-    /// `mm->locked_vm`.
+    /// `mm->locked_vm`, or what iommufd counts in the place of type 1: opened as `/dev/iommu`, by user.
     #[cfg(feature = "linux")]
     fn account(&self) -> Option<Arc<Ledger>> {
+        #[cfg(feature = "iommufd")]
+        if let Ok(mode) = RlimitMode::of(self.container.as_fd()) {
+            return Ledger::now(|limits| mode.counter(limits));
+        }
         Ledger::now(|_| hostmem::Counter::MmLockedVm)
     }
 
