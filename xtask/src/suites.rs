@@ -1,7 +1,8 @@
 //! Test programs side by side: Cargo builds them and runs one after the other; here each processor has one at a time.
 //!
 //! Within a program one test runs at a time, since tests count tables and system calls of their process, and readers in
-//! other threads hold tables back. Programs have nothing in common.
+//! other threads hold tables back. Pools of huge pages and limits on locked memory belong to the whole machine: of the
+//! programs that use them one runs at a time, as `.config/nextest.toml` has it for the sanitizers.
 
 use std::{
     collections::VecDeque,
@@ -40,19 +41,35 @@ struct Program {
     path: PathBuf,
     /// The directory of its package, in which Cargo runs it.
     directory: PathBuf,
+    /// True when it uses what belongs to the whole machine.
+    machine: bool,
+}
+
+/// Programs that have not run.
+struct Waiting {
+    programs: VecDeque<Program>,
+    /// True while one runs that uses what belongs to the whole machine.
+    machine: bool,
 }
 
 impl Suites<'_> {
     /// Builds the programs and runs all of them; an error names those that failed.
     pub(crate) fn run(&self, repository: &Repository) -> anyhow::Result<()> {
-        let waiting = Mutex::new(self.build(repository)?);
+        let waiting = Mutex::new(Waiting {
+            programs: self.build(repository)?,
+            machine: false,
+        });
         let failed = Mutex::new(Vec::new());
         let workers = thread::available_parallelism().map_or(1, usize::from);
         thread::scope(|scope| {
             for _ in 0..workers {
                 scope.spawn(|| {
                     while let Some(program) = next(&waiting) {
-                        if let Err(error) = self.run_one(&program) {
+                        let result = self.run_one(&program);
+                        if program.machine {
+                            lock(&waiting).machine = false;
+                        }
+                        if let Err(error) = result {
                             lock(&failed).push(format!("{}: {error:#}", program.name));
                         }
                     }
@@ -81,6 +98,11 @@ impl Suites<'_> {
         }
         let status = child.wait()?;
         ensure!(status.success(), "the tests do not compile: {status}");
+        ensure!(!programs.is_empty(), "no test program is selected");
+        // First those that wait for each other.
+        programs
+            .make_contiguous()
+            .sort_by_key(|program| !program.machine);
         Ok(programs)
     }
 
@@ -114,16 +136,32 @@ impl Program {
         };
         let directory = artifact.manifest_path.parent().context("no directory")?;
         let package = directory.file_name().unwrap_or_default();
+        let target = &artifact.target;
+        let machine = match package {
+            "dmaspace-cli" => true,
+            "dmaspace" | "hostmem" => target.is_test(),
+            "ioas" => target.name == "linux",
+            "bench" => target.name == "origins",
+            _ => false,
+        };
         Ok(Some(Self {
-            name: format!("{package}, {}", artifact.target.name),
+            name: format!("{package}, {}", target.name),
+            machine,
             path: path.into(),
             directory: directory.into(),
         }))
     }
 }
 
-fn next(waiting: &Mutex<VecDeque<Program>>) -> Option<Program> {
-    lock(waiting).pop_front()
+/// The next program that may run now. Without one a worker ends: that of the machine's takes the rest.
+fn next(waiting: &Mutex<Waiting>) -> Option<Program> {
+    let mut waiting = lock(waiting);
+    let taken = waiting.machine;
+    let mut programs = waiting.programs.iter();
+    let at = programs.position(|program| !(taken && program.machine))?;
+    let program = waiting.programs.remove(at)?;
+    waiting.machine |= program.machine;
+    Some(program)
 }
 
 /// Nothing in these is half done when a thread panics.
