@@ -627,10 +627,7 @@ impl<'r> World<'r> {
             self.detach(device)?;
         }
         for space in self.spaces.drain(..) {
-            space
-                .ioas
-                .close()
-                .map_err(|cause| anyhow::anyhow!("{cause}"))?;
+            space.ioas.close()?;
         }
         ensure!(
             self.ledger.in_use() == 0,
