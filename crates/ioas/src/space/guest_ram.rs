@@ -35,7 +35,7 @@ use crate::space::operation::{Panicked, State};
 /// tables of ours. It holds the region: dropping the `GuestMemoryMmap` unmaps nothing that is in use.
 ///
 /// ```
-/// use std::{error::Error, sync::Arc};
+/// use std::sync::Arc;
 ///
 /// use ioas::Ioas;
 /// use iommu::DomainId;
@@ -50,8 +50,7 @@ use crate::space::operation::{Panicked, State};
 /// let space = Ioas::over_table(DomainId(1), table);
 /// match space.map_guest(&guest, Prot::RW) {
 ///     Ok(ram) => assert_eq!(ram.regions().count(), 2),
-///     // For instance: the limit, with its numbers.
-///     Err(error) => println!("{error}: {}", error.source().map_or(String::new(), |cause| cause.to_string())),
+///     Err(error) => println!("{error:?}"), // With its causes, for instance the limit, with its numbers.
 /// }
 /// space.close()?;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
