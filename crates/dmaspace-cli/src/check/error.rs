@@ -43,7 +43,10 @@ impl CheckError {
         let what = "cannot map the memory";
         match cause {
             MapError::Interrupted => Self::Interrupted(step),
-            MapError::OverLimit(_) | MapError::Pin(_) | MapError::NoRoom { .. } => Self::Refused {
+            MapError::OverLimit(_)
+            | MapError::NoMemory { .. }
+            | MapError::Pin(_)
+            | MapError::NoRoom { .. } => Self::Refused {
                 what: what.into(),
                 source: cause.into(),
             },
