@@ -8,6 +8,7 @@ use std::{
     collections::VecDeque,
     env,
     ffi::OsString,
+    fs::{self, File},
     io::{self, BufReader, Write as _},
     path::PathBuf,
     process::{Command, Stdio},
@@ -109,21 +110,25 @@ impl Suites<'_> {
     fn run_one(&self, program: &Program) -> anyhow::Result<()> {
         println!("  runs    {}", program.name);
         let started = Instant::now();
+        // A file, since a pipe stays open for as long as a child does that a test has left behind.
+        let log = program.path.with_extension("log");
+        let file = File::create(&log)?;
         let mut command = Command::new(&program.path);
         command
             .args(self.filter)
             .current_dir(&program.directory)
             .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
             .env("CARGO_MANIFEST_DIR", &program.directory)
             .env("RUST_TEST_THREADS", "1")
             .envs(self.environment.iter().map(|(name, value)| (name, value)));
-        let output = command.output()?;
+        let status = command.status()?;
         let mut out = io::stdout().lock();
         let seconds = started.elapsed().as_secs_f64();
         writeln!(out, "\n  ran     {} in {seconds:.1} s", program.name)?;
-        out.write_all(&output.stdout)?;
-        out.write_all(&output.stderr)?;
-        ensure!(output.status.success(), "{}", output.status);
+        out.write_all(&fs::read(&log)?)?;
+        ensure!(status.success(), "{status}");
         Ok(())
     }
 }
