@@ -258,11 +258,15 @@ fn take_over<I: HandedOver>(socket: &UnixStream) -> anyhow::Result<()> {
         let take_over = || ioas.take_over(vec![attached.clone().into()], &pieces);
         match limited(I::LIMIT - 4096, take_over)? {
             // The process before holds the rest of the limit, which is not seen here.
-            Err(AttachError::Kernel(_))
-            | Err(AttachError::Replay {
+            Err(AttachError::Replay {
                 cause: MapError::NoMemory { .. },
                 ..
             }) => {}
+            Err(AttachError::Kernel(cause))
+                if matches!(
+                    cause.downcast_ref(),
+                    Some(KernelError::Refused { errno, .. }) if *errno == Errno::ENOMEM.0
+                ) => {}
             other => bail!("not refused for want of memory: {other:?}"),
         }
         ensure!(locked()? == 0, "{:#x} bytes locked", locked()?);
