@@ -12,9 +12,12 @@ use std::{
     io::{self, BufReader, Write as _},
     path::PathBuf,
     process::{Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
@@ -24,6 +27,9 @@ use crate::cargo::{self, Repository};
 
 /// Variable with proptest's seed.
 pub(crate) const SEED: &str = "PROPTEST_RNG_SEED";
+
+/// A net: time of a program, many times what the longest takes.
+const PATIENCE: Duration = Duration::from_secs(40 * 60);
 
 /// Which tests run, and how.
 #[derive(Default)]
@@ -61,12 +67,13 @@ impl Suites<'_> {
             machine: false,
         });
         let failed = Mutex::new(Vec::new());
+        let some = AtomicBool::new(false);
         let workers = thread::available_parallelism().map_or(1, usize::from);
         thread::scope(|scope| {
             for _ in 0..workers {
                 scope.spawn(|| {
                     while let Some(program) = next(&waiting) {
-                        let result = self.run_one(&program);
+                        let result = self.run_one(&program, &some);
                         if program.machine {
                             lock(&waiting).machine = false;
                         }
@@ -79,6 +86,7 @@ impl Suites<'_> {
         });
         let failed = lock(&failed);
         ensure!(failed.is_empty(), "tests failed: {}", failed.join("; "));
+        ensure!(some.into_inner(), "no test is selected");
         Ok(())
     }
 
@@ -107,7 +115,8 @@ impl Suites<'_> {
         Ok(programs)
     }
 
-    fn run_one(&self, program: &Program) -> anyhow::Result<()> {
+    /// Sets `some` where there are tests to run.
+    fn run_one(&self, program: &Program, some: &AtomicBool) -> anyhow::Result<()> {
         println!("  runs    {}", program.name);
         let started = Instant::now();
         // A file, since a pipe stays open for as long as a child does that a test has left behind.
@@ -123,11 +132,27 @@ impl Suites<'_> {
             .env("CARGO_MANIFEST_DIR", &program.directory)
             .env("RUST_TEST_THREADS", "1")
             .envs(self.environment.iter().map(|(name, value)| (name, value)));
-        let status = command.status()?;
+        let mut child = command.spawn()?;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break Some(status);
+            }
+            if started.elapsed() > PATIENCE {
+                child.kill()?;
+                child.wait()?;
+                break None;
+            }
+            thread::sleep(Duration::from_millis(50));
+        };
+        let said = fs::read(&log)?;
+        let mut lines = said.split(|byte| *byte == b'\n');
+        let any = lines.any(|line| line.starts_with(b"running ") && line != b"running 0 tests");
+        some.fetch_or(any, Relaxed);
         let mut out = io::stdout().lock();
         let seconds = started.elapsed().as_secs_f64();
         writeln!(out, "\n  ran     {} in {seconds:.1} s", program.name)?;
-        out.write_all(&fs::read(&log)?)?;
+        out.write_all(&said)?;
+        let status = status.with_context(|| format!("no end after {PATIENCE:?}"))?;
         ensure!(status.success(), "{status}");
         Ok(())
     }

@@ -50,7 +50,7 @@ const LONGEST_DESCRIPTION: usize = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     /// No stub listens there, or the connection does not work.
-    #[error("the debugger stub cannot be reached for `{request}`: {source}")]
+    #[error("the debugger stub cannot be reached for `{request}`")]
     Io {
         /// The request.
         request: String,

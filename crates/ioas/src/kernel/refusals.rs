@@ -307,8 +307,7 @@ mod tests {
         let over = map(&user, 0x2000);
         assert!(matches!(over, MapError::OverLimit(over) if over.counter == user.counter()));
         let unlimited = Ledger::new("mm->pinned_vm", None, 0x7000);
-        let room =
-            "the kernel has no memory to map 4 KiB; the limit on locked memory has room for it";
+        let room = "the kernel has no memory to map 4 KiB; no limit on locked memory is exceeded";
         let others = "the kernel has no memory to map 4 KiB, or other processes of this user hold more than 0 bytes \
              (user->locked_vm)";
         for (ledger, said) in [(&mm, room), (&unlimited, room), (&user, others)] {

@@ -188,11 +188,12 @@ struct Others<'a>(&'a Forecast);
 impl fmt::Display for Others<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Forecast::Fits { needed } | Forecast::DoesNotFit(OverLimit { needed, .. }) => write!(
+            Forecast::Fits { needed } => write!(
                 f,
-                "{}; the limit on locked memory has room for it",
+                "{}; no limit on locked memory is exceeded",
                 runs::Bytes(*needed)
             ),
+            Forecast::DoesNotFit(over) => write!(f, "{}: {over}", runs::Bytes(over.needed)),
             Forecast::Unknown {
                 needed,
                 room_for_others,
