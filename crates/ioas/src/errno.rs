@@ -1,18 +1,9 @@
-//! The kernel's error numbers, and which of them its interfaces give for our errors.
-//!
-//! Every back end returns the same named errors. This is the way back: what
-//! [`Profile::Type1`] or [`Profile::Iommufd`] would say in the kernel. (How a number becomes a named
-//! error is the business of the back ends, which know what they have asked for.)
+//! The kernel's error numbers, and the interfaces that give them.
 //!
 //! Source of the numbers, those of most architectures: `include/uapi/asm-generic/errno-base.h` and
-//! `errno.h`. What the interfaces answer is that of Linux 7.2.
+//! `errno.h`.
 
 use core::fmt;
-
-use iopt::RangeError;
-
-use crate::memory::object::PinFailed;
-use crate::space::error::{AttachError, MapError, UnmapError};
 
 /// Kernel interface whose error numbers are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,67 +74,5 @@ impl fmt::Display for Errno {
 impl fmt::Debug for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-impl MapError {
-    /// Error number of the kernel; `None` where it has no such case.
-    pub fn errno(&self, profile: Profile) -> Option<Errno> {
-        Some(match self {
-            Self::Range(RangeError::OutsideAperture { len: None, .. }) => Errno::EOVERFLOW,
-            Self::Range(_)
-            | Self::Part { .. }
-            | Self::Reserved { .. }
-            | Self::Prot { .. }
-            | Self::Allowed { .. } => Errno::EINVAL,
-            Self::BeyondEnd { .. } => Errno::EOVERFLOW,
-            Self::Overlap { .. } => Errno::EEXIST,
-            Self::NoRoom { .. } => Errno::ENOSPC,
-            Self::TooMany { .. } => match profile {
-                Profile::Type1 => Errno::ENOSPC,
-                Profile::Iommufd => Errno::ENOMEM,
-            },
-            Self::OverLimit(_) | Self::NoMemory { .. } => Errno::ENOMEM,
-            Self::Table(iopt::TableMapError::NoTables(_)) => Errno::ENOMEM,
-            Self::Pin(PinFailed::Refused(_)) => Errno::EFAULT,
-            Self::Interrupted | Self::Pin(PinFailed::Interrupted) => Errno::EINTR,
-            Self::Revoked { .. } => Errno::ENODEV,
-            Self::Table(_) => Errno::EINVAL,
-            _ => return None,
-        })
-    }
-}
-
-impl UnmapError {
-    /// Error number of the kernel; `None` where it has no such case.
-    pub fn errno(&self, profile: Profile) -> Option<Errno> {
-        Some(match (self, profile) {
-            (Self::CutsArea { .. } | Self::CutsMapping { .. }, Profile::Type1) => Errno::EINVAL,
-            (Self::CutsArea { .. } | Self::CutsMapping { .. }, Profile::Iommufd) => Errno::ENOENT,
-            (Self::Hole { .. }, _) => Errno::ENOENT,
-            // The older interface gives up with a broken container.
-            (Self::Held { .. }, Profile::Type1) => Errno::EBUSY,
-            (Self::Held { .. }, Profile::Iommufd) => Errno::EDEADLOCK,
-            (Self::BeyondEnd { .. }, _) => Errno::EOVERFLOW,
-            _ => return None,
-        })
-    }
-}
-
-impl AttachError {
-    /// Error number of the kernel; `None` where it has no such case.
-    pub fn errno(&self, profile: Profile) -> Option<Errno> {
-        Some(match (self, profile) {
-            (Self::Reserved { .. } | Self::Conflict(_), Profile::Type1) => Errno::EINVAL,
-            (Self::Reserved { .. } | Self::Conflict(_), Profile::Iommufd) => Errno::EADDRINUSE,
-            (Self::AlreadyAttached, Profile::Type1) => Errno::EINVAL,
-            (Self::AlreadyAttached, Profile::Iommufd) => Errno::EBUSY,
-            (Self::Unit(iommu::UnitAttachError::AlreadyAttached { .. }), Profile::Type1) => {
-                Errno::EINVAL
-            }
-            (Self::Busy(_), _) => Errno::EBUSY,
-            (Self::Replay { cause, .. }, profile) => return cause.errno(profile),
-            _ => return None,
-        })
     }
 }

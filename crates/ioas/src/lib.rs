@@ -27,16 +27,22 @@ extern crate std;
 
 mod adapters;
 mod areas;
+mod capability;
 mod dma;
 mod errno;
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 mod kernel;
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+mod kernel_error;
 mod lock;
 mod memory;
 mod observer;
 mod own;
+mod ranges;
 mod space;
 
+#[cfg(all(feature = "linux", feature = "virtio-drivers"))]
+pub use adapters::host_pages::HostPages;
 #[cfg(feature = "virtio-drivers")]
 pub use adapters::virtio_drivers::{
     DmaPages, DriverMemory, DriverMemoryError, HalMemory, PageSource, UNREACHABLE, VirtioHal,
@@ -44,8 +50,7 @@ pub use adapters::virtio_drivers::{
 #[cfg(feature = "vm-memory")]
 pub use adapters::vm_memory::GuestIommu;
 pub use areas::area::Area;
-#[cfg(all(feature = "linux", feature = "virtio-drivers"))]
-pub use dma::host_pages::HostPages;
+pub use capability::{Capability, Unsupported};
 pub use dma::{Dma, DmaBuffer, DmaError, DmaUnmapError};
 pub use errno::{Errno, Profile};
 #[cfg(feature = "iommufd")]
@@ -73,7 +78,7 @@ pub use own::{
     Handover, Iommu, Leaving, SpaceFault, TableBuilder, TableBuilderError, TakeOverError,
     TakenDomain,
 };
-pub use space::backend::{Capabilities, Capability, Unsupported};
+pub use space::backend::Capabilities;
 pub use space::dirty::{HarvestError, Harvested, Tracking, TrackingError};
 pub use space::endpoint::{Endpoint, EndpointId};
 pub use space::error::{AttachError, CloseError, DetachError, MapError, UnmapError};

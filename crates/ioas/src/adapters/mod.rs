@@ -1,7 +1,7 @@
-//! Traits of other crates, implemented over an address space or a kernel's interface; a module for each crate.
+//! Traits of other crates, implemented over an address space; a module for each crate.
 
-#[cfg(feature = "vfio-ioctls")]
-pub(crate) mod vfio_ioctls;
+#[cfg(all(feature = "linux", feature = "virtio-drivers"))]
+pub(crate) mod host_pages;
 #[cfg(feature = "virtio-drivers")]
 pub(crate) mod virtio_drivers;
 #[cfg(feature = "vm-memory")]

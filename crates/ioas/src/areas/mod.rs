@@ -6,10 +6,6 @@
 //! length: how far one can reach into what lies behind is bounded in each class by twice its length.
 
 pub(crate) mod area;
-pub(crate) mod extents;
-pub(crate) mod intervals;
-pub(crate) mod range_map;
-pub(crate) mod windows;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -17,8 +13,8 @@ use alloc::sync::Arc;
 use runs::{Iova, Offset, Span};
 
 use crate::areas::area::HeldArea;
-use crate::areas::intervals::{InsertError, Intervals};
 use crate::memory::Memory;
+use crate::ranges::intervals::{InsertError, Intervals};
 
 /// The areas of an address space, as a back end sees them.
 ///

@@ -19,8 +19,8 @@ use core::array;
 
 use runs::{Iova, Span};
 
-use crate::areas::intervals::Intervals;
 use crate::lock::Mutex;
+use crate::ranges::intervals::Intervals;
 
 /// Powers of two of the granule that are cached: 4 KiB to 4 MiB where it is 4 KiB.
 const CLASSES: usize = 11;

@@ -14,8 +14,6 @@
 //! after the last entry has left it. A panic or a failure in between leaves memory that is held and an address that is
 //! not used again.
 
-#[cfg(all(feature = "linux", feature = "virtio-drivers"))]
-pub(crate) mod host_pages;
 mod iova;
 mod shards;
 

@@ -14,9 +14,9 @@ use iommu::NodeId;
 use iopt::Prot;
 use runs::{Iova, PageSizes, Span};
 
-use super::error::Result;
 use super::shares::Shares;
 use crate::errno::Profile;
+use crate::kernel_error::Result;
 use crate::memory::ledger::Ledger;
 use crate::space::placement::{Place, Placement};
 

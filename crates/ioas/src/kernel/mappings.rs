@@ -18,11 +18,11 @@ use std::vec::Vec;
 use iopt::Prot;
 use runs::{Iova, Span};
 
-use super::error::{KernelError, Result};
 use super::mapper::{MapSource, Mapper};
 use super::pieces::{Piece, Pieces, Stretch};
 use super::shares::{Pages, Share};
 use crate::errno::Profile;
+use crate::kernel_error::{KernelError, Result};
 use crate::memory::object::MemoryObject;
 
 /// A mapper, and what it maps.

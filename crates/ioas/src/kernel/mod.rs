@@ -14,13 +14,12 @@
 
 mod backend;
 mod cause;
-
-mod error;
 #[cfg(feature = "iommufd")]
 pub mod iommufd;
 mod locked;
 mod mapper;
 mod mappings;
+mod open;
 mod pieces;
 mod refusals;
 mod removal;
@@ -33,9 +32,9 @@ pub mod vfio;
 #[cfg(test)]
 pub(crate) mod headers;
 
+pub(crate) use crate::kernel_error::Result;
+pub use crate::kernel_error::{AnswerError, KernelError};
 pub(crate) use backend::Kernel;
-pub(crate) use error::Result;
-pub use error::{AnswerError, KernelError};
 pub use mapper::{Entering, MapSource, Mapper, MapperInfo};
 pub use pieces::pieces_needed;
 pub use shares::Shares;

@@ -9,11 +9,11 @@ use iopt::RangeError;
 use runs::{Iova, Span};
 
 use super::cause::{MapCause, MapRequest, UnmapCause, map_cause, unmap_cause};
-use super::error::KernelError;
+use crate::capability::{Capability, Unsupported};
 use crate::errno::{Errno, Profile};
+use crate::kernel_error::KernelError;
 use crate::memory::ledger::Forecast;
 use crate::memory::object::PinFailed;
-use crate::space::backend::{Capability, Unsupported};
 use crate::space::error::{AttachError, DetachError, MapError, UnmapError};
 
 /// A refused mapping, with the numbers that errors have.

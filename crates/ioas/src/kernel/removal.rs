@@ -14,7 +14,7 @@ use super::mappings::Journal;
 use super::pieces::Stretch;
 use super::refusals::unmap_refused;
 use super::space::KernelSpace;
-use crate::space::backend::Capability;
+use crate::capability::Capability;
 use crate::space::error::UnmapError;
 
 /// Steps that take the addresses from `first` to `last`, both included, from devices.

@@ -21,7 +21,6 @@ use iopt::{Aperture, Interruption, Pending, Prot, RangeError};
 use runs::{Iova, Span};
 
 use super::cause::MapRequest;
-use super::error::KernelError;
 use super::mapper::{Entering, MapSource, Mapper, MapperInfo};
 use super::mappings::{Journal, Mappings, source};
 use super::pieces::{Piece, Pieces, Stretch, cut, groups, stretches};
@@ -29,11 +28,13 @@ use super::refusals::{Refused, attach_refused, detach_refused, errno, map_refuse
 use super::shares::{Pages, Share};
 use crate::areas::Areas;
 use crate::areas::area::HeldArea;
-use crate::areas::windows::{outside, within};
+use crate::capability::{Capability, Unsupported};
 use crate::errno::{Errno, Profile};
+use crate::kernel_error::KernelError;
 use crate::memory::ledger::{Charge, Forecast, Ledger};
 use crate::observer::{Observer, Step, observed};
-use crate::space::backend::{Capabilities, Capability, Unsupported};
+use crate::ranges::windows::{outside, within};
+use crate::space::backend::Capabilities;
 use crate::space::dirty::{HarvestError, Harvested, TrackingError};
 use crate::space::dirty_log::DirtyLog;
 use crate::space::endpoint::EndpointId;

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use runs::{Iova, Span};
 
-use super::error::{KernelError, Result};
+use crate::kernel_error::{KernelError, Result};
 
 /// `_IO(';', number)` of `include/uapi/asm-generic/ioctl.h`. VFIO and iommufd share the type, and
 /// neither puts a direction or a size into its numbers.

@@ -6,8 +6,6 @@ use hostmem::{Counter, Limits, LimitsError, Pinner, PinnerError};
 
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 use crate::errno::Profile;
-#[cfg(feature = "iommufd")]
-use crate::iommufd::RlimitMode;
 use crate::memory::ledger::{Account, Ledger};
 
 impl Ledger {
@@ -90,20 +88,6 @@ impl Account {
             #[cfg(any(feature = "vfio", feature = "iommufd"))]
             Self::OfKernel(profile) => Ok(Ledger::of_kernel(*profile)?),
             Self::Given(ledger) => Ok(Arc::clone(ledger)),
-        }
-    }
-}
-
-#[cfg(feature = "iommufd")]
-impl RlimitMode {
-    /// The counter that the kernel raises for what it maps by itself: containers of VFIO's type 1 count by
-    /// process; iommufd counts as its file [says](crate::iommufd::Iommufd::rlimit_mode), and for a privileged
-    /// user only what is pinned.
-    pub const fn counter(self, limits: &Limits) -> Counter {
-        match self {
-            Self::Process => Counter::MmLockedVm,
-            Self::User if limits.privileged => Counter::PinnedVm,
-            Self::User => Counter::UserLockedVm,
         }
     }
 }

@@ -10,10 +10,10 @@ use core::ops::ControlFlow;
 
 use runs::{Joinable, Offset, Pa, Span};
 
+use crate::memory::error::MapError;
 use crate::memory::ledger::Ledger;
 use crate::memory::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 use crate::memory::{Hold, Memory};
-use crate::space::error::MapError;
 
 /// Memory of given physical runs: a BAR of another device (peer to peer), or memory that the system
 /// has set aside. It always stays where it is, so nothing is pinned and nothing charged.

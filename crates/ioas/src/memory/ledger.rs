@@ -22,7 +22,7 @@ pub struct Ledger {
     others: bool,
     /// Guest memory that is charged here.
     #[cfg(all(feature = "linux", feature = "vm-memory"))]
-    pub(crate) guests: crate::space::guest_ram::Regions,
+    pub(crate) guests: crate::memory::regions::Regions,
 }
 
 impl Ledger {

@@ -32,6 +32,7 @@
 
 #[cfg(feature = "linux")]
 mod counters;
+pub(crate) mod error;
 pub(crate) mod fixed;
 mod hold;
 #[cfg(feature = "linux")]
@@ -41,6 +42,8 @@ pub(crate) mod ledger;
 pub(crate) mod node_tables;
 pub(crate) mod object;
 mod read;
+#[cfg(all(feature = "linux", feature = "vm-memory"))]
+pub(crate) mod regions;
 mod reservation;
 pub(crate) mod synthetic;
 
@@ -53,13 +56,13 @@ use core::mem;
 use runs::Pa;
 use runs::{Offset, Span};
 
-use crate::areas::extents::{Extent, Extents};
-use crate::areas::range_map::RangeMap;
 use crate::lock::{Changed, Guard, Mutex};
+use crate::memory::error::MapError;
 use crate::memory::ledger::{Charge, Forecast, Ledger};
 use crate::memory::object::{Cause, MemoryObject, Pinned};
 use crate::observer::{Observer, Step, observed};
-use crate::space::error::MapError;
+use crate::ranges::extents::{Extent, Extents};
+use crate::ranges::range_map::RangeMap;
 pub use hold::Hold;
 pub(crate) use hold::{append, cut};
 pub(crate) use reservation::Reserved;

@@ -18,8 +18,8 @@ use iopt::{AnyTable, FormatId, Gather, Interruption, Invalidation, Prot, ResizeE
 use runs::{Iova, Joiner, PageSizes, Run, Span};
 
 use super::spare::Spare;
-use crate::areas::extents::Extent;
 use crate::lock::Mutex;
+use crate::ranges::extents::Extent;
 use crate::space::dirty_log::DirtyLog;
 use crate::space::error::DetachError;
 use crate::space::placement::home;

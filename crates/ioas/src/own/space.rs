@@ -7,9 +7,33 @@ use iommu::DomainId;
 use iopt::{AnyTable, Leaf};
 
 use super::{BuildDomain, Own};
+use crate::space::open::{IoasOptions, OpenError};
 use crate::space::{Core, Ioas};
 
+impl IoasOptions {
+    /// An address space over page tables that `builder` builds: see [`Ioas::over_tables`].
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Unsupported`].
+    pub fn over_tables(self, builder: impl BuildDomain + 'static) -> Result<Ioas, OpenError> {
+        self.set_up(Ioas::over_tables(builder))
+    }
+}
+
 impl Ioas {
+    /// An empty address space over `table`, which is empty and which units know as `domain`. It is
+    /// the only domain, and mapped and pinned also while no device is attached.
+    pub fn over_table(domain: DomainId, table: AnyTable) -> Self {
+        Self::over_own(Some((domain, table)), None)
+    }
+
+    /// An empty address space without a domain. The first device brings one, which `builder` builds,
+    /// and every device that no domain suits another one. Until then areas are only noted.
+    pub fn over_tables(builder: impl BuildDomain + 'static) -> Self {
+        Self::over_own(None, Some(alloc::boxed::Box::new(builder)))
+    }
+
     pub(crate) fn over_own(
         domain: Option<(DomainId, AnyTable)>,
         builder: Option<Box<dyn BuildDomain>>,

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use iopt::{AnyMemory, AnyTable, Chain, NoTables, TableMapError};
 use runs::{Iova, Span};
 
-use crate::areas::range_map::RangeMap;
+use crate::ranges::range_map::RangeMap;
 
 /// Numbers of tables of one level: device addresses over what such a table translates.
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use alloc::vec::Vec;
 use iopt::{Prot, RangeError};
 use runs::{Iova, Offset, Span};
 
-use crate::areas::extents::Extent;
-use crate::areas::windows::{within, without};
 use crate::memory::Memory;
+use crate::ranges::extents::Extent;
+use crate::ranges::windows::{within, without};
 use crate::space::Ioas;
 use crate::space::error::MapError;
 use crate::space::operation::{Claim, Op};

@@ -15,7 +15,7 @@ use core::convert::Infallible;
 use iopt::Interruption;
 use runs::{Iova, Span};
 
-use crate::areas::extents::Extent;
+use crate::ranges::extents::Extent;
 use crate::space::error::{MapError, UnmapError};
 use crate::space::observed::Observed;
 use crate::space::operation::{Claim, Op, State};

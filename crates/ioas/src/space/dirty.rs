@@ -26,10 +26,10 @@ use iommu::FlushError;
 use iopt::{DirtyError, Interruption, Invalidation, Pending, PendingHarvest, Prot, ResizeError};
 use runs::{Iova, Offset, Span};
 
-use crate::areas::extents::Extent;
+use crate::capability::Unsupported;
 use crate::memory::Memory;
 use crate::memory::object::Cause;
-use crate::space::backend::Unsupported;
+use crate::ranges::extents::Extent;
 use crate::space::error::UnmapError;
 use crate::space::operation::{Op, Panicked};
 use crate::space::{Core, Ioas, Unmapped};

@@ -5,7 +5,7 @@ use core::mem;
 use iopt::Aperture;
 use runs::{Iova, Span};
 
-use crate::areas::range_map::RangeMap;
+use crate::ranges::range_map::RangeMap;
 use crate::space::dirty::Harvested;
 
 /// Disjoint ranges: what it takes does not grow with what is added twice.

@@ -25,10 +25,10 @@ use core::mem;
 use iopt::{Aperture, Prot};
 use runs::{Iova, Offset, Span};
 
-use crate::areas::extents::Extent;
-use crate::areas::range_map::RangeMap;
 use crate::lock::Mutex;
 use crate::memory::{Hold, Memory};
+use crate::ranges::extents::Extent;
+use crate::ranges::range_map::RangeMap;
 use crate::space::Ioas;
 use crate::space::error::{MapError, UnmapError};
 use crate::space::operation::{Panicked, State};

@@ -4,8 +4,7 @@
 //! it is. The region is a foreign `hostmem::Mapping`, so there is one way to pin, to look and to charge
 //! for all memory of this process.
 
-use alloc::collections::BTreeMap;
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::ControlFlow;
@@ -18,11 +17,10 @@ use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
 };
 
-use crate::areas::extents::Extent;
-use crate::lock::Mutex;
 use crate::memory::Memory;
 use crate::memory::host::HostMemory;
 use crate::memory::ledger::Ledger;
+use crate::ranges::extents::Extent;
 use crate::space::Ioas;
 use crate::space::error::MapError;
 use crate::space::observed::Observed;
@@ -131,27 +129,6 @@ impl core::error::Error for GuestRamError {
             Self::Limit(cause) => cause.source(),
             Self::Mapping { cause, .. } => Some(cause),
         }
-    }
-}
-
-/// Regions that a [`Ledger`] is charged for, by their addresses in this process.
-///
-/// While one of them is alive its region stays mapped, so that the same addresses are the same memory.
-#[derive(Debug, Default)]
-pub(crate) struct Regions(Mutex<BTreeMap<(u64, u64), Weak<Memory>>>);
-
-impl Regions {
-    /// The memory object of `mapping`, or what `make` makes for it.
-    fn memory(&self, mapping: &Mapping, make: impl FnOnce() -> Arc<Memory>) -> Arc<Memory> {
-        let regions = &mut *self.0.lock();
-        let key = (mapping.address(), mapping.len());
-        if let Some(there) = regions.get(&key).and_then(Weak::upgrade) {
-            return there;
-        }
-        regions.retain(|_, region| region.strong_count() > 0);
-        let memory = make();
-        regions.insert(key, Arc::downgrade(&memory));
-        memory
     }
 }
 

@@ -6,10 +6,11 @@ use iopt::{Interruption, Prot, RangeError};
 use runs::{Iova, Offset, Span};
 
 use crate::areas::area::Area;
-use crate::areas::extents::Extent;
 use crate::memory::Memory;
+use crate::memory::error::MOST_AREAS;
 use crate::observer::Observer;
-use crate::space::error::{self, MapError};
+use crate::ranges::extents::Extent;
+use crate::space::error::MapError;
 use crate::space::operation::{Claim, Op, State};
 
 impl Op<'_> {
@@ -97,7 +98,7 @@ impl State {
             return Err(MapError::Overlap { wanted, area });
         }
         // Some threads' areas are still to come.
-        let (here, most) = (self.areas.0.len() as u64, error::MOST_AREAS);
+        let (here, most) = (self.areas.0.len() as u64, MOST_AREAS);
         if here >= most {
             let wanted = here + 1;
             return Err(MapError::TooMany { wanted, most });

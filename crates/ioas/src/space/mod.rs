@@ -46,6 +46,7 @@ mod cut;
 pub(crate) mod dirty;
 pub(crate) mod dirty_log;
 pub(crate) mod endpoint;
+mod errno;
 pub(crate) mod error;
 pub(crate) mod external_pin;
 pub(crate) mod flush;
@@ -71,14 +72,15 @@ use iopt::{Interruption, Prot};
 use runs::{Iova, Offset, PageSizes, Span};
 
 use crate::areas::area::Area;
+use crate::capability::Unsupported;
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
-use crate::kernel::KernelError;
+use crate::kernel_error::KernelError;
 use crate::lock::{Changed, Mutex, RwLock};
 use crate::memory::Memory;
 #[cfg(feature = "linux")]
 use crate::memory::ledger::Ledger;
 use crate::memory::ledger::{Account, Forecast};
-use crate::space::backend::{Backend, Capabilities, Unsupported};
+use crate::space::backend::{Backend, Capabilities};
 use crate::space::dirty::Tracking;
 use crate::space::endpoint::{Endpoint, EndpointId};
 use crate::space::error::{AttachError, CloseError, DetachError, MapError, UnmapError};

@@ -7,16 +7,12 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use iommu::DomainId;
-use iopt::AnyTable;
-
+use crate::capability::Unsupported;
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
-use crate::kernel::{Kernel, KernelError, Mapper};
+use crate::kernel_error::KernelError;
 use crate::memory::ledger::{Account, Ledger};
 use crate::memory::object::Cause;
-use crate::own::BuildDomain;
 use crate::space::Ioas;
-use crate::space::backend::Unsupported;
 use crate::space::listener::Listener;
 use crate::space::placement::Placement;
 
@@ -55,7 +51,7 @@ pub enum OpenError {
 #[must_use = "nothing is opened before `over`"]
 pub struct IoasOptions {
     #[cfg_attr(not(any(feature = "vfio", feature = "iommufd")), expect(dead_code))]
-    granule: Option<u64>,
+    pub(crate) granule: Option<u64>,
     ledger: Option<Arc<Ledger>>,
     placement: Placement,
     listeners: Vec<Arc<dyn Listener>>,
@@ -120,49 +116,13 @@ impl IoasOptions {
         }
     }
 
-    /// An address space over `mapper`, to which nothing is attached and which maps nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`OpenError::Unsupported`].
-    #[cfg(any(feature = "vfio", feature = "iommufd"))]
-    pub fn over_mapper<K: Mapper>(self, mapper: K) -> Result<Ioas, OpenError> {
-        let kernel = Kernel::new(mapper, self.granule);
-        self.set_up(Ioas::over_kernel(kernel))
-    }
-
-    /// An address space over mappers that `open` opens when they are needed: one when the first device is
-    /// attached, and under [`Placement::PerNode`] one for the devices of each memory node. Each is closed
-    /// with its last device. Such an address space is not handed over.
-    ///
-    /// # Errors
-    ///
-    /// [`OpenError::Unsupported`].
-    #[cfg(any(feature = "vfio", feature = "iommufd"))]
-    pub fn over_mappers<K: Mapper>(
-        self,
-        open: impl Fn() -> Result<K, KernelError> + Send + 'static,
-    ) -> Result<Ioas, OpenError> {
-        let kernel = Kernel::opening(open, self.granule);
-        self.set_up(Ioas::over_kernel(kernel))
-    }
-
-    /// An address space over page tables that `builder` builds: see [`Ioas::over_tables`].
-    ///
-    /// # Errors
-    ///
-    /// [`OpenError::Unsupported`].
-    pub fn over_tables(self, builder: impl BuildDomain + 'static) -> Result<Ioas, OpenError> {
-        self.set_up(Ioas::over_tables(builder))
-    }
-
     /// True when a new address space is to have a page table for each node.
     #[cfg(feature = "vfio")]
     pub(crate) fn divides(&self) -> bool {
         self.placement.divides()
     }
 
-    fn set_up(self, mut space: Ioas) -> Result<Ioas, OpenError> {
+    pub(crate) fn set_up(self, mut space: Ioas) -> Result<Ioas, OpenError> {
         if let Some(ledger) = self.ledger {
             space.account = Account::Given(ledger);
         }
@@ -189,24 +149,5 @@ impl Ioas {
     /// Options of a new address space: another limit, listeners, placement, the kernel's granule.
     pub fn options() -> IoasOptions {
         IoasOptions::default()
-    }
-
-    /// An empty address space over `mapper`, a kernel's interface, to which nothing is attached and which
-    /// maps nothing.
-    #[cfg(any(feature = "vfio", feature = "iommufd"))]
-    pub fn over_mapper(mapper: impl Mapper) -> Self {
-        Self::over_kernel(Kernel::new(mapper, None))
-    }
-
-    /// An empty address space over `table`, which is empty and which units know as `domain`. It is
-    /// the only domain, and mapped and pinned also while no device is attached.
-    pub fn over_table(domain: DomainId, table: AnyTable) -> Self {
-        Self::over_own(Some((domain, table)), None)
-    }
-
-    /// An empty address space without a domain. The first device brings one, which `builder` builds,
-    /// and every device that no domain suits another one. Until then areas are only noted.
-    pub fn over_tables(builder: impl BuildDomain + 'static) -> Self {
-        Self::over_own(None, Some(alloc::boxed::Box::new(builder)))
     }
 }

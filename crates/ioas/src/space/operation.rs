@@ -35,7 +35,7 @@ use runs::{Iova, Span};
 
 use crate::areas::Areas;
 use crate::areas::area::HeldArea;
-use crate::areas::extents::{Extent, Extents};
+use crate::ranges::extents::{Extent, Extents};
 use crate::space::error::{MapError, UnmapError};
 use crate::space::external_pin::Externals;
 use crate::space::flush::Retired;

@@ -33,8 +33,8 @@ use iopt::{Interruption, RangeError};
 use runs::{Iova, Joiner, Span};
 
 use crate::areas::area::HeldArea;
-use crate::areas::extents::Extent;
 use crate::memory::Hold;
+use crate::ranges::extents::Extent;
 use crate::space::Ioas;
 use crate::space::dirty_log::DirtyLog;
 use crate::space::error::{MapError, UnmapError};

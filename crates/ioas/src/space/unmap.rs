@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use iopt::{Aperture, Interruption};
 use runs::{Iova, Span};
 
-use crate::areas::extents::Extent;
 use crate::observer::{Observer, Step, observed};
+use crate::ranges::extents::Extent;
 use crate::space::Unmapped;
 use crate::space::error::UnmapError;
 use crate::space::flush::UnmappedHolds;

@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::{boxed::Box, sync::OnceLock};
 
 #[cfg(feature = "linux")]
-use hostmem::Limits;
+use hostmem::{Counter, Limits};
 use iommufd_bindings::{
     iommu_destroy, iommu_ioas_change_process, iommu_option,
     iommufd_option_IOMMU_OPTION_RLIMIT_MODE as RLIMIT_MODE,
@@ -88,6 +88,20 @@ impl RlimitMode {
             0 => Self::User,
             _ => Self::Process,
         })
+    }
+}
+
+#[cfg(feature = "linux")]
+impl RlimitMode {
+    /// The counter that the kernel raises for what it maps by itself: containers of VFIO's type 1 count by
+    /// process; iommufd counts as its file [says](crate::iommufd::Iommufd::rlimit_mode), and for a privileged
+    /// user only what is pinned.
+    pub const fn counter(self, limits: &Limits) -> Counter {
+        match self {
+            Self::Process => Counter::MmLockedVm,
+            Self::User if limits.privileged => Counter::PinnedVm,
+            Self::User => Counter::UserLockedVm,
+        }
     }
 }
 

@@ -34,6 +34,8 @@ mod device;
 mod dma_buf;
 mod group;
 mod info;
+#[cfg(feature = "vfio-ioctls")]
+mod ioctls;
 #[cfg(test)]
 mod layout;
 #[cfg(feature = "iommufd")]
@@ -44,8 +46,6 @@ mod sys;
 mod tests;
 mod type1;
 
-#[cfg(feature = "vfio-ioctls")]
-pub use crate::adapters::vfio_ioctls::VfioOpsMapper;
 #[cfg(feature = "iommufd")]
 pub use cdev::PageTable;
 pub use container::{Container, Extension, IommuModel};
@@ -53,6 +53,8 @@ pub use device::{DeviceFeature, DeviceInfo, IrqInfo, VfioDevice, config, irq};
 pub use dma_buf::DmaBuf;
 pub use group::{Group, GroupStatus};
 pub use info::{DeviceRegion, DeviceRegionKind, IommuInfo, MigrationInfo};
+#[cfg(feature = "vfio-ioctls")]
+pub use ioctls::VfioOpsMapper;
 #[cfg(feature = "iommufd")]
 pub use peer::{PeerBar, PeerBarError};
 pub use registers::{DeviceRegisters, Register};

@@ -9,7 +9,7 @@ use core::iter;
 
 use runs::{Joinable as _, Span};
 
-use crate::areas::intervals::Intervals;
+use crate::ranges::intervals::Intervals;
 
 #[derive(Debug)]
 pub(crate) struct RangeMap<A, T>(Intervals<A, T>);
