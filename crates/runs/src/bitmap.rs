@@ -13,8 +13,8 @@ use core::ops::Range;
 /// assert_eq!(runs, [0..1, 4..7, 127..129]);
 /// ```
 ///
-/// Empty and full stretches pass at the speed of memory. Where runs are many, [`fill`](Runs::fill), `for_each` and
-/// `fold` take 64 words at a time and are up to three times as fast as a loop over `next`.
+/// Empty and full stretches are scanned at the speed of memory. Where runs are many, [`fill`](Runs::fill),
+/// `for_each` and `fold` take 64 words at a time and are up to three times as fast as a loop over `next`.
 pub fn runs(words: &[u64]) -> Runs<'_> {
     Runs {
         words,
@@ -23,7 +23,7 @@ pub fn runs(words: &[u64]) -> Runs<'_> {
     }
 }
 
-/// Ascending runs with those joined that have at most `gap` bits between them.
+/// Ascending runs; two with at most `gap` bits between them are joined.
 ///
 /// ```
 /// use runs::bitmap::{joined, runs};
@@ -41,8 +41,9 @@ pub fn joined<I: IntoIterator<Item = Range<u64>>>(runs: I, gap: u64) -> Joined<I
 
 /// At most `n` parts of about the same length, for several threads; 0 parts count as 1. None for an empty bitmap.
 ///
-/// A part has its own runs only, by the numbers that bits have in the whole bitmap; its [`words`](Runs::words) are
-/// those up to its end. A run across the border of two parts is cut there: [`joined`] with a gap of 0 makes it whole.
+/// A part yields only its own runs, numbered as in the whole bitmap; its [`words`](Runs::words) are the bitmap's up
+/// to the end of the part. A run across the border of two parts is cut there: [`joined`] with a gap of 0 makes it
+/// whole.
 ///
 /// ```
 /// use runs::bitmap::{joined, spans};
@@ -67,7 +68,7 @@ pub fn spans(words: &[u64], n: usize) -> impl Iterator<Item = Runs<'_>> {
     })
 }
 
-/// Words that are looked at together: as many as a word has bits.
+/// Words in a block: as many as a word has bits.
 const BLOCK: usize = 64;
 
 /// The bits of a word one by one: from memory, a vector takes more of them than by shifts.
@@ -116,7 +117,7 @@ impl<'a> Runs<'a> {
 
     /// Writes the next runs to the front of `out`. Returns how many, fewer than it holds only at the end.
     ///
-    /// The last 32 of `out` are taken one by one: several hundred make it fast.
+    /// The last 32 places in `out` are filled one by one: it is fast with several hundred.
     ///
     /// ```
     /// let mut runs = runs::bitmap::runs(&[0b1011u64, 1]);
@@ -157,8 +158,8 @@ impl<'a> Runs<'a> {
     }
 
     /// Takes the runs of this word and the block behind it, as far as there is room, and there is for one word; `some`
-    /// are the words of the block with set bits. Bits are as good as random: writing `K` runs whether there are as many or not costs less than
-    /// branches that the processor foresees badly.
+    /// are the words of the block with set bits. Bits are nearly random: writing `K` runs unconditionally costs less than
+    /// branches that the processor predicts badly.
     #[inline(always)]
     fn fill_block<const K: usize>(
         &mut self,
@@ -358,7 +359,7 @@ pub fn count(words: &[u64], range: Range<u64>) -> u64 {
     count
 }
 
-/// Sets a bit; one outside the bitmap is left out. Returns whether it was clear before.
+/// Sets a bit; one outside the bitmap is ignored. Returns whether it was clear before.
 #[inline]
 pub fn insert(words: &mut [u64], bit: u64) -> bool {
     let word = usize::try_from(bit / 64)
@@ -368,8 +369,8 @@ pub fn insert(words: &mut [u64], bit: u64) -> bool {
     word.is_some_and(|word| core::mem::replace(word, *word | mask) & mask == 0)
 }
 
-/// Sets the bits of `range`; those outside the bitmap are left out. Returns how many it set that
-/// were clear before.
+/// Sets the bits of `range`; those outside the bitmap are ignored. Returns how many were clear
+/// before.
 #[inline]
 pub fn set(words: &mut [u64], range: Range<u64>) -> u64 {
     change(words, range, |word, mask, bits| {
@@ -379,8 +380,8 @@ pub fn set(words: &mut [u64], range: Range<u64>) -> u64 {
     })
 }
 
-/// Clears the bits of `range`; those outside the bitmap are left out. Returns how many it cleared
-/// that were set before.
+/// Clears the bits of `range`; those outside the bitmap are ignored. Returns how many were set
+/// before.
 #[inline]
 pub fn clear(words: &mut [u64], range: Range<u64>) -> u64 {
     change(words, range, |word, mask, bits| {
@@ -412,8 +413,8 @@ const fn in_word(at: u64, end: u64) -> (u64, u64) {
     (bits, (u64::MAX >> (64 - bits)) << (at % 64))
 }
 
-/// The number of set bits. Mostly there are none, and few processors that programs are compiled for
-/// count them in one instruction.
+/// The number of set bits. Mostly there are none, and few targets that programs are compiled for
+/// count bits in one instruction.
 #[inline]
 fn ones(word: u64) -> u64 {
     match word {

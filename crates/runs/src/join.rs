@@ -38,7 +38,7 @@ impl Joinable for Run {
 
 /// Merges a stream of stretches: neighbours become one, everything else passes through in order.
 ///
-/// The batch a stretch came in plays no role: a run may begin in one batch and end in another.
+/// Batches do not matter: a run may begin in one and end in another.
 #[derive(Clone, Debug)]
 pub struct Joiner<T> {
     open: Option<T>,
@@ -72,8 +72,8 @@ impl<T: Joinable> Joiner<T> {
         }
     }
 
-    /// Takes a whole batch and has `each` see what it takes. What is complete then stands at the
-    /// batch's beginning; returns how many those are. What else is in it has no meaning any more.
+    /// Takes a whole batch and shows each stretch to `each`. Complete stretches are then at the
+    /// batch's beginning; returns their number. The rest of the batch has no meaning any more.
     #[inline]
     pub fn push_all(&mut self, batch: &mut [T], mut each: impl FnMut(&T)) -> usize {
         let mut complete = 0;

@@ -2,8 +2,8 @@
 //!
 //! # What is where
 //!
-//! A [`Run`] is a stretch that is contiguous in both address spaces: what a device calls
-//! `[iova, iova + len)` is `[pa, pa + len)` in memory. A [`Span<A>`](Span) is a stretch of one
+//! A [`Run`] is a stretch that is contiguous in both address spaces: the device addresses
+//! `[iova, iova + len)` are `[pa, pa + len)` in memory. A [`Span<A>`](Span) is a stretch of one
 //! address space, which its type names: [`Iova`], [`Pa`], [`GuestAddr`], [`Offset`] or [`Va`]. This
 //! crate holds these types and the arithmetic that every other part of the system does with them:
 //!

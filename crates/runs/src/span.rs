@@ -218,7 +218,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The run by which a device sees `memory` from `iova` on.
+    /// The run that maps device addresses from `iova` on to `memory`.
     #[inline]
     pub const fn new(iova: u64, memory: Span<Pa>) -> Self {
         Self {
