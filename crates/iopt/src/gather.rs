@@ -1,4 +1,4 @@
-//! Flushes that come before unmapped memory and tables may be used again.
+//! Flushes that must precede the reuse of unmapped memory and tables.
 //!
 //! ```text
 //! unmap ──▶ Gather ──flush_with(unit)──▶ Flushed ──▶ Table::reclaim

@@ -1,5 +1,4 @@
-//! The shape of a format's tables as numbers: for those who count tables and leaves without building
-//! any.
+//! The shape of a format's tables as numbers, to count tables and leaves without building any.
 //!
 //! The numbers are those of [`Format`], looked up once for a format that is known only at run
 //! time.

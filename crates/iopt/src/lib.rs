@@ -5,18 +5,18 @@
 //! For authors of kernels and hypervisors, who fill an IOMMU's tables; of monitors that emulate one, who walk a
 //! guest's; and of tools that read tables out of a dump.
 //!
-//! A [`Table`] translates what a device calls an address (*iova*) into physical memory, in the
-//! bytes that an IOMMU reads. It is filled and emptied by **runs**: one descent per leaf table,
+//! A [`Table`] translates device addresses (*iova*) to physical memory, in the bytes that an IOMMU
+//! reads. It is filled and emptied by **runs**: one descent per leaf table,
 //! the largest leaves that fit, all or nothing.
 //!
 //! * [`Table`], its operations [`TableOps`], [`SharedTable`] for many threads, and their protocol: [`engine`];
-//! * what an entry looks like: [`format`](mod@format), one file a format, each citing its
+//! * the layout of entries: [`format`](mod@format), one file per format, each citing its
 //!   specification;
 //! * where tables lie: the seam [`TableMemory`] and the [`Arena`];
-//! * what goes on in that memory, for units that see no caches, and for those who count or check:
+//! * hooks around that memory, for units that do not snoop caches, for counts and for checks:
 //!   [`observe`];
-//! * what must be flushed before memory is used again: [`Gather`]; and who may still read it: [`reclaim`];
-//! * what the device has written to, and who has taken care of it: [`Pending`];
+//! * the flush before memory is used again: [`Gather`]; and readers that may still be in it: [`reclaim`];
+//! * dirty pages, until they are acknowledged: [`Pending`];
 //! * [`AnyTable`], when the format is known only at run time;
 //! * [`image`]: all tables in a file, and back;
 //! * [`Takeover`]: tables that another process has left in memory;
@@ -26,8 +26,8 @@
 //!
 //! Addresses and lengths are bytes. Nothing here allocates, blocks, or panics on any input. The
 //! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables`, `AnyTable` and
-//! what else is kept on the heap, the feature `std` locks around it, and readers that are
-//! known by their threads.
+//! all else that is kept on the heap, the feature `std` locks around it, and readers known by
+//! thread.
 //!
 //! All `unsafe` code is in three places: the arena (`arena.rs`, `arena/erased.rs`, `arena/heap.rs`, `arena/held.rs`)
 //! reduces addresses to slices of atomics; `wide.rs`, `wide/avx.rs` handle entries in a row, by inline assembly where

@@ -21,10 +21,9 @@
 //!
 //! The engine also tells the memory what it does: [`written`](TableMemory::written) for units that
 //! read memory past the processor's caches, [`descended`](TableMemory::descended) and
-//! [`table_read`](TableMemory::table_read) for those who count,
-//! [`mapped`](TableMemory::mapped) and [`unmapped`](TableMemory::unmapped) for those who check. By
-//! default they are empty and cost nothing. [`observe`](crate::observe) has an adapter for each,
-//! to be put around any table memory.
+//! [`table_read`](TableMemory::table_read) for counts, [`mapped`](TableMemory::mapped) and
+//! [`unmapped`](TableMemory::unmapped) for checks. By default they are empty and cost nothing.
+//! [`observe`](crate::observe) has an adapter for each, to be put around any table memory.
 
 use runs::Run;
 

@@ -1,4 +1,4 @@
-//! A root as people name it: the format's name, and what it was configured to.
+//! A root as people name it: the format's name and its configuration.
 
 use alloc::string::{String, ToString as _};
 

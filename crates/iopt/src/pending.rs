@@ -161,8 +161,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
     }
 
     /// Notes that `range` was written to, by a writer that needs no flush: a processor, or a device
-    /// whose writes came out in an unmap that is flushed. Addresses outside the bitmap are left
-    /// out.
+    /// whose writes came out in an unmap that is flushed. Addresses outside the bitmap are ignored.
     pub fn mark(&mut self, range: Span<Iova>) {
         self.set(range);
     }

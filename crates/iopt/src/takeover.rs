@@ -37,7 +37,7 @@ pub struct Takeover<S: Storage, const TABLE_LOG2: u32 = 12> {
     attempt: u32,
 }
 
-/// A table that was found whole: its pages are taken.
+/// A table that was found intact: its pages are taken.
 #[derive(Debug)]
 #[must_use = "its tables stay out of use until it is opened"]
 pub struct Adopted<F> {

@@ -67,7 +67,7 @@ impl<M> ErasableMemory for M where
 {
 }
 
-/// A table that [`AnyTable::adopt`] has found whole.
+/// A table that [`AnyTable::adopt`] has found intact.
 #[derive(Debug)]
 #[must_use = "its tables stay out of use until it is opened"]
 pub struct AnyAdopted(Adopted<(FormatId, u8)>);

@@ -1,7 +1,7 @@
-//! The way down: one, for a range as for an address.
+//! The descent, the same for a range and an address.
 //!
-//! Most ranges lie in one table, or in a few neighbours below one entry of it. The way from the root
-//! to that table is gone once, and the operation does its work from there on.
+//! Most ranges lie in one table, or in a few neighbours below one entry of it. The walk from the
+//! root to that table is done once, and the operation works from there on.
 
 use super::Table;
 use super::entries::decode;

@@ -16,9 +16,9 @@
 //! # Taking a leaf out
 //!
 //! Between the exchange and the flush a unit may still write to the page by its cached translation.
-//! Nothing of that is lost. If the cached copy is dirty, then so was the entry in memory, and what
-//! the exchange gave back says so. If it is clean, then the unit must set the bit in memory before
-//! the first write, finds the entry empty, and faults: the write does not happen.
+//! Nothing of that is lost. If the cached copy is dirty, then so was the entry in memory, and so is
+//! the one that the exchange returned. If it is clean, then the unit must set the bit in memory
+//! before the first write, finds the entry empty, and faults: the write does not happen.
 //!
 //! Therefore an unmap whose sink wants dirty state takes every entry out, also those of tables that
 //! are unlinked whole, *before* it unlinks them. Reading the entries of an unlinked table instead

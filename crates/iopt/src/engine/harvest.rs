@@ -10,8 +10,8 @@
 //! otherwise: see [`dirty`](super::dirty). A group is dirty when one of its entries is; all of them
 //! are cleaned, since the unit may have cached any of them.
 //!
-//! Nothing is promised about the moment: a leaf that becomes dirty behind the pass is there for the
-//! next harvest. In the shared form no other operation changes the range meanwhile, as ever.
+//! A harvest is not a snapshot: a leaf that becomes dirty behind the pass is left for the next
+//! harvest. In the shared form no other operation changes the range meanwhile, as ever.
 
 use core::slice;
 

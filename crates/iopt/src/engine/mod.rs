@@ -30,7 +30,7 @@
 //!
 //! # Where the time goes
 //!
-//! * The way down is gone once, to the lowest table that all of the request goes through
+//! * The descent is done once, to the lowest table that all of the request goes through
 //!   (`descend.rs`); one page, and one leaf or one run of equal leaves, have paths of their own (`page.rs`,
 //!   `straight.rs`).
 //! * In a table, entries are handled in rows: [`Cell::set_series`] and its like. Only the first

@@ -1,7 +1,7 @@
 //! One page: a path of its own.
 //!
-//! A request of any shape needs more than one page costs. So the usual case, a page whose table is there, is gone
-//! straight through: a few checks, the way down, one store. Any other case ends here with nothing changed, and `map.rs`
+//! The general path costs more than one page should. So the usual case, a page whose table is there, has a direct path:
+//! a few checks, the descent, one store. Any other case ends here with nothing changed, and `map.rs`
 //! and `unmap.rs` do the work or find the error.
 
 use core::slice;

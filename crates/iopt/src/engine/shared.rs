@@ -19,9 +19,9 @@
 //!
 //! **Freeing.** An operation unlinks a table only where it *owns* all that the table spans: its own
 //! range, or more if the caller [says so](SharedTable::owning). Nothing of that can be mapped or linked
-//! by another operation, so one store unlinks it. An address space owns the gap between two areas;
-//! who does not leaves an emptied table linked, and what is mapped there next is mapped in it, in smaller
-//! leaves than it could be ([`map_anew`](super::TableOps::map_anew) gives it back first).
+//! by another operation, so one store unlinks it. An address space owns the gap between two areas; a
+//! caller that does not leaves an emptied table linked, and the next map there uses it, with smaller
+//! leaves than it could have ([`map_anew`](super::TableOps::map_anew) gives it back first).
 //!
 //! **Guards.** Every operation holds a guard while it looks at tables, so that none of them is
 //! reused meanwhile: see [`reclaim`](crate::reclaim). Readers hold nothing else, and may read what others

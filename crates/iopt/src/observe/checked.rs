@@ -1,4 +1,4 @@
-//! Checking who maps what.
+//! Checks of mappings across domains.
 
 use runs::Run;
 

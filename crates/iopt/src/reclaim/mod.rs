@@ -5,7 +5,7 @@
 //! There is a clock, which only goes forward. A reader writes the clock's time to a place of its own
 //! before it reads the first table: it is *inside*, and holds a *guard*. It writes 0 when it leaves.
 //!
-//! A table that was unlinked and flushed may still be read by those who were inside when it was
+//! A table that was unlinked and flushed may still be read by readers that were inside when it was
 //! unlinked. The reclaimer
 //!
 //! 1. advances the clock ([`Reclaim::advance`]): a reader that acquires the new time finds the table
