@@ -1,7 +1,7 @@
 //! Files that are read whole, up to a limit.
 //!
-//! A device and a pipe have no size, those of `/proc` and `/sys` say 0, and none has to end: the limit is kept while it is
-//! read.
+//! Devices and pipes have no size, files of `/proc` and `/sys` say 0, and none has to end: the limit is checked while
+//! reading.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};

@@ -159,7 +159,7 @@ impl fmt::Display for Backing {
     }
 }
 
-/// A name that is no backing's.
+/// A name that no backing has.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("unknown backing {name:?}: there are 4k, thp, hugetlb-2m, hugetlb-1g and memfd")]
 pub struct UnknownBacking {

@@ -1,4 +1,4 @@
-//! `SIGBUS` where memory has gone from under its mapping: the handler, and what it looks up.
+//! `SIGBUS` where a mapping has lost its memory: the handler and its table.
 //!
 //! A page of a mapped file that the file no longer has is an access error, which the
 //! kernel reports by `SIGBUS` (mmap(2), "Errors"). The handler looks the address up in a fixed [`TABLE`] of
@@ -6,8 +6,8 @@
 //! notes where; the access is tried again, and finds them. To the end, and not the page alone: an adversary
 //! could otherwise have the handler cut a range into more mappings than a process may have.
 //!
-//! Everything else is none of its business: other addresses, errors of the machine's memory (`BUS_MCEERR_…`),
-//! signals that a process sent. Those go to the handler that was there before, or have the default action.
+//! It leaves all else alone: other addresses, errors of the machine's memory (`BUS_MCEERR_…`), signals that a
+//! process sent. These go to the handler that was there before, or have the default action.
 //! It is no handler of `signal-hook-registry`, which calls the one before it first (that of Rust's runtime puts the
 //! default action back, whatever the address) and swallows what belongs to no handler.
 //!
@@ -19,7 +19,7 @@
 //! A slot is written under [`CLAIMS`] and read by the handler at any time. It is free, and holds no address, while
 //! its end is 0. A writer stores 0 there first and the new end last; a reader takes the end before and after the
 //! rest, and passes the slot over if it has changed. The slot of a fault does not change: its range stays watched for
-//! as long as it may be touched, the caller of [`claim`] says.
+//! as long as it may be touched, as the caller of [`claim`] promises.
 
 use std::io;
 use std::ptr;

@@ -1,4 +1,4 @@
-//! Taking memory out of the processors' caches, so that what comes next really goes to memory.
+//! Eviction from the processors' caches, so that the next accesses really go to memory.
 
 use std::sync::atomic::AtomicU64;
 

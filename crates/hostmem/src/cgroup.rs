@@ -19,7 +19,7 @@ use crate::machine::HugeSize;
 use crate::procfs;
 use crate::sys;
 
-/// The limit of a control group, and what is in use of it. All bytes.
+/// The limit of a control group, and its use. All bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupLimit {
     /// The group's directory.

@@ -1,4 +1,4 @@
-//! Charge of the kernel for a registered buffer: whole folios.
+//! The kernel's charge for a registered buffer: whole folios.
 //!
 //! Source: Linux `io_uring/rsrc.c` (`io_buffer_account_pin`).
 
@@ -9,7 +9,7 @@ use crate::mapping::Mapping;
 use crate::nodes::open_pagemap;
 use crate::stretches::{Pages, Stretches};
 
-/// Charge of the kernel for a pin of these parts, in bytes: whole huge pages at their ends.
+/// The kernel's charge for a pin of these parts, in bytes: whole huge pages at their ends.
 pub(crate) fn charge(mapping: &Mapping, parts: &[Span<Offset>]) -> u64 {
     let huge = mapping.backing().largest_page();
     // Foreign memory need not begin where a huge page does.

@@ -4,12 +4,12 @@
 //! offsets, in batches that the caller chooses and with fixed memory of its own: 44 KiB, and 32 KiB
 //! for each of at most three threads that help where there is much to read.
 //! A run ends only where the memory is not contiguous: neighbouring folios are joined, also over
-//! the end of a batch. [Pieces](Frames::next_pieces) are what is read before that: pages, or what is known to
-//! be contiguous.
+//! the end of a batch. [Pieces](Frames::next_pieces) are not joined yet: pages, or stretches known to be
+//! contiguous.
 //!
-//! A huge page is one look. Where the backing does not say which pages are huge, `PAGEMAP_SCAN`
-//! does; one 8-byte entry of `/proc/self/pagemap` then gives the frame of the whole page. Entries
-//! of 4 KiB pages are read 4096 at a time.
+//! A huge page takes one look-up. Where the backing does not say which pages are huge,
+//! `PAGEMAP_SCAN` does; one 8-byte entry of `/proc/self/pagemap` then gives the frame of the whole
+//! page. Entries of 4 KiB pages are read 4096 at a time.
 //!
 //! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`.
 

@@ -2,19 +2,19 @@
 //!
 //! # What is where
 //!
-//! For monitors and user-space drivers that give memory to a device, and for tools that look how it is backed.
+//! For monitors and user-space drivers that give memory to a device, and for tools that inspect its backing.
 //!
 //! A [`Mapping`] is a memory object of this process, made of one kind of [`Backing`]. A [`Population`]
 //! brings in the pages of many at once. A [`Pinner`] pins a part of one for the long term. The [`Pin`]
 //! is charged to a [`Counter`] of the kernel and is the only one that yields physical runs, since
 //! pinning may move pages: pin first, then look.
 //!
-//! Files that a process hands over that is not trusted are a [`PeerFile`] first: a [`PeerEvent`] never blocks, and memory files
-//! that become shorter are watched by a [`ShrinkWatch`].
+//! A file from an untrusted process is a [`PeerFile`] first: a [`PeerEvent`] never blocks, and a [`ShrinkWatch`] watches
+//! memory files that become shorter.
 //!
-//! All lengths, offsets and addresses are bytes unless a name says otherwise. What is on the
-//! machine is read, not changed, with one exception: [`RaisedPool`]. The process takes a signal only if it is
-//! asked to: [`ShrinkWatch::install`].
+//! All lengths, offsets and addresses are bytes unless a name says otherwise. The state of the machine is
+//! read, not changed, with one exception: [`RaisedPool`]. A signal handler is installed only on request:
+//! [`ShrinkWatch::install`].
 
 #![cfg(target_os = "linux")]
 #![deny(unsafe_code)]

@@ -27,7 +27,7 @@ use crate::sys::{self, SESSION_NAME};
 /// The orchestrator.
 const DEVICE: &str = "/dev/liveupdate";
 
-/// A session: files that go on together.
+/// A session: files that are preserved together.
 #[derive(Debug)]
 pub struct LiveUpdate {
     session: OwnedFd,

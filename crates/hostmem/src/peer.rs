@@ -1,4 +1,4 @@
-//! Files that another process hands over, and that process is not trusted.
+//! Files from another process, which is not trusted.
 //!
 //! Any file can come where a memory file or an event is expected, and the other process still has it open. So:
 //!

@@ -4,10 +4,10 @@
 //! that yields their [runs](Pin::runs): a long-term pin may move pages first, so frames that were
 //! read before it are stale.
 //!
-//! Giving back a part that is not made of whole pieces takes two steps: what stays of the pieces
-//! at its ends is registered anew, in another table, and only then the old buffers are dropped.
-//! Its pages are pinned at every moment, and the charge rises in between. Either all of the part
-//! is given back or, on an error before the first buffer is dropped, nothing has changed.
+//! Giving back a part that is not made of whole pieces takes two steps: the rest of the pieces at
+//! its ends is registered again, in another table, and only then are the old buffers dropped. The
+//! pages of the rest are pinned at every moment, and the charge rises in between. Either all of the
+//! part is given back or, on an error before the first buffer is dropped, nothing has changed.
 
 use std::io;
 use std::sync::{Arc, PoisonError};

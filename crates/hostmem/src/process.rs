@@ -1,6 +1,6 @@
 //! The pages of another process, without stopping it.
 //!
-//! `PAGEMAP_SCAN` gives the stretches that are there, so that what is not costs next to nothing; one
+//! `PAGEMAP_SCAN` gives the stretches of present pages, so that holes cost next to nothing; one
 //! entry of `/proc/PID/pagemap` then gives the frame of a huge page, and one each those of small pages.
 //! The process goes on meanwhile: each run is what was there at some time while it
 //! was read. A process that ends leaves an empty page map.

@@ -12,9 +12,9 @@
 //! which a process has a limited number, that bound grows with what is pinned altogether, so that
 //! twice the memory takes 32 tables more.
 //!
-//! **Why another table for what stays.** For the same reason a buffer that shares a huge page
+//! **Why another table for the rest.** For the same reason a buffer that shares a huge page
 //! with an older one of its table is charged nothing for it, and the charge vanishes with the
-//! older one. What stays of a buffer that is cut is therefore registered in another table.
+//! older one. The rest of a buffer that is cut is therefore registered in another table.
 //!
 //! Tables are emptied explicitly before they are closed: after a mere `close()` the kernel drops
 //! the pins some time later.

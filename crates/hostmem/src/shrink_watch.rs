@@ -1,6 +1,6 @@
 //! Memory files of others that may become shorter while they are mapped.
 //!
-//! Any process that has a file may cut it, and the next access of this process to what is gone ends the process
+//! Any process that has a file may truncate it, and the next access to a lost page ends this process
 //! (`SIGBUS`). Only a seal (`F_SEAL_SHRINK`) prevents that. A process that maps memory which another program
 //! shares, and must survive that program, handles the signal
 //! ([`ShrinkWatch::install`]) and watches what it maps ([`ShrinkWatch::new`]).

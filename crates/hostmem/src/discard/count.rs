@@ -2,7 +2,7 @@
 //!
 //! The resident size of the process is no measure: it falls by every discarded page, also by those of a
 //! huge page that stays whole in the machine. What is counted depends on what backs the memory, before
-//! and after ([`FreedBy`]); what others did with the same counter in between is in it.
+//! and after ([`FreedBy`]); changes of the same counter by others in between are included.
 //!
 //! Private pages are looked at in the page table, a window of 1 GiB at a time: scanned, discarded,
 //! scanned again, with a count for each block of 2 MiB, so the room is fixed. A transparent huge page

@@ -4,9 +4,9 @@
 //! request, by `eventfd_signal()`, which adds to the counter up to its end and wakes whatever waits. The I/O is a read of
 //! nothing from an empty file, which is complete before `io_submit` returns.
 //!
-//! `write` is no way. Whether it waits for room in the counter is decided by the open file's flag, which the other process
-//! has, too, and `pwritev2` with `RWF_NOWAIT` is refused (`EOPNOTSUPP`), up to Linux 6.18 at least: an eventfd has no
-//! `write_iter`. A `poll` before the write is out of date at once.
+//! `write` cannot be used. Whether it waits for room in the counter is decided by the open file's flag, which the other
+//! process has, too, and `pwritev2` with `RWF_NOWAIT` is refused (`EOPNOTSUPP`), up to Linux 6.18 at least: an eventfd has
+//! no `write_iter`. A `poll` before the write is out of date at once.
 //!
 //! **To read one**, `preadv2` with `RWF_NOWAIT` does what the flag would, for this call alone (Linux 5.8).
 //!
