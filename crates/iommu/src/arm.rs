@@ -1,7 +1,7 @@
 //! Arm's tables (VMSAv8-64) as units see them: memory types, and the tables that each offered format stands for.
 //!
 //! A table's format names its input bits. A unit that walks one of 48 bits walks one of 39 as well, so it
-//! offers the most; and with the top of the address space (TTBR1) the bottom.
+//! offers the most; one that walks the top of the address space (TTBR1) walks the bottom as well.
 
 use iopt::FormatId;
 use iopt::format::{ArmGranule, ArmStage1, Granule, K4, K4Lpa2, K16, K16Lpa2, K64};

@@ -1,5 +1,5 @@
-//! The shell of every driver of hardware: what it holds, how it comes and goes, and what it answers to callers
-//! before the unit is involved.
+//! The shell of every hardware driver: its state, its life cycle, and the checks that come before the unit is
+//! involved.
 //!
 //! A driver is a [`HardwareUnit`] of its [`Kind`]. The shell holds registers, memory, configuration, what the unit can
 //! do, and, under one lock of the kind that the registers name, what the driver knows of its structures and queues.
@@ -119,7 +119,7 @@ pub trait Operations: Attachments + Flushes {
     fn drain(&self, sink: &mut dyn FnMut(Fault)) -> u64;
 }
 
-/// How devices come and go.
+/// Operations that attach and detach devices.
 pub trait Attachments {
     /// [`Unit::attach`]. The PASID was checked.
     fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), UnitAttachError>;

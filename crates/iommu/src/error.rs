@@ -1,4 +1,4 @@
-//! Why a unit refused, or did not come to an end.
+//! Refusals of a unit, and operations that it did not complete.
 
 use core::fmt;
 use core::time::Duration;
@@ -226,7 +226,7 @@ impl fmt::Display for Table<'_> {
     }
 }
 
-/// Reason why a flush did not come to an end. Nothing that it covers may be reused.
+/// Reason why a flush did not complete. Nothing that it covers may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlushError {

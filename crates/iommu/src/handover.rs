@@ -1,4 +1,4 @@
-//! A live unit changes hands: translation is never off, and no device notices.
+//! Handover of a live unit: translation is never off, and no device notices.
 //!
 //! 1. **Freeze**: the old driver waits until all commands are complete, lists what the unit goes on reading
 //!    and writing ([`UnitMemory`]), and is gone. It leaves a description, [`Frozen`], of a few words, which
@@ -11,7 +11,7 @@
 //!    description, and goes on where the old one has stopped. It writes nothing before its first
 //!    command. A mismatch is an error with the register's name, and nothing has changed.
 //!
-//! Between freezing and adopting devices go on, through what is mapped then. Nothing may be unmapped,
+//! Between freezing and adopting, devices go on using the mappings of that time. Nothing may be unmapped,
 //! since no driver could flush. Faults stay in the unit, as far as it has room. If the successor does not
 //! come, the predecessor adopts its own unit again.
 //!
@@ -160,7 +160,7 @@ impl Frozen {
     }
 }
 
-/// Why a unit is not taken over: its driver's `adopt`. It goes on as it was.
+/// Failure of a driver's `adopt` to take a unit over. The unit goes on as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitAdoptError {

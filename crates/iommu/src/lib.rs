@@ -3,7 +3,7 @@
 //! # What is where
 //!
 //! For authors of operating systems and hypervisors, who drive a unit from reset to the first DMA and on; and for
-//! tests and device models, which want one without hardware.
+//! tests and device models, which need one without hardware.
 //!
 //! A [`Unit`] walks page tables for devices. The seam is small: [attach](Unit::attach) a device to
 //! a table's [`Root`](iopt::Root), [invalidate](Unit::invalidate) what a gather collected,
@@ -15,7 +15,7 @@
 //! [`smmu`] its versions 1 and 2 (which keep everything in registers, and need no memory).
 //!
 //! With the feature `std` there is the `SoftwareUnit`: it reads tables as a device's IOMMU does,
-//! with the walker of [`iopt::walk`], caches as hardware does (and so shows what was not flushed),
+//! with the walker of [`iopt::walk`], caches as hardware does (and so exposes missing flushes),
 //! and moves data through [`TargetMemory`]. Each device thread owns a `Port`.
 //!
 //! The crates [`iopt`] and [`runs`], which define tables and spans, are re-exported.

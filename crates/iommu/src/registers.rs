@@ -6,7 +6,7 @@
 //! that read past the processor's caches ([`iopt::observe::NonCoherent`]). So the two can share one
 //! arena.
 //!
-//! A driver that waits for something looks, calls [`wait`](Registers::wait), and looks again. `wait` bounds that,
+//! A driver that waits polls: it looks, calls [`wait`](Registers::wait), and looks again. `wait` bounds that,
 //! because it has a clock; a driver never waits without that bound. The driver's state is behind one lock, of the kind
 //! that the registers name: [`Registers::Lock`].
 

@@ -10,16 +10,16 @@
 //! 2. commands are written from the tail on, the last one a *wait*; then the tail register hands them over.
 //!    Where head = tail means empty one place stays free; where indexes count one bit beyond the places, all
 //!    of them are filled. After a batch that is complete all places are free, and no register is read to know that;
-//! 3. the driver waits until the wait is complete: all commands before it are then, and every access that
-//!    has used what was invalidated. The unit stores the batch's ticket, a number from 1 on, or, where it
-//!    cannot, its head is awaited to come to the tail. A ticket is not used again for as many batches as
-//!    its word can count, so an answer that comes late, after its batch was given up, is no answer to
+//! 3. the driver waits until the wait is complete: then all commands before it are, and every access that
+//!    used an invalidated translation. The unit stores the batch's ticket, a number from 1 on, or, where
+//!    it cannot, its head is awaited to come to the tail. A ticket is not used again for as many batches
+//!    as its word can count, so an answer that comes late, after its batch was given up, is no answer to
 //!    another one.
 //!
 //! A batch of more commands than the ring has room for goes in parts, each with its own wait: what fits is
 //! handed over before there is room for the rest.
 //!
-//! **When the unit stops** it fetches nothing until software has seen to it. The waiting driver looks at
+//! **When the unit stops** it fetches nothing until software restarts it. The waiting driver looks at
 //! the unit in each round ([`CommandQueue::running`]): the driver names the error, puts the ring in order,
 //! and the batch is reported as failed; the next one finds a ring in order. A batch that is given up for
 //! its time stays in the ring, and takes its places until the unit has done it.

@@ -1,4 +1,4 @@
-//! Why there is no driver for a unit.
+//! Failures to make a driver for a unit.
 
 use core::fmt;
 
@@ -7,7 +7,7 @@ use iopt::NoTables;
 use crate::error::NoPlace;
 use crate::handover::UnitKind;
 
-/// Why a unit is not driven: its driver's `new`.
+/// Failure of a driver's `new`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitSetupError {

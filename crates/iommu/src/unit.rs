@@ -1,4 +1,4 @@
-//! The seam between those who build tables and those who walk them.
+//! The seam between builders of tables and the units that walk them.
 
 use core::fmt;
 
@@ -184,7 +184,7 @@ impl fmt::Display for DomainId {
     }
 }
 
-/// A process address space of a device: what tells requests with a PASID prefix apart. At most 20 bits.
+/// A process address space of a device, which the PASID prefix of a request names. At most 20 bits.
 ///
 /// AMD, Arm and RISC-V have their own names for it: PASID, substream id, process id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,4 +1,4 @@
-//! Devices come and go, and roots change. The head of the driver says in which order.
+//! Attach, detach and new roots. The head of the driver has the orders.
 
 use iopt::{Root, TableMemory};
 

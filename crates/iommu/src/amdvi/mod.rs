@@ -20,8 +20,8 @@
 //! through; the addresses of device table, command buffer and event log are written, both pointers 0;
 //! command buffer and event log (and guest tables, GTEn, without which everything would pass) are switched
 //! on, then translation, for only then the unit fetches commands; everything is invalidated, by
-//! INVALIDATE_IOMMU_ALL or, where the unit has it not, for each device and each domain. Translation that was on already stays on all the time; what was cached for
-//! its former owner may be used until `enable` returns.
+//! INVALIDATE_IOMMU_ALL or, where the unit lacks it, for each device and each domain. Translation that was on already stays
+//! on all the time; what was cached for its former owner may be used until `enable` returns.
 //!
 //! **Attach**: the domain, then the first word of the device table entry (`table.rs`), then
 //! INVALIDATE_DEVTAB_ENTRY, since the entry that blocks may be cached. Where absent entries are cached

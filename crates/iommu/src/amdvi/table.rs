@@ -12,7 +12,7 @@
 //! Everything about the table is in the first 8 bytes, and the domain is in the second. So the domain
 //! is stored while TV is 0, when it means nothing to a translation, and one aligned store of 8 bytes
 //! does the rest; the same for a root that has grown. So the unit never sees parts of two entries, though
-//! no store is as wide as an entry: what else an entry holds is zero.
+//! no store is as wide as an entry: the rest of an entry is zero.
 //!
 //! The entry is also where the driver keeps what it knows of a device. Interrupts are not remapped (IV = 0).
 //! Translation requests of a device with a TLB are answered (I) while its entry is present; the bit is

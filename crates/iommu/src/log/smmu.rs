@@ -1,8 +1,8 @@
 //! SMMUv1 and v2 (`arm-smmu`), with Nvidia's and Qualcomm's variants, and Qualcomm's own units with the same
 //! registers (`qcom-iommu`, `msm_iommu`).
 //!
-//! A context fault is a head with the registers and, since 6.9, lines that decode FSR and FSYNR0; before they came
-//! in an own form in Qualcomm's kernels. A global fault is a head and a line with the registers.
+//! A context fault is a head with the registers and, since 6.9, lines that decode FSR and FSYNR0; before,
+//! Qualcomm's kernels printed them in a form of their own. A global fault is a head and a line with the registers.
 
 use super::reader::{Line, State, Wait};
 use super::text::{Text as _, after, cut, device, head, hex, hex_after, number_after, pci, starts};

@@ -1,4 +1,4 @@
-//! Directories: what leads from the id of a device, or of a process, to its context.
+//! Directories: trees that lead from the id of a device, or of a process, to its context.
 //!
 //! RISC-V IOMMU specification, sections "Device-Directory-Table (DDT)" and "Process-Directory-Table (PDT)".
 //! Both are the same tree of pages: the last page of a path holds contexts of some words, the others 512

@@ -1,4 +1,4 @@
-//! Contexts: what the unit knows of a device, and of a process address space of one.
+//! Contexts: the unit's state of a device, and of a process address space of one.
 //!
 //! RISC-V IOMMU specification, sections "Device-context fields" (words tc, iohgatp, ta, fsc; in the
 //! extended format msiptp and what belongs to it are 0, MSI translation off) and "Process-context fields"

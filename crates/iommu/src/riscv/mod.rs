@@ -39,8 +39,8 @@
 //!
 //! **Invalidate**: `commands.rs` of the crate says which pages: IOTINVAL.VMA for first-stage tables,
 //! IOTINVAL.GVMA for second-stage tables; then a fence and ATS.INVAL for each device of the domain with a TLB;
-//! one wait at the end of all. When tables were unlinked, entries above the leaves must go: by NL, or,
-//! where the unit has it not, with all of the domain.
+//! one wait at the end of all. When tables were unlinked, entries above the leaves must go: by NL, or, where
+//! the unit lacks it, with all of the domain.
 //!
 //! **Faults**: `faults.rs`.
 //!

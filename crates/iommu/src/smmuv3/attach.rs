@@ -1,4 +1,4 @@
-//! Devices come and go. The head of the module has the orders.
+//! Attach and detach. The head of the module has the orders.
 
 use iopt::{Root, TableMemory};
 

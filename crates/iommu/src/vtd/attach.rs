@@ -1,4 +1,4 @@
-//! Devices and their PASIDs come and go. The head of the driver says in which order.
+//! Attach and detach, with PASIDs. The head of the driver has the orders.
 
 use iopt::{Root, TableMemory};
 
