@@ -12,8 +12,8 @@ use crate::memory::object::Cause;
 /// Result of the layers over the kernel's ioctls.
 pub(crate) type Result<T> = core::result::Result<T, KernelError>;
 
-/// Failure of a call to the kernel. The meaning of a number for one operation is the business of the
-/// back ends, which know what they asked for.
+/// Failure of a call to the kernel. The back ends give a number its meaning for one operation, since
+/// they know their requests.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {

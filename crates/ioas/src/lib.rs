@@ -4,11 +4,12 @@
 //!
 //! For authors of monitors, which give a guest's memory to devices, and of drivers in user space.
 //!
-//! An [`Ioas`] is what devices of one owner see as memory. This crate is the only place that knows
+//! An [`Ioas`] is the memory that devices of one owner see. This crate is the only place that knows
 //! that memory has owners and limits: mapping a part of a [`Memory`] charges it to the [`Ledger`],
 //! pins it, learns its physical runs from the pin, and fills the page tables by these runs, all or
-//! nothing. What is mapped a second time, here or in another address space, is pinned and charged
-//! already. Unmapping goes the other way and unpins nothing before every unit has invalidated it.
+//! nothing. Memory that is mapped a second time, here or in another address space, is pinned and
+//! charged already. Unmapping reverses this, and unpins nothing before every unit has invalidated
+//! the range.
 //!
 //! The core needs an allocator but not `std`; without it locks spin, between the calls of a kernel's `LockHooks`. The
 //! feature `linux` adds memory objects that the kernel pins (`HostMemory`) and table memory of the host (`HostTables`,

@@ -1,6 +1,6 @@
 //! Locks that wait as the machine allows: asleep with `std`, [spinning](spinning) without.
 //!
-//! A thread that panics under a lock leaves a consistent state behind: poison says nothing here.
+//! A thread that panics under a lock leaves a consistent state behind, so poisoning is ignored.
 
 #[cfg(feature = "std")]
 use core::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Observers of an operation, which time it, show how far it is, or stop it.
+//! Observers of an operation, which time it, show its progress, or stop it.
 
 use core::ops::ControlFlow;
 

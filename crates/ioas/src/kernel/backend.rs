@@ -5,13 +5,13 @@
 //! a container has one page table for all groups that can share it, on the node of the first, so that
 //! [`Placement::PerNode`] takes a container for the groups of each node. iommufd has a table for each
 //! node in one address space. Every operation goes to all spaces, in one order, noted in a [`Journal`]
-//! for each: when one fails, it is undone in all. After an unmap that was refused half-way, what is
-//! mapped again was missing for a moment.
+//! for each: when one fails, it is undone in all. After an unmap that was refused half-way, restored
+//! mappings were missing for a moment.
 //!
 //! # What it costs
 //!
-//! Containers share no pins. Each pins what is mapped, and has it charged: the ledger is charged for all
-//! of them in one step, before the first is asked. [`Ioas::forecast`] says so before.
+//! Containers share no pins. Each pins its own mappings, and has them charged: the ledger is charged for
+//! all of them in one step, before the first is asked. [`Ioas::forecast`] tells the sum beforehand.
 //!
 //! # Many threads
 //!

@@ -2,8 +2,8 @@
 //!
 //! The kernel gives one number for many causes, but it checks in a known order, and most of what it
 //! checks is in the request: so the cause is the first check that the request fails, among those
-//! that end in this number. What is not in the request (other mappings, the memory itself, the
-//! limit) has a number of its own, or is what is left.
+//! that end in this number. Causes outside the request (other mappings, the memory itself, the
+//! limit) have numbers of their own, or are all that is left.
 //!
 //! Source: what Linux 7.2 answers, and the order in which it checks. The caller that made the request turns
 //! a cause into an error with its numbers: only it knows what is mapped, and what was charged.

@@ -1,7 +1,8 @@
 //! Numbers, sizes and offsets beside those that a C compiler finds in the kernel's headers.
 //!
 //! The headers are those of the machine, or of the directory in `UAPI_HEADERS` (like
-//! `usr/include` of an unpacked `linux-libc-dev`). What they are too old for is skipped, and said.
+//! `usr/include` of an unpacked `linux-libc-dev`). Rows that they are too old for are skipped and
+//! reported.
 
 use std::io::Write as _;
 use std::process::Command;

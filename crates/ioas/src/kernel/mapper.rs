@@ -20,7 +20,7 @@ use crate::kernel_error::Result;
 use crate::memory::ledger::Ledger;
 use crate::space::placement::{Place, Placement};
 
-/// Device addresses that can be mapped now, and in which units.
+/// Device addresses that can be mapped now, and their granule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapperInfo {
     /// Alignment of a mapping's ends, bytes.

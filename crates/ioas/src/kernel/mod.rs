@@ -9,8 +9,8 @@
 //! numbers of the requests, which those lack, stand beside each structure in the layers' `sys`. Tests
 //! compare all of them with what a C compiler makes of the headers.
 //!
-//! On them stands the back end over a kernel's mappings ([`Kernel`]), which is one for both: what
-//! differs is behind [`Mapper`].
+//! The back end over a kernel's mappings ([`Kernel`]) builds on them. It is one for both; the
+//! differences are behind [`Mapper`].
 
 mod backend;
 mod cause;

@@ -1,4 +1,4 @@
-//! Pieces: what a kernel has mapped, one entry of its own each.
+//! Pieces: mappings of a kernel, each of which takes one of its entries.
 //!
 //! A kernel unmaps whole mappings only, and some have few of them. So areas are mapped in pieces that
 //! end at multiples of a *granule* of device addresses: no piece goes over one. Areas that go on in

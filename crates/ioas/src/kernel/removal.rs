@@ -1,7 +1,7 @@
-//! Taking a range from devices: what has to be unmapped, and what of it mapped anew.
+//! Removal of a range from devices: mappings to undo, and parts of them to map again.
 //!
 //! It is planned first, so that what is refused by name is refused before anything changes; then it is
-//! done, noted in a [`Journal`]; and when nothing can fail any more, the books follow.
+//! done, noted in a [`Journal`]; and once nothing can fail any more, the records follow.
 
 use std::boxed::Box;
 use std::vec::Vec;

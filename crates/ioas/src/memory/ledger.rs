@@ -1,4 +1,4 @@
-//! The ledger: what is charged for locked memory, in whole steps.
+//! The ledger: charges for locked memory, one for each request.
 //!
 //! The kernel charges a pin to a counter with a limit (`RLIMIT_MEMLOCK`). The ledger keeps the same
 //! account on this side, so that a request that cannot succeed is refused before anything is

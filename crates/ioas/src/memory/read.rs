@@ -1,4 +1,4 @@
-//! Physical runs of what is held, pin after pin and joined.
+//! Physical runs of held memory, pin after pin and joined.
 
 use alloc::boxed::Box;
 

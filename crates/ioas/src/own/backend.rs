@@ -261,7 +261,7 @@ impl Backend for Own {
     }
 
     /// A unit that still holds old translations there, or a table that was unlinked, would not see
-    /// what is new.
+    /// new ones.
     fn waits_in(&self, range: Span<Iova>) -> bool {
         self.domains.iter().any(|domain| domain.waits_in(range))
     }

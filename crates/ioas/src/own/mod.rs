@@ -4,8 +4,8 @@
 //! leaves by one of two ways only.
 //!
 //! * Its entries are emptied in every domain's table, its hold is *retired*, and only when every
-//!   domain has been flushed it is released. What is not flushed yet stays in the domains' gathers and
-//!   among the retired, over failed flushes too.
+//!   domain has been flushed is it released. Until then its ranges stay in the domains' gathers, and
+//!   its hold among the retired, over failed flushes too.
 //! * Every device is detached, as when the whole address space is dropped. If a unit does not
 //!   release a device, the memory is never unpinned: a leak is harmless, DMA into memory that belongs to
 //!   another owner is not.

@@ -1,4 +1,4 @@
-//! The seam to what translates, and what not every back end can do: see [`Backend`].
+//! The seam to back ends, and operations that not all of them have: see [`Backend`].
 
 use alloc::vec::Vec;
 use core::any::Any;

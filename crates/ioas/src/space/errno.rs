@@ -1,8 +1,8 @@
 //! Error numbers that the kernel's interfaces give for our errors.
 //!
-//! Every back end returns the same named errors. This is the way back: the number of [`Profile::Type1`] or
-//! [`Profile::Iommufd`], as Linux 7.2 answers. (How a number becomes a named error is the business of the back ends,
-//! which know what they have asked for.)
+//! Every back end returns the same named errors. This is the reverse: the number that [`Profile::Type1`] or
+//! [`Profile::Iommufd`] would return in Linux 7.2. (The back ends turn numbers into named errors, since they know their
+//! requests.)
 
 use iopt::RangeError;
 

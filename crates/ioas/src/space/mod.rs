@@ -12,7 +12,7 @@
 //! Tables are emptied, units flushed, and only then memory is released: unpinned, and its charge given
 //! back, if no other user holds it. Memory whose flush has failed is *retired*: it belongs to no area
 //! any more, but stays pinned and charged until a later flush succeeds. Until then nothing is mapped
-//! either: a unit that still holds old translations and tables would not see what is new.
+//! either: a unit that still holds old translations and tables would not see new ones.
 //!
 //! # Many threads
 //!
@@ -37,7 +37,7 @@
 //!
 //! # The end
 //!
-//! [`Ioas::close`] gives everything back and tells what it could not. Dropping an address space
+//! [`Ioas::close`] gives everything back and reports failures. Dropping an address space
 //! detaches its devices and unpins its memory; see [`Ioas`].
 
 pub(crate) mod backend;

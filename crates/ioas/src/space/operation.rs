@@ -17,8 +17,8 @@
 //! it keeps all others from there, until the flush. So before something is emptied, what was taken is widened
 //! ([`Claim::widen`]) over the free addresses around it: to the ends of the smallest block that still has
 //! something else in it, of the sizes that tables translate. Beside other operations that is at most a block of
-//! 1 GiB, so that they go on, and it ends where they are. What is left by that is noted, and the operation
-//! that comes to its end when no other is under way gives it back.
+//! 1 GiB, so that they go on, and it ends where they are. Tables left by that are noted, and an operation that
+//! ends when no other is under way gives them back.
 //!
 //! # Panics
 //!

@@ -1,9 +1,9 @@
 //! Placement of page tables, and so their sharing by devices.
 //!
-//! A unit reads tables as it reads any memory: those on another memory node cost it more. Who shares
-//! a table with devices of another node has one of the two read over the link between the nodes at
-//! every miss. The policy is a value, and all that follows from it is decided here:
-//! [`Placement::joins`] says who may share, [`Placement::tables`] where what is shared lies. Neither
+//! A unit reads tables as it reads any memory: those on another memory node cost it more. If devices
+//! of two nodes share a table, those of one node read it over the link between the nodes at every
+//! miss. The policy is a value, and all that follows from it is decided here: [`Placement::joins`]
+//! says which devices share, [`Placement::tables`] where shared tables lie. Neither
 //! is stored with a domain; its node follows from the units that are attached.
 
 use alloc::vec::Vec;

@@ -1,4 +1,4 @@
-//! Page tables, and what the hardware behind a device can do.
+//! Page tables, and abilities of the hardware behind a device.
 
 use std::os::fd::AsFd;
 use std::vec::Vec;
