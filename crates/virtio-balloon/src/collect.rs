@@ -6,9 +6,9 @@
 //! that, all runs are handed on and the room is free again, so runs may come apart there, and none is
 //! lost.
 //!
-//! Push what [`MemoryMap::resolve`](crate::MemoryMap::resolve) has let through. A device pushes the parts of
-//! all messages that wait in the queue, calls [`finish`](RunCollector::finish), and does what the
-//! pages ask for; only then it gives the messages back. Parts of different regions are never merged.
+//! Push the parts that [`MemoryMap::resolve`](crate::MemoryMap::resolve) yields. A device pushes the parts
+//! of all messages that wait in the queue, calls [`finish`](RunCollector::finish), and acts on the parts;
+//! only then does it give the messages back. Parts of different regions are never merged.
 
 use core::mem;
 

@@ -1,9 +1,9 @@
 //! Feature bits (VIRTIO 1.3, 5.5.3), and the bit for messages in bulk, which is private.
 //!
 //! The series of 2016 took the bits 3 and 4, which today mean free page hinting and page poison; a
-//! driver of the standard that met them would be told something else. So the bulk bit is a
-//! [`BulkBit`] that the monitor chooses, the same as its driver, and which no draft of the standard and no
-//! proposal with code uses for a balloon:
+//! standard driver would take them for these. So the bulk bit is a [`BulkBit`] that the monitor chooses,
+//! the same as its driver, and which no draft of the standard and no proposal with code uses for a
+//! balloon:
 //!
 //! | bits | used by | source |
 //! |---|---|---|

@@ -1,8 +1,8 @@
 //! The map of a guest's memory, and where a run of guest addresses lies in it.
 //!
-//! A driver names whatever it likes. [`MemoryMap::resolve`] turns a run into [`Part`]s, stretches of one
-//! region by the region's number and the offset there, and refuses what is no memory. It is the only
-//! look-up of a guest address: parts travel on, and their receivers find the region, with its
+//! A driver may name any address. [`MemoryMap::resolve`] turns a run into [`Part`]s, stretches of one
+//! region by the region's number and the offset there, and refuses addresses without memory. It is the
+//! only look-up of a guest address: parts travel on, and their receivers find the region, with its
 //! [`Region::memory`], by number. A run over several regions becomes a part of each, also where these
 //! touch, since what backs them may differ. The work for a run is bounded by the regions that it meets.
 //!

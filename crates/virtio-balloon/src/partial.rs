@@ -3,10 +3,11 @@
 //! A guest gives 4 KiB here and 64 KiB there; a host whose memory is huge pages gets nothing back
 //! before all of one is in the balloon (discarding a part of a transparent huge page frees nothing, and
 //! of a hugetlb page neither). So each page of 4 KiB has a bit, set while it is in the balloon, and each
-//! huge page a count of those bits. That is all there is to know, whatever order pages come and go in:
-//! a part of a discarded page that is deflated and inflated again makes the page whole again. The memory
-//! is set aside at the start, so no guest can force more: for huge pages of 2 MiB it is 36 MiB for a
-//! terabyte. A sparse table would need as much under a driver that touches every huge page once.
+//! huge page a count of those bits. No other state is needed, whatever the order of inflates and
+//! deflates: a part of a discarded page that is deflated and inflated again makes the page whole again.
+//! The memory is set aside at the start, so no guest can force more: for huge pages of 2 MiB it is 36
+//! MiB for a terabyte. A sparse table would need as much under a driver that touches every huge page
+//! once.
 //!
 //! # Protocol
 //!

@@ -2,7 +2,7 @@
 //!
 //! The standard gives each queue a fixed number. Linux's drivers and the monitors number the queues
 //! that were negotiated, one after the other, so that with reporting and without statistics reporting_vq
-//! has number 2. Both ends of a device must agree; nothing in the device says which it is.
+//! has number 2. Both ends of a device must agree; nothing in the device tells the numbering.
 
 use crate::features::Features;
 

@@ -1,5 +1,5 @@
-//! Chains of descriptors, read once: what a driver changes behind the device's back is not seen. And
-//! what messages in them look like.
+//! Descriptor chains, read once: later changes by the driver are not seen. And the layout of
+//! messages in them.
 
 use std::vec::Vec;
 

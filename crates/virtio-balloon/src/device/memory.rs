@@ -1,4 +1,4 @@
-//! The guest's memory, region by region, with what of its huge pages is in the balloon.
+//! The guest's memory, region by region, with the parts of its huge pages that are in the balloon.
 
 use std::iter;
 use std::sync::Arc;

@@ -9,7 +9,7 @@
 //! * [`drain`](BalloonDevice::drain) when the driver has notified a queue, which says whether the driver is to be
 //!   notified, and whether there is more to do;
 //! * [`set_target`](BalloonDevice::set_target), [`request_stats`](BalloonDevice::request_stats), and
-//!   [`start_hints`](BalloonDevice::start_hints) with its fellows, when the monitor wants something;
+//!   [`start_hints`](BalloonDevice::start_hints) with its siblings, at the monitor's request;
 //! * [`reset`](BalloonDevice::reset) when the driver resets the device.
 //!
 //! The device works through three seams: [`Discarder`] gives memory back to the machine ([`GuestDiscard`]
@@ -37,7 +37,7 @@
 //!
 //! A map is not changed. Memory that comes or goes is another map, which
 //! [`set_regions`](BalloonDevice::set_regions) exchanges as a whole between two drains, with all that is remembered in it;
-//! so the numbers of parts mean the same to all who see them.
+//! so the numbers in parts mean the same to all receivers.
 //!
 //! The device owns no ring: transports keep rings in different ways (a queue of `virtio-queue`, or one
 //! behind a lock in `vhost-user-backend`), so [`drain`](BalloonDevice::drain) borrows the ring for one call.

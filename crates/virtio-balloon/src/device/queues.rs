@@ -4,7 +4,7 @@
 //!
 //! Messages of inflateq, and reports, are all read first; their parts are merged across them. Then, for
 //! each batch of merged parts, devices let go ([`Releaser::release`]), and what they let go of is discarded.
-//! Only then all of the messages go back: what the driver sees used has happened. A page is not in
+//! Only then do the messages go back: all that the driver sees used has been done. A page is not in
 //! use between the two (VIRTIO 1.3, 5.5.6.1, 5.5.6.7.1).
 //!
 //! Messages of deflateq are taken one by one. Each is read, what it names leaves the balloon, devices

@@ -1,4 +1,4 @@
-//! Statistics, reports and hints: what the guest says of memory that is not in the balloon.
+//! Statistics, reports and hints: information on guest memory outside the balloon.
 
 use runs::{GuestAddr, Span};
 

@@ -1,7 +1,7 @@
 //! Messages to the device, one at a time on each queue, and waiting for their answers.
 //!
-//! Memory that the device was shown is given back only when the device was reset: one that does not
-//! answer may still read and write it.
+//! Memory shown to the device is given back only after a reset: a device that does not answer may
+//! still read and write it.
 
 use core::hint;
 use core::time::Duration;

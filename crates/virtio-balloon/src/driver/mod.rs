@@ -1,8 +1,8 @@
 //! The driver: the guest's end of the balloon.
 //!
-//! It runs wherever its seams do: [`Transport`] reaches the device, [`BufferMemory`] is what both see,
-//! [`GuestPages`] is where pages come from. It allocates nothing by itself and waits for nothing without
-//! an end.
+//! It runs wherever its seams do: [`Transport`] reaches the device, [`BufferMemory`] is the memory that
+//! both see, [`GuestPages`] the source of pages. It allocates nothing by itself, and every wait is
+//! bounded.
 //!
 //! # Protocol
 //!
@@ -11,7 +11,7 @@
 //! waited for, and only then does the guest get it back (VIRTIO 1.3, 5.5.6.1; also where
 //! `VIRTIO_BALLOON_F_MUST_TELL_HOST` was not negotiated). So at each moment the pages that the host may
 //! take are among the held ones. A message that gets no answer leaves them held, and is sent again before
-//! any other: naming a page twice does no harm. They come free when the device was reset, after which it
+//! any other: naming a page twice does no harm. They are freed once the device is reset, after which it
 //! takes nothing.
 //!
 //! **Features** (3.1.1): messages in bulk need a format that is known here, and their buffers. Where

@@ -114,7 +114,7 @@ pub trait Transport {
     fn pause(&mut self, time: Duration);
 }
 
-/// Memory for the driver's own use: what the device sees, and what it does not.
+/// Memory for the driver's own use, both seen and not seen by the device.
 ///
 /// Addresses are those that the device uses. It may lie behind plain pointers, or behind a protocol.
 pub trait BufferMemory {
@@ -153,7 +153,7 @@ pub trait BufferMemory {
     fn fence(&self);
 }
 
-/// The guest's memory: from where pages come that go into the balloon.
+/// The guest's memory: the source of pages that go into the balloon.
 pub trait GuestPages {
     /// The size of the guest's pages.
     fn page(&self) -> GuestPage;

@@ -1,6 +1,6 @@
 //! The header of messages in bulk (page-bitmap series, version 5).
 //!
-//! The series declared it as bit-fields of one 64-bit word; here it is what that word is as bytes:
+//! The series declared it as bit-fields of one 64-bit word; here are the bytes of that word:
 //! u8 command, u8 flag, le16 id, le32 length of the data behind it. All but the length are 0.
 
 use crate::refusal::{Refusal, Refusals};
