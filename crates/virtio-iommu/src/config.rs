@@ -38,7 +38,7 @@ pub struct VirtioIommuConfig {
 }
 
 impl Default for VirtioIommuConfig {
-    /// Pages of 4 KiB, no endpoints; without one that has a domain nothing is reached. There may be 4096
+    /// Pages of 4 KiB, no endpoints; an endpoint without a domain reaches nothing. There may be 4096
     /// domains of a million mappings each.
     fn default() -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Default for VirtioIommuConfig {
 /// A device of the guest whose DMA is translated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointConfig {
-    /// Its number, which the guest learns by other ways: of ACPI's table VIOT, or the device tree.
+    /// Its number, which the guest learns elsewhere: from ACPI's table VIOT, or the device tree.
     pub id: u32,
     /// Ranges that it cannot have mapped, besides the reserved ones of its back end.
     pub reserved: Vec<ReservedMemory>,

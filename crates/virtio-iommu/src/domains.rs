@@ -56,7 +56,7 @@ pub trait Domains {
 
 /// Address spaces with page tables of ours, and the units that walk them.
 ///
-/// All tables lie in the same memory, which so bounds what they can take.
+/// All tables lie in the same memory, which bounds their total size.
 #[derive(Clone)]
 pub struct Units<M> {
     tables: M,

@@ -3,19 +3,19 @@
 //! # What is where
 //!
 //! A guest's driver attaches devices, here called *endpoints*, to domains, and maps its memory in these.
-//! Each domain is an [`ioas::Ioas`]: a MAP request is one operation on it, by runs, pinned and charged as
-//! everything else there; the last endpoint that leaves a domain ends it, and everything is given back.
+//! Each domain is an [`ioas::Ioas`]: a MAP request is one operation on it, by runs, pinned and charged
+//! like any other; when its last endpoint leaves, a domain ends, and everything is given back.
 //!
 //! * [`VirtioIommu`] is the device, without a transport: features, configuration space, requests, faults, bypass
-//!   mode, reset. [`VirtioIommuConfig`] says what it offers, and for which endpoints.
+//!   mode, reset. [`VirtioIommuConfig`] has its features, limits and endpoints.
 //! * [`Domains`] is the seam to the maker of address spaces, which attaches endpoints to them; [`Units`] is one with
 //!   page tables of ours and any [`iommu::Unit`].
 //! * [`wire`] has the messages, [`features`] the feature bits. [`FaultReport`] is what the driver receives for an access
 //!   that was blocked, [`RequestError`] what the monitor receives for a request that is refused.
 //!
-//! A monitor gives the places of memory by [`MemoryRegion`]s: addresses of requests are the guest's. Nothing panics on
-//! any input, and nothing that a request names is allocated without a limit.
-//! `tests/device/requirements.txt` in the repository has the standard's requirements, each with its tests.
+//! A monitor describes memory by [`MemoryRegion`]s: addresses in requests are the guest's. Nothing panics on any
+//! input, and no request allocates without a limit. `tests/device/requirements.txt` in the repository has the
+//! standard's requirements, each with its tests.
 
 #![forbid(unsafe_code)]
 

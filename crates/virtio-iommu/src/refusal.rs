@@ -273,7 +273,7 @@ const fn attach(cause: &AttachError) -> Status {
     }
 }
 
-/// Failures where no request can be answered with them.
+/// Failures that no answer to a request can report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failed {

@@ -148,7 +148,7 @@ pub struct Attach {
     pub reserved: [u8; 4],
 }
 
-/// Detach an endpoint from a domain (5.13.6.4). What is reserved in it is ignored.
+/// Detach an endpoint from a domain (5.13.6.4). Reserved fields are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Detach {
     /// The domain.
@@ -185,7 +185,7 @@ pub struct Unmap {
     pub reserved: [u8; 4],
 }
 
-/// Ask for the properties of an endpoint (5.13.6.7). What is reserved in it is ignored.
+/// Ask for the properties of an endpoint (5.13.6.7). Reserved fields are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
     /// The endpoint.

@@ -1,4 +1,4 @@
-//! Chains of descriptors, read once: what a driver changes behind the device's back is not seen.
+//! Descriptor chains, read once: later changes by the driver are not seen.
 
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
@@ -12,7 +12,7 @@ struct Buffer {
     len: u32,
 }
 
-/// Room for what comes in a chain and goes back in it, kept from one to the next.
+/// Room for the request in a chain and its answer, kept from one to the next.
 #[derive(Default)]
 pub(super) struct Room {
     /// The device-readable part.

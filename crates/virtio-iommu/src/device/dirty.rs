@@ -1,8 +1,8 @@
 //! Writes of endpoints, by guest address: for the live migration of a guest.
 //!
-//! Tables note it by device address ([`ioas::Ioas::harvest`]), and mappings come and go: so what was written through a
-//! mapping is *kept*, a bit for each page of the guest, before the mapping goes, and everything else when it is
-//! reported. Where it is not certain what was written, what could have been counts: a write is never missing.
+//! Tables note them by device address ([`ioas::Ioas::harvest`]), and mappings come and go: so writes through a mapping
+//! are *kept*, a bit for each page of the guest, before the mapping goes, and all others when they are reported. In
+//! doubt, all pages that could have been written count: a write is never missing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

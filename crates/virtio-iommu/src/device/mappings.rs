@@ -1,8 +1,8 @@
 //! MAP and UNMAP (VIRTIO 1.3, 5.13.6.5 and 5.13.6.6).
 //!
-//! A mapping is what one MAP request has made. The areas of the domain's address space are the record of
-//! it: one for each region of the guest's memory that it meets, and nearly always one. Where a second
-//! begins is a *joint*, at which no UNMAP may begin or end.
+//! A mapping is the result of one MAP request. The areas of the domain's address space are the record of
+//! it: one for each region of the guest's memory that it meets, and nearly always one. The start of a
+//! second one is a *joint*, at which no UNMAP may begin or end.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The device: configuration, endpoints and life. What requests do is in `spaces` and `mappings`, how they
-//! come in `queues`.
+//! The device: configuration, endpoints and life cycle. Requests are received in `queues`, and executed in
+//! `spaces` and `mappings`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Endpoints and their address spaces: ATTACH, DETACH, PROBE, and bypass mode (VIRTIO 1.3, 5.13.6).
 //!
 //! An endpoint's DMA goes through the address space of its domain; through the *identity*, the guest's
-//! memory at its own addresses, in bypass mode; or through none, and then everything faults. Moves
-//! inside the identity are not told to the back end: the guest's memory stays pinned.
+//! memory at its own addresses, in bypass mode; or through none, and then everything faults. The back
+//! end does not see moves inside the identity: the guest's memory stays pinned.
 
 use std::collections::BTreeSet;
 
