@@ -337,8 +337,8 @@ pub enum DirtyRefusal {
     Flush(#[from] FlushError),
 }
 
-/// End of a connection otherwise than by the client's leaving between two messages. All of its memory is
-/// unmapped.
+/// End of a connection for another reason than a client that left between two messages. All of its
+/// memory is unmapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {

@@ -15,7 +15,7 @@
 //!
 //! `Ioas::unmap` empties tables, flushes the unit, and waits for the device models' accesses
 //! (`translation.rs`). Then files without a map are unmapped from this process, after device models have dropped
-//! the views ([`ClientMemory::view`]) that hold them. Only then the answer goes out.
+//! the views ([`ClientMemory::view`]) that hold them. Only then is the reply sent.
 //!
 //! A range is unmapped as VFIO does it: all maps in it, none cut, and nothing where there is none. The specification
 //! asks for exactly one; QEMU (11.1) sends whole windows for a guest that resets its IOMMU or clears a large entry.
@@ -23,7 +23,7 @@
 //! # What is not trusted
 //!
 //! A file must lie on `tmpfs` or `hugetlbfs`, and be sealed against becoming shorter, or the program must have
-//! [asked](hostmem::ShrinkWatch::install) for the signal that an access to lost pages brings. What lies elsewhere is not even
+//! [asked](hostmem::ShrinkWatch::install) for the signal that an access to lost pages brings. Files elsewhere are not even
 //! looked at, since that may block ([`PeerFile`]). Maps, files, their bytes, and tables are bounded by [`ClientLimits`].
 
 use std::collections::BTreeMap;
@@ -97,7 +97,7 @@ impl Default for ClientLimits {
 /// [`vm_memory::GuestMemory`] and [`vm_memory::Bytes`], which queues of `virtio-queue` use.
 pub type View = IommuMemory<GuestMemoryMmap, UnitIommu>;
 
-/// The client's memory: what it has mapped, and a device model's way to it.
+/// The client's memory: its mappings, and a device model's access to them.
 pub struct ClientMemory {
     space: Ioas,
     unit: Unit,

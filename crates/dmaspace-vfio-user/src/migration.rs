@@ -6,9 +6,9 @@
 //!         RESUMING (data is written)
 //! ```
 //!
-//! Every way from one state to another goes through `STOP`, which is the shortest. `PRE_COPY` and the
-//! states of peer-to-peer DMA are not offered, and refused. A way that fails, because the device does not take over what
-//! was written, leaves the device in `STOP`, with the state that it had.
+//! Every transition goes through `STOP`, which is the shortest path. `PRE_COPY` and the
+//! states of peer-to-peer DMA are not offered, and refused. A transition that fails, because the device does not accept
+//! the data written, leaves the device in `STOP`, with the state that it had.
 //!
 //! Source: vfio-user protocol specification, "Device Features", "Direct State Transitions",
 //! "Complex State Transitions".

@@ -2,8 +2,7 @@
 //!
 //! A client sends its version first. Then requests are served in the order in which they come, each with its reply unless
 //! it wants none (*No_reply*: then a refusal is not replied to either). A request that is refused changes nothing, and the
-//! connection goes on. It ends where it is not known any more where the next message begins, and where
-//! the version is not agreed on.
+//! connection goes on. It ends when the start of the next message is unknown, and when the version is not agreed on.
 //!
 //! When the client has left, its memory is unmapped and its interrupts are gone before
 //! [`DeviceModel::left`] is called and the next client is accepted.

@@ -1,17 +1,17 @@
 //! Whole messages over a socket, with their file descriptors.
 //!
-//! A message is read as a header and then its payload, each as many bytes as it has, so that what is read never reaches
-//! into the next one. Descriptors that come with any byte of a message belong to it. Those beyond the most that a
+//! A message is read as a header and then its payload, each by its exact length, so that no read reaches into the next
+//! message. Descriptors that come with any byte of a message belong to it. Those beyond the most that a
 //! message may have are closed, and the message is refused.
 //!
 //! Each is a [`PeerFile`], since the client may have it block when it is closed. So all that come are received, and none
-//! is left for the kernel to close in `recvmsg`; the socket of a client that goes, in which there may be more, is one too.
+//! is left for the kernel to close in `recvmsg`; the socket of a client that leaves, which may hold more, is one too.
 //!
 //! While a message is awaited, other clients that connect are refused: the protocol has one client for a socket
 //! (specification, "Client/server interactions"). They find the connection closed.
 //!
-//! A connection that cannot be accepted keeps the listening socket readable. So this is not polled after such an error,
-//! and tried again after a while.
+//! A connection that cannot be accepted keeps the listening socket readable. So it is not polled after such an error,
+//! but retried after a while.
 
 use std::io::{self, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;

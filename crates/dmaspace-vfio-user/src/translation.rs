@@ -2,8 +2,8 @@
 //!
 //! # The protocol
 //!
-//! A device model's access goes through [`UnitIommu::translate`], which has the unit walk the tables, and holds what it
-//! found for as long as the access lasts. An unmap must not return before:
+//! A device model's access goes through [`UnitIommu::translate`], which has the unit walk the tables, and holds the
+//! result for as long as the access lasts. An unmap must not return before:
 //!
 //! ```text
 //! access:  enter the current period;  walk;  copy;  leave the period

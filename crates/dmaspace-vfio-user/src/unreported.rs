@@ -1,7 +1,8 @@
 //! Pages that devices have written to and that a refused report leaves for the next ones.
 //!
-//! A report takes dirty bits out of the tables before all that it waits for has happened: the unit invalidates what it
-//! holds of them, and accesses under way end. What is refused then is kept until the client has been told.
+//! A report takes dirty bits out of the tables before its waits are over: for the unit to invalidate its copies of
+//! them, and for accesses under way to end. If it is refused then, the bits are kept until the client has received
+//! them.
 
 use iopt::Pending;
 use runs::{Iova, Span};
