@@ -6,7 +6,7 @@
 //!
 //! ## Addresses
 //!
-//! In bytes, as all lengths are.
+//! Addresses and lengths are in bytes.
 //!
 //! * [`Span`]: a stretch of one address space; [`Iova`], [`Pa`], [`GuestAddr`] and [`Offset`] name the space;
 //! * [`Run`]: a stretch that is contiguous in device addresses and in memory;
@@ -35,8 +35,8 @@
 //!
 //! ## DMA buffers of a driver
 //!
-//! * [`Dma`], [`DmaBuffer`]: a mapping for each request, in page tables of one's own; over VFIO or iommufd use
-//!   [`Ioas::map_anywhere`];
+//! * [`Dma`], [`DmaBuffer`]: a mapping for each request, in page tables of its own; over VFIO or iommufd
+//!   use [`Ioas::map_anywhere`];
 //! * [`VirtioHal`], [`HalMemory`], [`DriverMemory`], [`HostPages`]: memory for drivers of the crate `virtio-drivers` (feature
 //!   `virtio-drivers`).
 //!

@@ -47,7 +47,7 @@ pub enum GuestBalloonError {
     Refused(Refusal),
 }
 
-/// Reason why the machine has not got a part that the guest has given up.
+/// Reason why a part that the guest gave up was not returned to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotReturned {
     /// A device still has it.

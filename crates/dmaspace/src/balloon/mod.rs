@@ -1,7 +1,7 @@
 //! Devices first: a memory balloon over the address spaces that map a guest's memory.
 //!
-//! [`BalloonDma`] knows the address spaces of the devices; which memory is at which guest addresses is in the map
-//! of the balloon's device, whose regions each have their `Arc<Memory>` ([`RegionMemory`] has what discards it,
+//! [`BalloonDma`] knows the address spaces of the devices; the map of the balloon's device has the memory at each
+//! guest address, an `Arc<Memory>` for each region ([`RegionMemory`] has what discards it,
 //! too). It implements [`virtio_balloon::Releaser`], so the balloon's device asks it before it discards
 //! and before it gives a buffer of deflateq back:
 //!
@@ -12,13 +12,13 @@
 //!    restored in all of them and reported as kept: they must not be discarded.
 //!
 //! Restoring has all address spaces take the parts back. A part that fails in one stays released there, is reported,
-//! and can be tried again; it may be back in others.
+//! and can be tried again; others may have restored it.
 //!
 //! Devices behind a guest's virtual IOMMU reach what the guest maps. With [`BalloonDma::add_mapped_by_guest`] all
 //! other memory is free to go, and comes back when it is touched, or mapped again.
 //!
-//! Kernels pin by themselves: of memory that only they pin, address spaces that are not given here are
-//! not known. Two [`Memory`]s over the same pages do not know of each other either.
+//! Kernels pin by themselves: an address space whose memory only they pin is unknown here unless it is
+//! given. Two [`Memory`]s over the same pages do not know of each other either.
 
 #[cfg(feature = "vm-memory")]
 mod guest;

@@ -1,6 +1,6 @@
-//! The machine's PCI devices: which can be given away, how, and what it takes.
+//! The machine's PCI devices: which can be assigned, how, and with which steps.
 //!
-//! An IOMMU tells groups of devices apart, not single ones. A group is never divided: a device can
+//! An IOMMU isolates groups of devices, not single devices. A group is never divided: a device can
 //! be used when every device of its group is bound to a driver of VFIO, or to none, or to one that
 //! leaves DMA to the owner of the group. A reason given for one device therefore names the others.
 //!

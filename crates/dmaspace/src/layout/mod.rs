@@ -127,7 +127,7 @@ impl LayoutReport {
 }
 
 /// Compares areas of RAM and BARs with the aperture and the reserved ranges. Ranges that are empty are ignored.
-/// Overlaps of `direct-relaxable` ranges are none.
+/// Overlaps with `direct-relaxable` ranges do not count.
 pub fn check(
     aperture: IovaRange,
     reserved: &[ReservedRange],

@@ -1,4 +1,4 @@
-//! On which node units lie, as the firmware's tables tell.
+//! The nodes of units, from the firmware's tables.
 //!
 //! | table | structure | says |
 //! |---|---|---|

@@ -1,7 +1,7 @@
 //! Locality: memory nodes, PCI devices, and the IOMMU units that serve them.
 //!
 //! A [`Topology`] comes from one of three places, and is checked in one: [`Topology::new`], which
-//! refuses what does not fit together. [`Topology::read`] takes it from the machine's sysfs,
+//! refuses inconsistent contents. [`Topology::read`] takes it from the machine's sysfs,
 //! [`Topology::parse`] from a [file](self#the-file), so that any machine can be planned for on any
 //! other.
 //!
@@ -14,8 +14,8 @@
 //! The kernel tells the node of a unit in one of two ways. AMD's units are PCI functions and Arm's
 //! and RISC-V's are platform devices, whose `numa_node` it has from the firmware (IORT, RIMT, device
 //! tree). Intel's are neither: their node stands in the DMAR table (RHSA), by the address of their
-//! registers, which sysfs shows. Where the kernel does not tell, the [tables](proximity) are asked, which
-//! is also what a program without Linux below it does.
+//! registers, which sysfs shows. Where the kernel does not tell, the [tables](proximity) are read, as
+//! they are by a program without Linux below it.
 //!
 //! A driver cannot find its node: its user passes the result of [`Topology::unit_node`].
 //!

@@ -7,10 +7,10 @@
 //! with `VHOST_USER_SET_BACKEND_REQ_FD` is kept in a [`Channel`], too. The cost is two more threads and a
 //! copy of every message of the protocol; pages and their queues do not pass here.
 //!
-//! **Files are not trusted** ([`PeerFile`]). Only those go on that block in no call: memory, and events as kicks, calls and
+//! **Files are not trusted** ([`PeerFile`]). Only files that block in no call go on: memory, and events as kicks, calls and
 //! errors. A call may be a local socket, as User-Mode Linux has it (`os_pipe`): a send that does not wait raises it. The
-//! channel's socket stays here, and the back end gets another one; messages are put into it only where there is room. A front end
-//! that brings any other file is left.
+//! channel's socket stays here, and the back end gets another one; messages are put into it only where there is room. A
+//! front end that brings any other file is disconnected.
 //!
 //! Two more things are changed on the way, for User-Mode Linux. It describes its memory in a table of two places,
 //! however many it uses, and `vhost` takes no byte more than are used: the rest is cut off. And it stops no queue when

@@ -1,7 +1,7 @@
 //! The balloon's device behind a front end: what is kept from one connection to the next.
 //!
-//! Front ends come and go; the device stays. What a front end that connects finds depends on whether it is
-//! the one that went:
+//! Front ends come and go; the device stays. The state that a front end finds depends on whether it
+//! is the previous one:
 //!
 //! * its memory is the same, and inflateq stands somewhere: the guest went on meanwhile, and so does
 //!   the device, with what was in the balloon and what it remembers of huge pages;
@@ -9,7 +9,7 @@
 //!   The device is reset, and only the target stays, beside the value with which the driver fills its free
 //!   pages: that was written before the driver could be told from the last one.
 //!
-//! A front end whose back end went without a word takes its rings up again where the driver last saw a message used.
+//! A front end whose back end vanished resumes its rings where the driver last saw a message used.
 //! The buffer for statistics, which the device holds as long as no statistics are asked for, is then available once
 //! more, so the device lets go of it.
 //!

@@ -4,7 +4,7 @@
 //! front end gets a link of its own, so nothing of the protocol's state is left over. Three threads
 //! belong to it: one takes the protocol's requests and another their answers through [`super::channel`],
 //! and `vhost-user-backend` handles the requests in a third. A fourth serves the queues; only this one calls [`Backend::kicked`] and [`Backend::woken`].
-//! None of them waits for a file of the front end, so that [`Link::close`] has not to.
+//! None of them waits for a file of the front end, so [`Link::close`] need not either.
 //!
 //! The daemon of `vhost-user-backend` accepts its connection itself, from a listening socket. It gets one
 //! in a directory with access for this user only, which is removed once it is connected.

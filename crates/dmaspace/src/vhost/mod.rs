@@ -31,10 +31,10 @@
 //! state between them. It sees the guest's memory by the files that the front end
 //! shares, and nothing else of the front end: **devices that another program gives to the guest are not
 //! asked before memory is given back**. A guest with a passed-through device must not have this balloon
-//! beside it; there the device belongs into the monitor ([`virtio_balloon::device`]), where it asks
+//! beside it; there the balloon belongs in the monitor ([`virtio_balloon::device`]), where it asks
 //! by [`virtio_balloon::Releaser`].
 //!
-//! A front end's messages are taken for what they are, whatever is in them. The files that they bring are memory (of `tmpfs`
+//! Messages of a front end are not trusted. The files that they bring are memory (of `tmpfs`
 //! or `hugetlbfs`), events, local sockets to be called by, and the socket of its channel; any other ends the link by name. None is
 //! waited for, whatever the front end does with it ([`PeerFile`](hostmem::PeerFile)), so that the next one is served. It can also
 //! make a file shorter whose pages are mapped here, and the next look at them is a signal (`SIGBUS`) that ends a program which

@@ -1,6 +1,6 @@
-//! The memory that a front end shares, watched for what it takes away again.
+//! The memory that a front end shares, watched for losses.
 //!
-//! All memory of a front end is watched before anybody looks at it, and for as long as the link is there, if the
+//! All memory of a front end is watched before the first access, and for as long as the link is there, if the
 //! program has asked for that (`hostmem::ShrinkWatch::install`). The first loss that is seen is the end of the link,
 //! and stays so, whatever memory the front end shares next.
 
