@@ -76,7 +76,7 @@ pub fn command() -> clap::Command {
     Args::command()
 }
 
-/// Does what this process's arguments say, and tells how it went.
+/// Runs the command of this process's arguments, and returns its exit status.
 pub fn run() -> ExitCode {
     let asked = command().term_width(terminal::columns()).try_get_matches();
     let status = match asked.and_then(|matches| Args::from_arg_matches(&matches)) {

@@ -1,7 +1,7 @@
-//! Private parts of a machine's texts: names of the machine and of its users, addresses of its network, serial numbers.
+//! Private data in a machine's texts: names of the machine and of its users, addresses of its network, serial numbers.
 //! A text for others goes through [`Private::without`].
 //!
-//! Names are those that this machine has; addresses and numbers are known by their form. A word that looks like one
+//! Names are those of this machine; addresses and numbers are recognized by their form. A word that looks like one
 //! is left out: a cause is found without it.
 
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ const ORDINARY: [&str; 12] = [
     "user",
 ];
 
-/// Kinds of private parts, as they are shown in their place.
+/// Kinds of private data, as they are shown in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Host,
@@ -135,7 +135,7 @@ impl Private {
         self.names.insert(at, (name, kind));
     }
 
-    /// The text with a word in the place of each private part.
+    /// The text with a word in place of each piece of private data.
     pub(crate) fn without(&mut self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
@@ -162,7 +162,7 @@ impl Private {
         out
     }
 
-    /// A private part at the beginning of a word, and its bytes.
+    /// Private data at the beginning of a word, and its bytes.
     fn at(&self, text: &str) -> Option<(Kind, usize)> {
         let ends = |length: usize| {
             let next = text.get(length..).and_then(|rest| rest.chars().next());

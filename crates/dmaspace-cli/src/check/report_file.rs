@@ -1,7 +1,7 @@
 //! The report that a volunteer can send: what the project needs to know of hardware that it does not have.
 //!
 //! It is made of chosen fields, and none of them has a name of the machine or of a user, a serial number, or an address:
-//! of devices there are vendor and device numbers, of a unit there is its name up to its register address, windows of
+//! devices are given by vendor and device numbers, a unit by its name up to its register address, windows of
 //! device addresses are left out (they show what the firmware reserves), and so are addresses in refusals.
 
 use std::fs;

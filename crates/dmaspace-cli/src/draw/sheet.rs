@@ -1,7 +1,7 @@
 //! Text in two columns, names and values, with colour where a terminal has it.
 //!
-//! Ours and not `comfy-table` or `tabled`: tables are twenty lines of it, and prose that wraps beside a name is
-//! none.
+//! Ours and not `comfy-table` or `tabled`: tables are twenty lines of it, and prose wrapped beside a name is no
+//! table.
 
 use std::io::{self, IsTerminal};
 use std::mem;

@@ -1,4 +1,4 @@
-//! Archive of a machine for another person: the files that `explain --machine` reads, without private parts.
+//! Archive of a machine for another person: the files that `explain --machine` reads, without private data.
 //!
 //! The archive has the files as they lie in `/sys`, `/proc` and `/dev`, links by the last name that they lead to, and
 //! first [`MARK`], by which `explain` knows it. Only parts are taken of some files: lines of the kernel's log that a
@@ -241,7 +241,7 @@ impl Collection {
         }
     }
 
-    /// The files by kind, the private parts that are left out, and the files that root would add.
+    /// The files by kind, the private data that is left out, and the files that root would add.
     pub(super) fn summary(&self) -> String {
         let mut kinds: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
         for part in &self.parts {

@@ -1,4 +1,4 @@
-//! `dmaspace inspect`: what it takes, and what it does with it.
+//! `dmaspace inspect`: its arguments and their execution.
 
 use std::path::PathBuf;
 

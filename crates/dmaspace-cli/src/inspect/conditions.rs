@@ -1,8 +1,8 @@
 //! Conditions of this machine that make a start longer than its estimate, as far as they can be read before.
 //!
-//! The estimate is processor time on a quiet machine with free memory. How long the kernel reclaims and compacts
-//! memory, or a hypervisor backs it, follows from nothing that can be read: no time is given, but what was seen
-//! elsewhere.
+//! The estimate is processor time on a quiet machine with free memory. The time that the kernel needs to reclaim
+//! and compact memory, or a hypervisor to back it, follows from nothing readable: none is given, but
+//! observations from elsewhere.
 
 use std::fmt::Write as _;
 

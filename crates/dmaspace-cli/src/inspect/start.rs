@@ -1,17 +1,17 @@
 //! How long the kernel takes until a device reaches a guest's memory: pages are faulted in and zeroed, then
 //! VFIO pins them and maps them for the IOMMU.
 //!
-//! Faults are what this machine took for them when it was tried ([`Speeds`]). VFIO cannot be tried without a
-//! device. Its share is the time that this library needs here to pin and map the same pages, times the
+//! Faults take the time measured on this machine ([`Speeds`]). VFIO cannot be measured without a device. Its
+//! share is the time that this library needs here to pin and map the same pages, times the
 //! instructions of Linux over those of this library ([`Counts`], counted in a guest).
 //!
-//! Threads share the faults until memory is not faster: the time of several is the larger of two, that of one thread
-//! over their number, and the bytes over what all processors of this machine zeroed together in a second
-//! ([`Together`](super::calibrate::Together)).
+//! Threads share the faults up to the bandwidth of memory: the time of several is the larger of two, that of one
+//! thread over their number, and the bytes over those that all processors of this machine zeroed together in a
+//! second ([`Together`](super::calibrate::Together)).
 //!
-//! The error adds its parts as squares: the spread of the samples; what starts of QEMU were off by ([`FAULTS_OFF`],
-//! [`PINS_OFF`]); the difference between VT-d and AMD-Vi; with threads, what a report of many was off by
-//! ([`THREADS_OFF`]), and what more threads than were tried may save.
+//! The error adds its parts as squares: the spread of the samples; the deviation of QEMU's starts ([`FAULTS_OFF`],
+//! [`PINS_OFF`]); the difference between VT-d and AMD-Vi; with threads, the deviation of a report of many
+//! ([`THREADS_OFF`]), and possible savings by more threads than were tried.
 
 use serde::Serialize;
 

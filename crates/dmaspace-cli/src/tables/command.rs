@@ -1,4 +1,4 @@
-//! `dmaspace tables`: what it takes, and what it does with it.
+//! `dmaspace tables`: its arguments and their execution.
 
 use std::path::{Path, PathBuf};
 

@@ -2,12 +2,12 @@
 //!
 //! They come from a file: an [image](iopt::image) of tables, a dump of memory with the address of a
 //! root in it, as QEMU's `pmemsave` or a crash dump gives, or what a running kernel shows of VT-d's tables
-//! in debugfs. Nothing of the engine reads them: they are walked and scanned by [`iopt::walk`], which is written from the specifications, so that what is
-//! said is what a unit would find.
+//! in debugfs. Nothing of the engine reads them: they are walked and scanned by [`iopt::walk`], which is written from the
+//! specifications, so that it finds what a unit would.
 //!
-//! Any bytes survive. Work is bounded by what is in the file: each table is read once for each level
-//! that it stands for, however many entries lead to it, and [`Limits`] bound the rest. Reports say
-//! if something was left out.
+//! It survives any bytes. Work is bounded by what is in the file: each table is read once for each
+//! level that it stands for, however many entries lead to it, and [`Limits`] bound the rest. Reports
+//! say if something was left out.
 
 #![allow(
     unreachable_pub,

@@ -1,4 +1,4 @@
-//! Rules: what of the needs the host does not have.
+//! Rules: needs that the host does not meet.
 
 use std::ops::RangeInclusive;
 

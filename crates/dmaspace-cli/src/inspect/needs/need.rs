@@ -55,7 +55,7 @@ pub(crate) fn pools(guest: &Guest) -> Vec<PoolNeed> {
         .collect()
 }
 
-/// The counter that locked memory is compared with `RLIMIT_MEMLOCK` by.
+/// The counter of locked memory that is compared with `RLIMIT_MEMLOCK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum LockCounter {
     /// The counter of the process.

@@ -1,4 +1,5 @@
-//! Devices that the kernel keeps from guests, for firmware demands an identity mapping of a region.
+//! Devices that the kernel keeps from guests, since firmware demands an identity mapping of a
+//! region.
 //!
 //! A refusal that names its device comes first, then groups whose regions no such refusal has told of, then tables
 //! alone. Each takes the regions that it tells of.
