@@ -15,8 +15,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use virtio_balloon::BulkBit;
 
 use crate::draw::terminal::progress_chars;
+use crate::json::json_line;
+use crate::output::{exit, fail, refuse, say, tell_on};
+use crate::size;
 use crate::stop::Stop;
-use crate::{exit, fail, json_line, refuse, say, size, tell_on};
 
 /// The longest line of standard input, bytes; a command has some twenty.
 const MOST_LINE: u64 = 4096;

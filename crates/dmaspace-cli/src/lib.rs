@@ -23,6 +23,7 @@ mod inspect;
 mod json;
 mod manuals;
 mod numa;
+mod output;
 mod pool;
 mod private;
 mod size;
@@ -46,9 +47,8 @@ pub mod inside {
 }
 
 use std::env;
-use std::error::Error;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
@@ -57,19 +57,7 @@ use tracing_subscriber::prelude::*;
 
 use args::{Args, Command};
 use draw::terminal;
-use json::{json, json_line};
-
-/// Exit statuses.
-mod exit {
-    /// All was right.
-    pub(crate) const RIGHT: u8 = 0;
-    /// Something is wrong: with the memory, the machine or this program.
-    pub(crate) const WRONG: u8 = 1;
-    /// The request cannot be fulfilled, or its result cannot be written.
-    pub(crate) const INPUT: u8 = 2;
-    /// A signal ended it; what a shell reports for SIGINT.
-    pub(crate) const INTERRUPTED: u8 = 130;
-}
+use output::{exit, refuse, say};
 
 /// The definition of the command line.
 pub fn command() -> clap::Command {
@@ -91,29 +79,11 @@ pub fn run() -> ExitCode {
                 Command::Numa(numa_args) => numa::run(&numa_args),
                 Command::Inspect(inspect_args) => inspect::run(&inspect_args),
                 Command::Explain(explain_args) => explain::run(&explain_args),
-                Command::Manuals { directory } => manuals::run(&directory),
+                Command::Manuals { directory } => manuals::run(&directory, command()),
             }
         }
     };
     ExitCode::from(status)
-}
-
-/// Prints to stdout; a reader that has left wants no more, which is fine.
-fn print(text: &str) -> anyhow::Result<()> {
-    tell_on(text).map(drop)
-}
-
-/// Prints to stdout; false when the reader has left.
-fn tell_on(text: &str) -> anyhow::Result<bool> {
-    let mut stdout = io::stdout().lock();
-    match stdout
-        .write_all(terminal::shown(text).as_bytes())
-        .and_then(|()| stdout.flush())
-    {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(anyhow::Error::new(error).context("cannot write to standard output")),
-    }
 }
 
 /// Help, the version, or what is wrong with the command line.
@@ -127,36 +97,6 @@ fn help(error: &clap::Error) -> u8 {
         Ok(()) if error.use_stderr() => exit::INPUT,
         Ok(()) => exit::RIGHT,
     }
-}
-
-/// An error with all its causes, as one sentence.
-fn sentence(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        // Some messages quote their cause already.
-        if !text.ends_with(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = error.source();
-    }
-    text
-}
-
-fn refuse(error: &anyhow::Error) -> u8 {
-    fail(error.as_ref(), exit::INPUT)
-}
-
-fn fail(error: &dyn Error, status: u8) -> u8 {
-    say(&sentence(error));
-    status
-}
-
-/// A sentence on stderr. A failure to write it cannot be reported.
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "dmaspace: {}", terminal::shown(text));
 }
 
 /// Tracing to stderr: what RUST_LOG asks for, or with `-v` what our own crates log. RUST_LOG has levels by
@@ -182,21 +122,4 @@ fn listen(verbose: bool) {
     tracing_subscriber::registry()
         .with(lines.with_filter(filter))
         .init();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use anyhow::anyhow;
-
-    #[test]
-    fn a_chain_of_causes_is_one_sentence_without_repetition() {
-        let error = anyhow!("the disk is full")
-            .context("cannot write: the disk is full")
-            .context("cannot draw");
-        assert_eq!(
-            sentence(error.as_ref()),
-            "cannot draw: cannot write: the disk is full"
-        );
-    }
 }

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::{exit, say};
+use crate::output::{exit, say};
 
 const IDLE: u8 = 0;
 const BUSY: u8 = 1;

@@ -6,9 +6,10 @@ use std::ops::ControlFlow;
 use super::report::CheckReport;
 use super::{CheckArgs, CheckError, Step, report_file, text};
 use crate::draw::sheet::Paint;
+use crate::json::json;
+use crate::output::{exit, fail, print, refuse};
 use crate::stop::Stop;
 use crate::target::Target;
-use crate::{exit, fail, json, print, refuse};
 
 /// `dmaspace check`.
 pub(crate) fn run(args: &CheckArgs, verbose: bool) -> u8 {
@@ -52,7 +53,7 @@ pub(crate) fn run(args: &CheckArgs, verbose: bool) -> u8 {
         CheckError::Interrupted(_) => fail(&error, exit::INTERRUPTED),
         // A signal makes the kernel give up, too.
         error if asked => {
-            crate::say(&format!("interrupted: {}", crate::sentence(&error)));
+            crate::output::say(&format!("interrupted: {}", crate::output::sentence(&error)));
             exit::INTERRUPTED
         }
         error if error.is_input() => fail(&error, exit::INPUT),

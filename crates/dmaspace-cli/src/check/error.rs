@@ -35,7 +35,7 @@ pub(crate) enum CheckError {
 impl CheckError {
     /// A request that is refused for this reason.
     pub(super) fn input(cause: impl Error) -> Self {
-        Self::Input(crate::sentence(&cause))
+        Self::Input(crate::output::sentence(&cause))
     }
 
     /// An error of a map at this step.

@@ -24,7 +24,7 @@ use super::job::{Job, StepOf, dirty, timed};
 use super::memory::{Account, take};
 use super::report::{DomainReport, Done, KernelReport, Refused, Step, WindowReport};
 use super::{Backend, Because as _, CheckError, PAGE, times};
-use crate::sentence;
+use crate::output::sentence;
 use crate::size::counted;
 
 /// Mappings of the kernel end at its multiples, so that the largest leaf stays possible and that a map can be stopped

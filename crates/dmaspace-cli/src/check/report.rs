@@ -93,7 +93,7 @@ impl From<Unsupported> for Refused {
     fn from(cause: Unsupported) -> Self {
         Self {
             capability: Some(cause.what.name()),
-            error: crate::sentence(&cause),
+            error: crate::output::sentence(&cause),
         }
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn write(report: &CheckReport) -> anyhow::Result<String> {
     let pools = sizes.filter(|size| machine.pool(*size).is_some());
     let kernel = report.kernel.clone().unwrap_or_default();
     let over_kernel = report.kernel.as_ref();
-    let document = crate::json(&json!({
+    let document = crate::json::json(&json!({
         "dmaspace": env!("CARGO_PKG_VERSION"),
         "kernel": release(&fs::read_to_string("/proc/sys/kernel/osrelease")?),
         "processor_vendor": line(&cpuinfo, "vendor_id"),

@@ -143,7 +143,9 @@ fn rounds(
                 .map(iova, memory, whole, Prot::RW)
         });
         if let Err(error) = mapped {
-            report.refused = Some(crate::private::without_addresses(&crate::sentence(&error)));
+            report.refused = Some(crate::private::without_addresses(&crate::output::sentence(
+                &error,
+            )));
             return Ok(());
         }
         let pin = clock.times.of(&[ioas::Step::Charge, ioas::Step::Pin]);

@@ -7,7 +7,8 @@ pub(crate) mod units;
 use dmaspace::devices::{DevicesReport, Places};
 
 use crate::draw::sheet::Paint;
-use crate::{exit, fail, json, print, refuse};
+use crate::json::json;
+use crate::output::{exit, fail, print, refuse};
 
 pub(crate) use names::Names;
 use units::UnitReport;

@@ -18,7 +18,7 @@ use super::machine::{TABLES, kernel_log};
 use super::read::Concerned;
 use crate::devices::units::{extended, names, text};
 use crate::inspect::memory_arguments;
-use crate::print;
+use crate::output::print;
 use crate::private::Private;
 use crate::size::{bytes, counted};
 
@@ -551,7 +551,7 @@ mod tests {
         let mut input = Input::new(&mut progress);
         input.stream("a.tar", tar.into_inner().unwrap().as_slice());
         let read = report(input.facts, input.files);
-        let printed = crate::json(&read).unwrap();
+        let printed = crate::json::json(&read).unwrap();
         assert!(!printed.contains("Linux version"), "{printed}");
         assert!(
             read.notes

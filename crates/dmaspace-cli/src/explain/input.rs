@@ -102,7 +102,7 @@ impl<'a> Input<'a> {
             };
             if metadata.is_dir() {
                 if let Err(error) = self.folder(&entry, depth + 1) {
-                    self.note(&name, &crate::sentence(&error));
+                    self.note(&name, &crate::output::sentence(&error));
                 }
             } else if metadata.is_file() {
                 match File::open(&entry) {
@@ -217,7 +217,7 @@ impl<'a> Input<'a> {
         };
         self.unpacked = Some((root.display().to_string(), name.to_owned()));
         if let Err(error) = super::machine::read(self, &places, &root.join("proc")) {
-            self.note(name, &crate::sentence(&error));
+            self.note(name, &crate::output::sentence(&error));
         }
         self.unpacked = None;
     }

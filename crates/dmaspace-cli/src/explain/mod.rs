@@ -26,7 +26,8 @@ use dmaspace::devices::{DevicesError, Places};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::draw::sheet::Paint;
-use crate::{exit, json, print, refuse};
+use crate::json::json;
+use crate::output::{exit, print, refuse};
 
 use facts::Facts;
 use finding::{Report, plain};

@@ -10,7 +10,8 @@ use hostmem::read_at_most;
 use super::text as report;
 use crate::devices::Names;
 use crate::draw::sheet::Paint;
-use crate::{exit, fail, json, print, refuse};
+use crate::json::json;
+use crate::output::{exit, fail, print, refuse};
 
 /// The longest XML that is read, as `virsh` reads it: libvirt `VSH_MAX_XML_FILE`, `tools/vsh.h`.
 const MOST_XML: u64 = 10 << 20;

@@ -100,7 +100,7 @@ pub(super) fn read(report: &mut ProcessReport) -> Result<Vec<Area>, InspectError
         Ok(limits) => report.limit.memlock_bytes = memlock(&limits),
         Err(error) => report.missing.push(Missing {
             what: "limit",
-            why: crate::sentence(&error),
+            why: crate::output::sentence(&error),
         }),
     }
     let mut areas = areas(&file(pid, "smaps")?);

@@ -10,8 +10,10 @@ use dmaspace::topology::{Topology, TopologyError};
 use super::plan::REACH;
 use super::text as numa;
 use crate::draw::sheet::Paint;
+use crate::json::json;
 use crate::numa::{GuestError, GuestTopology, Plan};
-use crate::{exit, fail, json, print, refuse, size};
+use crate::output::{exit, fail, print, refuse};
+use crate::size;
 
 pub(crate) const ABOUT: &str = "Reads the memory node of each PCI device and IOMMU unit from the machine or from a file. For each \
     placement policy (one table for all, one on each node, one on a given node) it shows the domains, the \

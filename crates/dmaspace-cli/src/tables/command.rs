@@ -14,9 +14,11 @@ use runs::{PageSizes, Run};
 use super::image::{self, Mapped};
 use super::text as report;
 use crate::draw::sheet::Paint;
+use crate::json::json;
+use crate::output::{exit, fail, print, refuse};
+use crate::size;
 use crate::stop::Stop;
 use crate::target::Target;
-use crate::{exit, fail, json, print, refuse, size};
 
 /// Subcommands of `dmaspace tables`.
 #[derive(Debug, Subcommand)]

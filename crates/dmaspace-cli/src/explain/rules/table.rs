@@ -62,7 +62,7 @@ fn text(facts: &Facts, dump: &DumpText, found: &mut Vec<Finding>) {
                     .say(format!(
                         "The dump of {}'s tables is damaged: {}.",
                         dump.device,
-                        crate::sentence(error.source().unwrap_or(error))
+                        crate::output::sentence(error.source().unwrap_or(error))
                     )),
             );
             return;

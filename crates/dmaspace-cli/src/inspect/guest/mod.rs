@@ -342,7 +342,7 @@ impl Guest {
     ) -> Result<(), ConfigError> {
         match read {
             Err(error) if reading == Reading::Rough => {
-                self.ignore(&crate::sentence(&error));
+                self.ignore(&crate::output::sentence(&error));
                 Ok(())
             }
             read => read,

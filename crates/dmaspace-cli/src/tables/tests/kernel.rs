@@ -46,7 +46,7 @@ fn refusal(text: &str, device: Option<&str>) -> String {
     match &error {
         TablesError::Kernel { path, cause } => {
             let said = format!("cannot decode {}: {cause}", path.display());
-            assert_eq!(crate::sentence(&error), said);
+            assert_eq!(crate::output::sentence(&error), said);
             cause.to_string()
         }
         other => panic!("{other}"),

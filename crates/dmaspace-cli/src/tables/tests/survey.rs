@@ -458,8 +458,8 @@ fn files_that_are_not_what_they_were_said_to_be_are_refused() {
     let refusal = |bytes: &[u8], place| {
         let kept = keep(bytes);
         match TableFile::open(&kept.path, place) {
-            Err(error) => crate::sentence(&error),
-            Ok(file) => crate::sentence(&file.tables().map(|_| ()).unwrap_err()),
+            Err(error) => crate::output::sentence(&error),
+            Ok(file) => crate::output::sentence(&file.tables().map(|_| ()).unwrap_err()),
         }
     };
     assert!(refusal(b"", None).contains("no image of tables"));

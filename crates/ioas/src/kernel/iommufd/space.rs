@@ -20,6 +20,7 @@ use runs::{Iova, Span};
 use super::tables::Tables;
 use super::{Clear, DevId, IoasId, Iommufd};
 use crate::errno::Profile;
+use crate::kernel::vfio::{PageTable, VfioDevice};
 use crate::kernel::{Entering, KernelError, MapSource, Mapper, MapperInfo, Result, Shares};
 #[cfg(feature = "linux")]
 use crate::memory::ledger::Ledger;
@@ -27,7 +28,6 @@ use crate::space::Ioas;
 use crate::space::endpoint::EndpointId;
 use crate::space::open::{IoasOptions, OpenError, OpenSpace};
 use crate::space::placement::Place;
-use crate::vfio::{PageTable, VfioDevice};
 
 impl Iommufd {
     /// Opens the PCI device `address` (`0000:01:00.0`), which `vfio-pci` has, and binds it.

@@ -17,8 +17,8 @@ use iommu::NodeId;
 
 use super::{Attachable, DevId, HwptId, IoasId, Iommufd};
 use crate::errno::Errno;
+use crate::kernel::vfio::PageTable;
 use crate::kernel::{Entering, KernelError, Result};
-use crate::vfio::PageTable;
 
 /// Page tables of an address space, as the kernel makes them on request.
 pub(super) trait MakeTables {

@@ -7,8 +7,8 @@ use vfio_bindings::bindings::vfio::{vfio_device_attach_iommufd_pt, vfio_device_d
 
 use super::device::VfioDevice;
 use super::sys;
-use crate::iommufd::{DevId, HwptId, IoasId, Iommufd};
 use crate::kernel::Result;
+use crate::kernel::iommufd::{DevId, HwptId, IoasId, Iommufd};
 use crate::kernel::sys::{call, open};
 
 /// Target of an attach.

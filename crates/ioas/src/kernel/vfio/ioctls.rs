@@ -24,11 +24,11 @@ use iopt::Prot;
 use runs::{Iova, Span};
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioOps};
 
+use super::container::Container;
 use crate::errno::Profile;
 use crate::kernel::{Entering, KernelError, MapSource, Mapper, MapperInfo, Result};
 #[cfg(feature = "linux")]
 use crate::memory::ledger::Ledger;
-use crate::vfio::Container;
 
 /// Maps through the `VfioOps` of the crate `vfio-ioctls`, for a monitor that opens its devices by that crate.
 ///

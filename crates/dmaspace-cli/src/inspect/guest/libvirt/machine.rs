@@ -149,7 +149,7 @@ impl Domain {
                 self.guest.confidential = self.guest.confidential.take().or(added.confidential);
             }
             Err(error) => {
-                let cause = crate::sentence(&error);
+                let cause = crate::output::sentence(&error);
                 self.guest.ignore(&format!("arguments for QEMU ({cause})"));
             }
         }

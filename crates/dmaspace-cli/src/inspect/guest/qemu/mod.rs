@@ -61,7 +61,7 @@ pub(super) fn added(
     let mut found = ParsedOptions::of(arguments, default_pool, Reading::Rough)?;
     found.guest.cpus = cpus;
     if let Some(error) = found.refused.take() {
-        found.guest.ignore(&crate::sentence(&error));
+        found.guest.ignore(&crate::output::sentence(&error));
     }
     found.guest.viommu = found.viommu.take();
     found.guest.confidential = found.confidential();
@@ -86,13 +86,16 @@ pub(crate) fn qemu_rough(arguments: &[String], default_pool: u64) -> Guest {
     let read = || {
         let mut found = ParsedOptions::of(arguments, default_pool, Reading::Rough)?;
         if let Some(error) = found.refused.take() {
-            found.guest.ignore(&crate::sentence(&error));
+            found.guest.ignore(&crate::output::sentence(&error));
         }
         found.guest()
     };
     read().unwrap_or_else(|error: ConfigError| {
         let mut guest = Guest::default();
-        guest.ignore(&format!("the command line ({})", crate::sentence(&error)));
+        guest.ignore(&format!(
+            "the command line ({})",
+            crate::output::sentence(&error)
+        ));
         guest
     })
 }
@@ -274,7 +277,7 @@ impl ParsedOptions {
         match pairs(option, value, implied) {
             // Disks and networks are known by few of theirs.
             Err(error) if matches!(option, "blockdev" | "netdev") => {
-                self.guest.ignore(&crate::sentence(&error));
+                self.guest.ignore(&crate::output::sentence(&error));
                 Ok(())
             }
             pairs => self.apply(option, pairs?, pool),
