@@ -2,28 +2,28 @@
 
 use core::fmt;
 
-/// One of the [`Capabilities`].
+/// One of the [`Capabilities`](crate::Capabilities).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Capability {
-    /// [`Capabilities::hitless_cut`].
+    /// [`Capabilities::hitless_cut`](crate::Capabilities::hitless_cut).
     HitlessCut,
-    /// [`Capabilities::unmap_part`].
+    /// [`Capabilities::unmap_part`](crate::Capabilities::unmap_part).
     UnmapPart,
-    /// [`Capabilities::shares_pins`].
+    /// [`Capabilities::shares_pins`](crate::Capabilities::shares_pins).
     SharesPins,
-    /// [`Capabilities::page_dirty`].
+    /// [`Capabilities::page_dirty`](crate::Capabilities::page_dirty).
     PageDirty,
-    /// [`Capabilities::fixed_runs`].
+    /// [`Capabilities::fixed_runs`](crate::Capabilities::fixed_runs).
     FixedRuns,
-    /// [`Capabilities::table_placement`].
+    /// [`Capabilities::table_placement`](crate::Capabilities::table_placement).
     TablePlacement,
-    /// [`Capabilities::node_tables`].
+    /// [`Capabilities::node_tables`](crate::Capabilities::node_tables).
     NodeTables,
 }
 
 impl Capability {
-    /// Its name, that of the field of [`Capabilities`].
+    /// Its name, that of the field of [`Capabilities`](crate::Capabilities).
     pub const fn name(self) -> &'static str {
         match self {
             Self::HitlessCut => "hitless_cut",

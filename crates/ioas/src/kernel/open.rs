@@ -16,7 +16,7 @@ impl IoasOptions {
     }
 
     /// An address space over mappers that `open` opens when they are needed: one when the first device is
-    /// attached, and under [`Placement::PerNode`] one for the devices of each memory node. Each is closed
+    /// attached, and under [`Placement::PerNode`](crate::Placement::PerNode) one for the devices of each memory node. Each is closed
     /// with its last device. Such an address space is not handed over.
     ///
     /// # Errors
