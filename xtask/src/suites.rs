@@ -5,6 +5,7 @@
 //! programs that use them one runs at a time, as `.config/nextest.toml` has it for the sanitizers.
 
 use std::{
+    cmp::Reverse,
     collections::VecDeque,
     env,
     ffi::OsString,
@@ -108,10 +109,11 @@ impl Suites<'_> {
         let status = child.wait()?;
         ensure!(status.success(), "the tests do not compile: {status}");
         ensure!(!programs.is_empty(), "no test program is selected");
-        // First those that wait for each other.
-        programs
-            .make_contiguous()
-            .sort_by_key(|program| !program.machine);
+        // First programs that wait for each other, then large ones, which take longest: none of them is left alone at the end.
+        programs.make_contiguous().sort_by_cached_key(|program| {
+            let size = fs::metadata(&program.path).map_or(0, |file| file.len());
+            (!program.machine, Reverse(size))
+        });
         Ok(programs)
     }
 
