@@ -393,7 +393,7 @@ mod tests {
             lines[2],
             "  not run tests           31.2 s  (budget 120 s): y"
         );
-        assert_eq!(lines[3], "  without rigs            93.6 s  (budget 600 s)");
+        assert_eq!(lines[3], "  without rigs            93.6 s  (budget 540 s)");
         assert_eq!(lines[4], "  total: 1 ok, 1 failed, 1 not run, 90.0 s");
     }
 

@@ -109,10 +109,12 @@ impl Suites<'_> {
         let status = child.wait()?;
         ensure!(status.success(), "the tests do not compile: {status}");
         ensure!(!programs.is_empty(), "no test program is selected");
-        // First programs that wait for each other, then large ones, which take longest: none of them is left alone at the end.
+        // First programs that wait for each other, then long ones, so that none is left alone at the end: all interleavings of
+        // the models, and large programs.
         programs.make_contiguous().sort_by_cached_key(|program| {
             let size = fs::metadata(&program.path).map_or(0, |file| file.len());
-            (!program.machine, Reverse(size))
+            let models = program.name.starts_with("models,");
+            (!program.machine, !models, Reverse(size))
         });
         Ok(programs)
     }
